@@ -42,7 +42,7 @@ class RankJob(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The way in which the ranks of a job meet and part."""
 
     start: Callable[[LaunchedBy], Any]
@@ -50,16 +50,16 @@ class Meeting:
     abort: Callable[[Any, int], NoReturn]
 
 
-BY_MPI = Meeting(mpi.start, mpi.finish, mpi.abort)
+BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
-def meeting_of(launched_by: LaunchedBy) -> Meeting:
+def rendezvous_of(launched_by: LaunchedBy) -> Rendezvous:
     """MPI's, or torch's where torchrun started the ranks."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
     from gpubench.hardware.torch import group
 
-    return Meeting(group.start, group.finish, group.abort)
+    return Rendezvous(group.start, group.finish, group.abort)
 
 
 def run(
@@ -67,7 +67,7 @@ def run(
     launched_by: LaunchedBy,
     timeout_s: float,
     defaults: Mapping[str, str],
-    meeting: Meeting = BY_MPI,
+    rendezvous: Rendezvous = BY_MPI,
 ) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
@@ -77,7 +77,7 @@ def run(
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
     """
-    if launched_by.launcher == TORCHRUN and meeting is BY_MPI:
+    if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
         raise UsageError(
             "this command under torchrun",
             expected="ranks that MPI started; the collectives alone take torchrun's",
@@ -91,7 +91,7 @@ def run(
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
         progress.enter(Phase.MPI_INIT)
-        group = meeting.start(launched_by)
+        group = rendezvous.start(launched_by)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
         if channel is None:
@@ -114,9 +114,9 @@ def run(
             time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
         else:
             time.sleep(SECONDS_FOR_THE_FIRST_RANK)
-        meeting.abort(group, error.exit_code)
+        rendezvous.abort(group, error.exit_code)
     progress.enter(Phase.MPI_FINALIZE)
-    meeting.finish()
+    rendezvous.finish()
     progress.close()
     return code
 

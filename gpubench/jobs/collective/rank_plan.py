@@ -70,7 +70,7 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
     def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, rank.meeting_of(launch))
+    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, rank.rendezvous_of(launch))
 
 
 def _beside(channel: str) -> Path:
