@@ -145,6 +145,14 @@ def memory_kinds() -> str:
     return kinds or ""
 
 
+def thread_level() -> str:
+    """The threads that may call the library: 'single', 'funneled', 'serialized', 'multiple'. gpubench needs one."""
+    from mpi4py import MPI
+
+    levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    return levels.get(MPI.Query_thread(), "multiple")
+
+
 def host_name() -> str:
     """This host's name, without its domain."""
     return socket.gethostname().split(".")[0]

@@ -19,9 +19,10 @@ from gpubench.jobs.gpus import open_gpu
 from gpubench.model.facts.idle_gpu import holders
 from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.terms.backends import MPI
+from gpubench.model.terms.backends import MPI, TORCH
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.units import format_memory
+from gpubench.ports.group import Group
 
 _OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 
@@ -57,6 +58,7 @@ def open_on_gpu(
         return "" if use is None else holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
 
     stack.enter_context(naming_holders(memory_holders))
+    alone = _asked_alone(kinds, plan, group)
     library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
     if path_watch is not None:
         path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)
@@ -67,6 +69,7 @@ def open_on_gpu(
         backend=open_kind(kind, rank, plan, device, library),
         device=device,
         mpi_support=support,
+        nccl_alone=group.broadcast(alone()),
         identity=identity,
         machines=path_watch.machines if path_watch is not None else lambda: machines,
         library=library,
@@ -94,6 +97,16 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
         return read_support(operations, TrialCommand.of_launcher(), completed=lambda: rank.progress.completed(1))
 
     return rank.group.broadcast(agree(rank.group, tried))
+
+
+def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Group) -> Callable[[], str]:
+    """Asks, on the first rank, for the libnccl that CuPy loads where torch does not come first; '' where it is not."""
+    torch_comes_first = plan.nccl_library is None and any(kind.name.startswith(TORCH) for kind in kinds)
+    if group.rank or not torch_comes_first:
+        return lambda: ""
+    from gpubench.hardware.nccl.alone import start_asking
+
+    return start_asking(dict(os.environ))
 
 
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:

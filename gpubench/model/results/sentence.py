@@ -16,7 +16,7 @@ from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
 from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow
-from gpubench.model.terms.backends import NCCL, TORCH, TORCH_NCCL
+from gpubench.model.terms.backends import NCCL, NCCL_ALONE, TORCH, TORCH_NCCL
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
@@ -166,6 +166,8 @@ def _beside(metadata: Metadata, report: Report) -> str:
             f"with the same libnccl {own}" if own == library else f"with another libnccl: {own}, not {library}"
         )
         words.append(path_words(of_it))
+        alone = metadata.libraries.get(NCCL_ALONE)
+        words.append(f"though CuPy alone loads {alone}" if alone else "")
     return ", ".join(filter(None, words))
 
 
