@@ -131,6 +131,9 @@ _SECTIONS_OF_COMMANDS = (
     ["pairs", "matrices", "ratios", "patterns"],
     ["paths", "causes", "transports", "communicators", "members"],
     ["comparison", "finding_changes", "circumstances"],
+    ["libraries"],
+    ["traffic", "jobs"],
+    ["overlap", "shortest_steps", "rows"],
 )
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 

@@ -255,9 +255,8 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
 
 
 _WITHOUT_GPU = {
-    "p2p": "--simulate hgx-h200-4 shows what it prints",
+    **dict.fromkeys(("p2p", "topo", "overlap", "watch"), "--simulate hgx-h200-4 shows what it prints"),
     "--expect-gpus": "without it CPU buffers are measured instead",
-    "topo": "--simulate hgx-h200-4 shows what it prints",
     "check": "--profile host checks NICs, libraries and CPUs; --simulate hgx-h200-4 shows what it prints",
     "profiles": "--simulate hgx-h200-4 shows what it prints",
 }

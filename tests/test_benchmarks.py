@@ -24,6 +24,9 @@ SMALL = {
     "scan_control": ["--supervisors", "20", "--rounds", "2"],
     "scan_confusion": ["--nodes", "16", "--rails", "2", "--leaf", "8", "--seeds", "1", "--losses", "0.5"],
     "result_path": ["--ranks", "8,16"],
+    "traffic_jobs": ["--help"],
+    "watch_cost": ["--help"],
+    "watch_verdicts": ["--help"],
     "start_up": ["--runs", "1", "--steps", "--", "topo", "--simulate", "hgx-h100-4"],
 }
 

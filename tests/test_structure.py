@@ -38,6 +38,7 @@ SUPPORT = {
         "status_line",
         "dated",
         "presenter",
+        "progress",
         "presentation",
         "delivery",
         "exit_style",

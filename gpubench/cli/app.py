@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from gpubench import __version__
 from gpubench.cli.plain_values import switched_off
 from gpubench.cli.process import exit_with
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.table import COMMANDS, WITHOUT_NAME
 from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
 from gpubench.model.facts.launched_by import LaunchedBy
 
@@ -22,6 +22,8 @@ HELP = """What the links between your GPUs should deliver, what they deliver, an
 Start with:
 
 \b
+  gpubench               this machine in ten lines and half a minute: what is
+                         here, is it well, how fast, what to do next
   gpubench topo          how it is wired, and what each pair can carry
   gpubench p2p           what each pair delivers
   gpubench allreduce     what NCCL makes of it, a rank a GPU
@@ -44,6 +46,13 @@ class LazyCommands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {each.name: TyperCommand(each.name, short_help=each.summary) for each in COMMANDS}
+        self.commands[WITHOUT_NAME.name] = TyperCommand(WITHOUT_NAME.name, hidden=True)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The flags before the command; where no command is named, the words are options of the one without a name."""
+        own = {name for each in self.get_params(ctx) for name in each.opts}
+        named = bool(args) and (not args[0].startswith("-") or args[0] in own)
+        return super().parse_args(ctx, args if named or ctx.resilient_parsing else [WITHOUT_NAME.name, *args])
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The flags before the command."""
@@ -52,7 +61,7 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first of these words names, and the words that are left for it."""
         name, _, rest = super().resolve_command(ctx, args)
-        chosen = next((each for each in COMMANDS if each.name == name), None)
+        chosen = next((each for each in (WITHOUT_NAME, *COMMANDS) if each.name == name), None)
         if chosen is None:
             return name, None, rest
         module = import_module(f"gpubench.cli.commands.{chosen.module}")
@@ -76,15 +85,13 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
-def _without_command(
-    context: typer.Context,
-    version: Annotated[  # noqa: ARG001, FBT002
+@app.callback()
+def _before_command(
+    version: Annotated[  # noqa: FBT002
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    """Nothing: a command follows."""
 
 
 def main() -> None:
@@ -121,7 +128,7 @@ def _command_of(error: typer.TyperException) -> str:
     """The command whose help tells more: as it was started, else by its name."""
     path = getattr(getattr(error, "ctx", None), "command_path", None)
     named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
-    return path or f"{app.info.name} {named}".strip()
+    return (path or f"{app.info.name} {named}").strip()
 
 
 def _style_by_default() -> "ExitStyle | None":

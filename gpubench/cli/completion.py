@@ -10,7 +10,7 @@ from gpubench.formats.registry import FORMATS
 from gpubench.profiles.files import names, own_folder
 from gpubench.profiles.limits import MOST_FILES
 
-_SEVERAL = ("dtype", "op", "algo", "proto", "backend")
+_SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
 """Options that take several words with commas between."""
 
 
@@ -41,6 +41,7 @@ def _of_collectives(option: str) -> Sequence[str]:
     from gpubench.model.terms.allocator import Allocator
     from gpubench.model.terms.nccl_choice import Algorithm, Protocol
     from gpubench.model.terms.operation import DataType, ReduceOp
+    from gpubench.model.terms.overlap.asked import Partner
     from gpubench.model.terms.sampling import Mode
 
     words: dict[str, Iterable[str]] = {
@@ -51,5 +52,6 @@ def _of_collectives(option: str) -> Sequence[str]:
         "backend": BACKENDS,
         "mode": Mode,
         "allocator": Allocator,
+        "partner": Partner,
     }
     return tuple(words[option])

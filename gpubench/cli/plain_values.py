@@ -49,7 +49,7 @@ class PlainValuesCommand(TyperCommand):
             default = _default_in(error, defaults, ctx)
             if default is None:
                 raise
-            unfit = UsageError(error.format_message(), next_step=f"{ctx.command_path} --help")
+            unfit = UsageError(error.format_message(), next_step=f"{ctx.command_path.strip()} --help")
             unfit.details = (set_by(default.source),)
             raise unfit from None
         used = {name: each for name, each in defaults.by_name.items() if _is_used(name, ctx)}

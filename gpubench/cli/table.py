@@ -13,16 +13,26 @@ class Command(NamedTuple):
     module: str
 
 
+WITHOUT_NAME = Command("", "What is here, is it well, how fast is it, what to do next.", "check")
+"""What `gpubench` does where no command is named."""
+
 COMMANDS = (
     Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo"),
     Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),
+    Command("libraries", "Which libraries that move data are here, which versions, and who uses which.", "libraries"),
     Command("check", "Is this machine healthy? Facts and measurements against its profile and its siblings.", "check"),
     Command("scan", "Which node, GPU, NIC, rail or leaf among thousands is slow, dead or hangs.", "scan"),
+    Command(
+        "watch",
+        "Traffic of jobs that run, live: direct, staged, by sockets, unbalanced; a gate with --strict.",
+        "watch",
+    ),
     Command(
         "explain", "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.", "explain"
     ),
     Command("compare", "Two files of results: what got slower, beyond the noise.", "compare"),
     Command("report", "A stored result again, on the terminal or in another format.", "report"),
     *(Command(name, summary, "collective") for name, summary in COLLECTIVES.items()),
+    Command("overlap", "What a collective and computation cost each other when both run.", "overlap"),
     Command("profiles", "What healthy machines reach: list, show, match, lint, learn.", "profiles"),
 )

@@ -9,10 +9,13 @@ from gpubench.formats.document import DocumentRun
 from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST, Chart, charts
-from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
+from gpubench.model.results.overlap.curves import overlap_charts
+from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.results.rows.overlap import OverlapRow
 from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
+from gpubench.model.terms.overlap.asked import cap_name
 from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
@@ -32,6 +35,11 @@ _SHOWN: Mapping[str, Sequence[str]] = {
     "fallback": (
         *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
         *("cause_seen", "advice", "how"),
+    ),
+    OVERLAP_SECTION: (
+        *("partner", "size_bytes", "ctas", "channels", "communication_alone_us", "communication_together_us"),
+        *("communication_slowdown", "waiting_slowdown", "sharing_slowdown", "partner_count", "partner_alone_us"),
+        *("partner_together_us", "compute_slowdown", "step_us", "hidden_share", "sm_clock_mhz", "power_w", "verdict"),
     ),
     EVIDENCE_SECTION: (
         *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
@@ -112,12 +120,14 @@ def title(metadata: Metadata) -> str:
 def blocks(run: DocumentRun) -> Iterator[Block]:
     """The page, below header and findings."""
     yield from charts(run.rows)
+    yield from overlap_charts([row for row in run.rows if isinstance(row, OverlapRow)])
     collectives = [row for row in run.rows if isinstance(row, CollectiveRow)]
     if collectives:
         yield _collective(collectives)
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
         yield from _copies(pairs)
+    yield from overlap_grids([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
     yield from _sections(run.report)
 
@@ -160,6 +170,23 @@ def _of(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
     """The title of rows, with where what is expected of them is from."""
     sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
     return f"{what}; expected: {sources}" if sources else what
+
+
+def overlap_grids(rows: Sequence[OverlapRow]) -> Iterator[Block]:
+    """A grid of steps for every partner, by size and cap, and all rows."""
+    for partner, members in grouped(rows, lambda row: row.partner).items():
+        lines: dict[str, dict[str, GridCell]] = {}
+        for size, of_size in grouped(members, lambda row: row.size_bytes).items():
+            best = min(row.step_us for row in of_size)
+            lines[format_size(size)] = {
+                cap_name(row.ctas): GridCell(word(row.step_us), best / row.step_us, _verdict(row.verdict))
+                for row in of_size
+            }
+        columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
+        yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
+    if rows:
+        shown = Table(OverlapRow.columns(), lambda: rows)
+        yield _listing(OVERLAP_SECTION, shown)
 
 
 def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:

@@ -21,7 +21,7 @@ _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
 def render(run: DocumentRun) -> Iterator[str]:
     """The workflow commands, a line each."""
     from gpubench.formats.blocks import outcome, title
-    from gpubench.formats.text.fallback import fallback_lines
+    from gpubench.formats.text.machine.fallback import fallback_lines
     from gpubench.model.results.judged_cases import worst_first
 
     name = title(run.metadata)

@@ -24,7 +24,7 @@ _LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mail
 def render(run: DocumentRun) -> Iterator[str]:
     """The document."""
     from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
-    from gpubench.formats.text.fallback import fallback_lines
+    from gpubench.formats.text.machine.fallback import fallback_lines
 
     sign = _SIGNS.get(run.report.verdict, "")
     yield f"# {_text(title(run.metadata))}: {' '.join(filter(None, (sign, _text(outcome(run)))))}\n"

@@ -3,18 +3,20 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
 from gpubench.formats.delivery import OutputError, say
 from gpubench.formats.presentation import Color, Presentation
+from gpubench.formats.progress import NoProgress, ProgressDisplay, progress_on
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
+    OVERLAP_SECTION,
     PAIRS_SECTION,
     ROWS_SECTION,
     CollectiveRow,
@@ -23,20 +25,16 @@ from gpubench.model.results.report import (
     Report,
     Row,
 )
-from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Verdict
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 PLAIN_WIDTH = 100
 """Columns of a table that goes to no terminal."""
 
 
 class Presenter:
-    """A listener that feeds stdout, the output files and, on a terminal, a progress bar on stderr."""
+    """A listener that feeds stdout, the output files and, on stderr, progress: a bar, or lines where no terminal is."""
 
-    def __init__(self, options: Presentation, style: Style, *, progress: bool) -> None:
+    def __init__(self, options: Presentation, style: Style, *, progress: bool, is_rank: bool = False) -> None:
         self.rows = 0
         self.report: Report | None = None
         self._wrong = False
@@ -49,16 +47,21 @@ class Presenter:
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
         for output in options.outputs:
             self._writers[str(output.path)] = output.format.writer(Target(path=output.path), plain)
-        self._progress = _progress_bar(sys.stderr) if progress else None
+        shown = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else NoProgress()
+        self._progress: ProgressDisplay = shown
         self._begun = False
 
-    def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
-        """The run is set up: headers, and on stderr what stdout has no room for."""
+    def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
+        """The run is set up: headers, and on stderr what stdout has no room for.
+
+        `columns` are those of rows that come one by one, empty for none; left out, those of the subject.
+        """
+        columns = columns_of(metadata) if columns is None else columns
         options = self._options
         if options.defaults or options.defaults_file is not None:
             metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
         self._begun, self._metadata = True, metadata
-        with self._bar_hidden():
+        with self._progress.hidden():
             self._write(lambda writer: writer.begin(metadata, columns))
             if not self._is_table:
                 from gpubench.model.terms.sweep import describe_dropped
@@ -67,30 +70,28 @@ class Presenter:
                     self.note(f"not measured: {line}")
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Move the bar."""
-        if self._progress is not None:
-            if not self._progress.tasks:
-                self._progress.add_task("", total=total)
-            shown = printable_line(label)
-            self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=shown)
-            self._progress.start()
+        """Show how far it is."""
+        self._progress.update(done, total, label)
+
+    def waiting(self, label: str, seconds: float) -> None:
+        """Show that something has begun that takes about so long, and tells nothing until it ends."""
+        self._progress.waiting(label, seconds)
 
     def row(self, row: Row) -> None:
         """Hand a row to every output."""
         self.rows += 1
         self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
         self._figures.add(row)
-        with self._bar_hidden():
+        with self._progress.hidden():
             self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
         """Footers and verdict; what must be seen of fallback also where stdout is for programs."""
         report = self.report = self._with_sentence(report)
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
         self._write(lambda writer: writer.end(report))
         if not self._is_table:
-            from gpubench.formats.text.fallback import fallback_lines
+            from gpubench.formats.text.machine.fallback import fallback_lines
 
             for line in fallback_lines(report):
                 self.note(line)
@@ -100,8 +101,7 @@ class Presenter:
 
         `failed` is whether it ended because it was judged, as wrong data are.
         """
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
         if not self._begun or self.report is not None:
             return
         report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
@@ -137,8 +137,11 @@ class Presenter:
 
     def note(self, text: str) -> None:
         """Narration on stderr."""
-        with self._bar_hidden():
-            say(f"gpubench: {text}", to=sys.stderr)
+        with self._progress.hidden():
+            self._say(f"gpubench: {text}")
+
+    def _say(self, text: str) -> None:
+        say(text, to=sys.stderr)
 
     def _write(self, write: Callable[[Writer], None]) -> None:
         """Have every output write.
@@ -157,26 +160,14 @@ class Presenter:
                 failed.rows = self.rows
                 raise failed from error
 
-    @contextmanager
-    def _bar_hidden(self) -> Iterator[None]:
-        """The bar and the rows share a terminal: take the bar away while something else is written."""
-        if self._progress is None or not self._progress.live.is_started:
-            yield
-            return
-        self._progress.stop()
-        yield
-        self._progress.start()
 
+def columns_of(metadata: Metadata) -> Sequence[str]:
+    """The columns of the rows that a job of ranks hands over as they are measured."""
+    if metadata.subject != OVERLAP_SECTION:
+        return COLLECTIVE_COLUMNS
+    from gpubench.model.results.rows.overlap import OverlapRow
 
-def _progress_bar(stream: TextIO) -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    label = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), label)
-    return Progress(
-        *columns, console=Console(file=stream), transient=True, redirect_stdout=False, redirect_stderr=False
-    )
+    return OverlapRow.columns()
 
 
 def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:

@@ -96,6 +96,33 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
             Metric("scan_cell_failures", "Rounds without a figure.", "failures"),
         ),
     ),
+    "network_sent_gb_s": (
+        ("node", "device"),
+        (
+            Metric("traffic_nvlink_sent_bytes_per_second", "In the last interval.", "nvlink_sent_gb_s", BYTES_PER_GB),
+            Metric(
+                "traffic_nvlink_received_bytes_per_second",
+                "In the last interval.",
+                "nvlink_received_gb_s",
+                BYTES_PER_GB,
+            ),
+            Metric("traffic_pcie_sent_bytes_per_second", "In the last interval.", "pcie_sent_gb_s", BYTES_PER_GB),
+            Metric(
+                "traffic_pcie_received_bytes_per_second", "In the last interval.", "pcie_received_gb_s", BYTES_PER_GB
+            ),
+            Metric("traffic_network_sent_bytes_per_second", "In the last interval.", "network_sent_gb_s", BYTES_PER_GB),
+            Metric(
+                "traffic_network_received_bytes_per_second",
+                "In the last interval.",
+                "network_received_gb_s",
+                BYTES_PER_GB,
+            ),
+        ),
+    ),
+    "way": (
+        ("node", "job", "way", "verdict"),
+        (Metric("job_seconds", "How long the bytes of a job went that way.", "seconds"),),
+    ),
     "channels_most": (
         ("communicator", "scope", "transport", "verdict"),
         (Metric("connected_pairs", "Pairs that an NCCL log connects alike.", "pairs"),),

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from gpubench.formats.writer import Style, Target
+from gpubench.model.results.ending import is_brief
 from gpubench.model.results.report import Metadata, Report, Row
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class View(Protocol):
         ...
 
 
-_SUBJECTS = ("collective", "p2p", "compare", "check", "explain", "scan")
+_SUBJECTS = ("collective", "p2p", "compare", "check", "explain", "scan", "libraries", "watch", "overlap")
 """The subjects with a view of their own; others are shown as topo is."""
 
 
@@ -65,7 +66,7 @@ class TableWriter:
 def _view(page: "Page", metadata: Metadata) -> View:
     """The view of the run's subject, `P2pView` of `text.p2p`; only that one is imported."""
     subject = "collective" if metadata.collective is not None else metadata.subject
-    name = subject if subject in _SUBJECTS else "topo"
+    name = "brief" if is_brief(metadata.options) else subject if subject in _SUBJECTS else "topo"
     make: Callable[[Page, Metadata], View] = getattr(
         import_module(f"gpubench.formats.text.{name}"), f"{name.capitalize()}View"
     )

@@ -1,5 +1,6 @@
 """Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
-what was measured there, a file a command (`p2p.jsonl`), with NCCL's log of every rank (`nccl/rank0.log`).
+what was found there, a file a command (`p2p.jsonl`, `libraries.jsonl`), with NCCL's log of every rank
+(`nccl/rank0.log`).
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from gpubench.errors import UsageError, advising
+from gpubench.model.facts.libraries import LIBRARIES_VERSION, LibrariesFacts
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers.documents.json_lines import json_line, read_json_line
@@ -23,6 +25,7 @@ from gpubench.readers.machines.snapshot_rules import check_rank
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
 _LOGS = "nccl"
+_LIBRARIES = "libraries.jsonl"
 _EXPECTED = "a file that --record wrote"
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
@@ -68,6 +71,28 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
         name = _file_name(snapshot.host, taken)
         (directory / _NODES / f"{name}.json").write_text(write_snapshot(snapshot), encoding="utf-8")
     (directory / _RANKS).write_text("".join(map(json_line, ranks)), encoding="utf-8")
+
+
+def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
+    """Add to a recording the libraries of every host."""
+    (directory / _LIBRARIES).write_text("".join(map(json_line, hosts)), encoding="utf-8")
+
+
+def read_libraries(directory: Path) -> list[LibrariesFacts]:
+    """The libraries of every host of a recording; UsageError where it has none, or they cannot be read."""
+    lines = read_samples(directory, _LIBRARIES, "libraries")
+    with advising(reason=_REASON, next_step=_ADVICE):
+        return [_libraries_of(line, where) for line, where in lines]
+
+
+def _libraries_of(line: str, where: str) -> LibrariesFacts:
+    facts = read_json_line(LibrariesFacts, line, where)
+    if facts.schema_version != LIBRARIES_VERSION:
+        raise UsageError(
+            f"{where}: schema_version {facts.schema_version}",
+            expected=f"{LIBRARIES_VERSION}, which this gpubench reads",
+        )
+    return facts
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def presenting(shown: Presentation, recording: Path | None = None, *, is_rank: bool = False) -> Iterator["Presenter"]:
-    """A presenter on this process's stdout, without a progress bar, once all outputs are known to be writable.
+def presenting(
+    shown: Presentation, recording: Path | None = None, *, is_rank: bool = False, progress: bool = False
+) -> Iterator["Presenter"]:
+    """A presenter on this process's stdout once all outputs are known to be writable; `progress` where it takes long.
 
     The stdout of a process that `is_rank` may be a pty of mpirun's, and is taken for no terminal.
     """
@@ -25,7 +27,7 @@ def presenting(shown: Presentation, recording: Path | None = None, *, is_rank: b
 
     check_writable(shown.outputs, recording)
     style = rank_style(shown) if is_rank else terminal_style(shown, sys.stdout)
-    presenter = Presenter(shown, style, progress=False)
+    presenter = Presenter(shown, style, progress=progress and shown.show_progress, is_rank=is_rank)
     with delivering(presenter):
         yield presenter
 
@@ -44,6 +46,14 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
         from gpubench.hardware.recorded import check_recordable
 
         check_recordable(recording)
+
+
+def check_file_writable(path: Path) -> None:
+    """Raise UsageError for a file that cannot be written; it is not changed."""
+    try:
+        _try_file(path)
+    except OSError as error:
+        raise unwritable_output(path, error) from error
 
 
 def _try_file(path: Path) -> None:

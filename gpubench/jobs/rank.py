@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -45,7 +45,7 @@ class RankJob(Protocol):
 class Rendezvous:
     """The way in which the ranks of a job meet and part."""
 
-    start: Callable[[LaunchedBy], Any]
+    start: Callable[[LaunchedBy, Sequence[str]], Any]
     finish: Callable[[], None]
     abort: Callable[[Any, int], NoReturn]
 
@@ -67,11 +67,13 @@ def run(
     launched_by: LaunchedBy,
     timeout_s: float,
     defaults: Mapping[str, str],
+    imports: Sequence[str] = (),
     rendezvous: Rendezvous = BY_MPI,
 ) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
-    `defaults` are options that stand in the environment or a file, each with where: the same on every rank.
+    `defaults` are options that stand in the environment or a file, each with where: the same on every rank. `imports`
+    are modules that the job will need, imported while MPI starts.
     A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
 
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
@@ -91,7 +93,7 @@ def run(
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
         progress.enter(Phase.MPI_INIT)
-        group = rendezvous.start(launched_by)
+        group = rendezvous.start(launched_by, imports)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
         if channel is None:

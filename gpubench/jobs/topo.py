@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs.machines import Machines
+    from gpubench.model.facts.libraries import LibrariesFacts
     from gpubench.model.facts.snapshot import Snapshot
 
 NAME = "topo"
+_SECONDS_TO_READ = 3.0
+"""Of a machine with four GPUs; an estimate for whoever waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +58,22 @@ def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
 
 def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], Machines]") -> int:
     """Show machines that may still be read while what shows them is imported; the exit code."""
-    with presenting(plan.presentation, plan.recording.record) as presenter:
+    is_here = isinstance(plan.source, Here)
+    with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
+        presenter.waiting("reading this machine", _SECONDS_TO_READ)
         import gpubench.measure.topo.report
         import gpubench.profiles.nodes  # noqa: F401 - both are needed once the machines are there
 
-        return _show(plan, arguments, machines(), presenter)
+        return _show(plan, arguments, machines(), _own_libraries(plan), presenter)
+
+
+def _own_libraries(plan: TopoPlan) -> "list[LibrariesFacts]":
+    """The libraries of this host, where they are recorded: of machines that are elsewhere there are none."""
+    if plan.recording.record is None or not isinstance(plan.source, Here):
+        return []
+    from gpubench.hardware.libraries.read import read_libraries
+
+    return [read_libraries(plan.timeout_s, os.environ)]
 
 
 class TopoRankJob:
@@ -83,9 +97,11 @@ class TopoRankJob:
         agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
         machines = gathered(group, snapshots, own_process(self.identity), plan.source)
+        libraries = group.collect(_own_libraries(plan) if self.identity.local_rank == 0 else [])
         code = None
         if machines is not None:
-            code = _show(plan, self._arguments, machines, Presenter(shown, rank_style(shown), progress=False))
+            found = [each for own in libraries or () for each in own]
+            code = _show(plan, self._arguments, machines, found, Presenter(shown, rank_style(shown), progress=False))
         return group.broadcast(code)
 
     def _own_snapshots(self) -> "list[Snapshot]":
@@ -99,7 +115,13 @@ class TopoRankJob:
         return own.machines().snapshots
 
 
-def _show(plan: TopoPlan, arguments: Sequence[str], machines: "Machines", presenter: "Presenter") -> int:
+def _show(
+    plan: TopoPlan,
+    arguments: Sequence[str],
+    machines: "Machines",
+    libraries: "Sequence[LibrariesFacts]",
+    presenter: "Presenter",
+) -> int:
     """Record where asked, then examine and present; the exit code."""
     from gpubench.jobs.machines import check_any_gpu
     from gpubench.jobs.metadata import metadata_of
@@ -111,6 +133,8 @@ def _show(plan: TopoPlan, arguments: Sequence[str], machines: "Machines", presen
         from gpubench.hardware import recorded
 
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
+        if libraries:
+            recorded.write_libraries(plan.recording.record, libraries)
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if found is None else found.profile for found in matches]
     asked = plan.profile is not None

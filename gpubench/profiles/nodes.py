@@ -39,6 +39,15 @@ def profiles_for(
     return [known[each] for each in traits]
 
 
+def matched_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:
+    """The profile of every node, None where none is known.
+
+    Raises:
+        UsageError: as there.
+    """
+    return [None if found is None else found.profile for found in profiles_for(nodes, environment)]
+
+
 def profile_of_gpus(
     models: Sequence[str], count: int, node: Topology | None, environment: Mapping[str, str], asked: str | None
 ) -> Profile | None:

@@ -34,8 +34,8 @@ def options(name: str = "allreduce", **given: object) -> CollectivePlan:
     return options_from(CollectiveOptions, given).plan(BY_NAME[name])
 
 
-def test_gpubench_alone_says_what_to_type_first() -> None:
-    result = gpubench()
+def test_help_says_what_to_type_first_and_names_every_collective() -> None:
+    result = gpubench("--help")
     assert result.returncode == 0
     assert "gpubench allreduce" in result.stdout
     for collective in COLLECTIVES:

@@ -300,3 +300,46 @@ def test_colours_show_what_is_slow() -> None:
     assert "\x1b[" not in plain
     assert "\x1b[1;31m157." in coloured
     assert "\x1b[32m39" in coloured
+
+
+def test_sizes_on_a_single_gpu_say_that_it_has_nobody_to_copy_to() -> None:
+    result = gpubench("p2p", "--simulate", "hgx-h200-1", "--sizes", "1M")
+    assert result.returncode == 3
+    assert result.stderr.startswith("gpubench: error: 1 GPU: it has nobody to copy to\n")
+    assert "Traceback" not in result.stderr
+
+
+def test_managed_memory_stands_beside_plain_memory(tmp_path: Path) -> None:
+    output = tmp_path / "managed.json"
+    result = gpubench("p2p", "--memory", "managed", "--simulate", "hgx-h200-2", "--output", str(output))
+    assert result.returncode == 0, result.stderr
+    assert "managed memory of GPU0-1: prefetch, advice and page faults; no HMM" in result.stdout
+    head = next(line for line in result.stdout.splitlines() if line.startswith("from"))
+    assert head.split("  ")[0] == "from"
+    assert all(word in head for word in ("copy engine", "kernel", "prefetch", "page faults", "in place"))
+    assert max(map(len, result.stdout.splitlines()[:-1])) <= 100
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    engines = {(row["engine"], row["source"] == "host") for row in document["pairs"]}
+    assert {("prefetch", True), ("faults", False), ("in place", True), ("sm", True)} <= engines
+    again = gpubench("report", str(output))
+    assert [line for line in again.stdout.splitlines() if "GPU0  GPU1" in line]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--sizes", "1M,2M"), "--memory managed with 2 sizes"),
+        (("--as", "nvbandwidth"), "--as nvbandwidth"),
+    ],
+)
+def test_managed_memory_is_of_one_size(arguments: tuple[str, ...], message: str) -> None:
+    result = gpubench("p2p", "--memory", "managed", "--simulate", "hgx-h200-2", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_a_word_that_is_no_memory() -> None:
+    result = gpubench("p2p", "--memory", "mangaed")
+    assert result.returncode == 2
+    assert "--memory managed" in result.stderr

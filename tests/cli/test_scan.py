@@ -196,7 +196,7 @@ def test_two_leaves_of_which_the_uplink_is_slow_are_said_to_be_slow_between() ->
     [
         (96, ["leaf1:uplink=0.6"], "between leaf0 and leaf1, leaf1 and leaf2: 60%"),
         (64, ["leaf1.rail2:bandwidth=0.6"], "leaf1 rail 2 at 60 %"),
-        (3, ["node0:bandwidth=0.3"], "node0 at 30 %; 2 are well"),
+        (3, ["node0:bandwidth=0.3"], "node0 at 30 %; 2 could not be judged"),
     ],
 )
 def test_of_few_leaves_and_nodes_the_one_at_fault_is_named(nodes: int, faults: list[str], said: str) -> None:
@@ -214,6 +214,14 @@ def test_where_half_of_all_nodes_are_slow_nothing_is_said_of_any(tmp_path: Path)
     assert (result.returncode, report["verdict"]) == (3, "INCONCLUSIVE")
     assert {row["verdict"] for row in report["cells"]} == {"INCONCLUSIVE"}
     assert hosts.read_text() == ""
+
+
+def test_beside_a_dead_node_nobody_is_called_well_where_figures_are_too_noisy_to_tell() -> None:
+    faults = ("--fault", "leaf0:bandwidth=0.5", "--fault", "node40:dies=round2")
+    result = gpubench("scan", "--simulate", "hgx-h100-8*64", *faults)
+    assert result.returncode == 1
+    first = " ".join(result.stdout.split("\n\n")[1].split())
+    assert first == "FAIL: 1 of 64 nodes is bad: node40 is gone; 63 could not be judged; simulated"
 
 
 @pytest.fixture

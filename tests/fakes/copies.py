@@ -52,6 +52,11 @@ class FakeCopies:
     def can_reach(self, source: int, destination: int) -> bool:
         return (source, destination) not in self.broken.unreachable
 
+    @property
+    def taken(self) -> int:
+        """The number of plain allocations."""
+        return len(self._places)
+
     def enable(self, source: int, destination: int) -> None:
         if (source, destination) in self.broken.refused:
             raise CouldNotMeasureError("cudaErrorPeerAccessUnsupported")
@@ -81,7 +86,7 @@ class FakeCopies:
         pcie = [int(self._counted[way][gpu]) % 2**32 for way in ("pcie sent", "pcie received")]
         return LinkBytes(self._counted["nvlink sent"][gpu], self._counted["nvlink received"][gpu], *pcie)
 
-    def _count(self, link: str, ends: tuple[Place, Place], size_bytes: int) -> None:
+    def tick(self, link: str, ends: tuple[Place, Place], size_bytes: int) -> None:
         headers = PCIE_SENT, PCIE_RECEIVED
         for end, way, share in zip(ends, ("sent", "received"), headers if link == "pcie" else (1, 1), strict=True):
             if isinstance(end, int):
@@ -96,7 +101,7 @@ class FakeCopies:
         data = stream.source.memory.array(stream.source.offset_bytes, size, "uint8")
         stream.destination.memory.array(stream.destination.offset_bytes, size, "uint8")[:] = data
         if not isinstance(source, int) or not isinstance(destination, int):
-            self._count("pcie", pair, size)
+            self.tick("pcie", pair, size)
             stream.destination.memory.array(stream.destination.offset_bytes, 1, "uint8")[:] ^= (
                 self.broken.wrong_with_host
             )
@@ -111,9 +116,9 @@ class FakeCopies:
     def _lasts(self, stream: CopyStream, ends: Pair) -> float:
         size = stream.size_bytes
         if ends not in self.enabled or ends in self.broken.staged:
-            self._count("pcie", ends, size)
+            self.tick("pcie", ends, size)
             return STAGED_SECONDS + size / (STAGED_GB_S * 1e9)
-        self._count("nvlink", ends, size)
+        self.tick("nvlink", ends, size)
         share = self.broken.slow.get(ends, 1.0) * (0.93 if stream.engine is Engine.SM else 1.0)
         noise = self.broken.noise.get(ends)
         if noise:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Queue
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tests.fakes.ranks import SECONDS_TO_MEET, World
 
 LIBRARY = "/fake/libnccl.so.2"
 SEND_US = 25.0
+KERNEL_US, GEMM_US = 3.0, 100.0
 
 _TYPES = {
     "NCCL_INT8": "int8",
@@ -68,7 +69,7 @@ class Runtime:
         self._gpus, self._driver, self._runtime, self._free_bytes = gpus, driver, runtime, free_bytes
         self.allocations: dict[int, Array] = {}
         self.pinned: dict[int, Array] = {}
-        self.owners: dict[int, int] = {}
+        self.owners: dict[int, int | None] = {}
         self.peers: set[tuple[int, int]] = set()
         self.opened: list[int] = []
         self.fail: dict[str, str] = {}
@@ -112,6 +113,12 @@ class Runtime:
         address = int(block.ctypes.data)
         self.allocations[address] = block
         self.owners[address] = self.current
+        return address
+
+    def mallocManaged(self, size_bytes: int, flags: int) -> int:
+        assert flags == 1
+        address = self.malloc(size_bytes)
+        self.owners[address] = None
         return address
 
     def free(self, address: int) -> None:
@@ -363,6 +370,35 @@ class CudaDriver:
 
     def uuid(self, device: int) -> bytes:
         return bytes([device] * 16)
+
+
+class ManagedDriver:
+    """libcuda, as far as managed memory needs it. `attributes` are a GPU's, by number; `calls` what was asked."""
+
+    def __init__(self, attributes: dict[int, int], status: int = 0) -> None:
+        self.attributes, self.status = attributes, status
+        self.calls: list[tuple[object, ...]] = []
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, _device: int) -> int:
+        value._obj.value = self.attributes.get(attribute, 0)
+        return 0 if attribute in self.attributes else 1
+
+    def cuGetErrorName(self, _status: int, _name: Any) -> int:
+        return 1
+
+    def cuMemPrefetchAsync(self, address: Any, size: Any, place: Any, stream: Any) -> int:
+        assert Stream.of(stream.value).device_id == Cupy.current_device()
+        self.calls.append(("prefetch", size.value, place.value))
+        Stream.of(stream.value).submit(lambda: None, size.value / 47e3)
+        return self.status
+
+    def cuMemAdvise(self, address: Any, size: Any, advice: Any, place: Any) -> int:
+        self.calls.append((advice.value, size.value, place.value))
+        return self.status
 
 
 class Cuda:
@@ -676,7 +712,21 @@ class RawModule:
 
     def get_function(self, name: str) -> Callable[..., None]:
         assert f'extern "C" __global__ void {name}' in self._code
-        return {"fill_sent": self._fill, "count_wrong": self._count, "copy_bytes": self._copy}[name]
+        kernels = {"fill_sent": self._fill, "count_wrong": self._count, "copy_bytes": self._copy}
+        return (kernels | {"next_value": self._next_value, "hold_back": self._hold_back})[name]
+
+    def _next_value(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
+        address, count = (int(value) for value in arguments)
+        assert grid[0] * block[0] >= count
+
+        def run() -> None:
+            values = view(address, count, "uint32")
+            values[:] = values * np.uint32(1664525) + np.uint32(1013904223)
+
+        Cupy.streams[-1].submit(run, KERNEL_US, Cupy.runtimes[-1])
+
+    def _hold_back(self, _grid: object, _block: object, arguments: Sequence[Any]) -> None:
+        Cupy.streams[-1].submit(lambda: None, int(arguments[0]) / 1e3, Cupy.runtimes[-1])
 
     def _copy(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
         assert all(isinstance(argument, np.uint64) for argument in arguments), "CUDA takes no Python integers"
@@ -736,6 +786,7 @@ class Cupy(ModuleType):
         self.cuda.get_elapsed_time = elapsed_milliseconds  # type: ignore[attr-defined]
         self.cuda.UnownedMemory = lambda address, _size, _owner: address  # type: ignore[attr-defined]
         self.cuda.MemoryPointer = lambda address, offset: address + offset  # type: ignore[attr-defined]
+        self.cuda.device = SimpleNamespace(get_cublas_handle=lambda: BLAS_HANDLE)  # type: ignore[attr-defined]
         self.RawModule = RawModule
         self.ndarray = lambda shape, dtype, pointer: view(pointer, shape[0], dtype)
 
@@ -750,6 +801,35 @@ class Cupy(ModuleType):
         return getattr(np, name)
 
 
+class Cublas(ModuleType):
+    """`cupy_backends.cuda.libs.cublas`: GEMMs of 16-bit matrices on the stream that is current."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy_backends.cuda.libs.cublas")
+
+    def gemmEx(self, handle: int, *arguments: int) -> None:
+        assert handle == BLAS_HANDLE
+        _, _, side, columns, depth, one, first, kind, _, second, _, _, zero, result, _, _, compute, _ = arguments
+        assert side == columns == depth
+        assert compute == 68
+        assert (view(one, 1, "float32")[0], view(zero, 1, "float32")[0]) == (1.0, 0.0)
+
+        def matrix(address: int) -> Array:
+            bits = view(address, side * side, "uint16")
+            values = bits.view("float16") if kind == 2 else (bits.astype("uint32") << 16).view("float32")
+            return values.astype("float32").reshape(side, side)
+
+        def run() -> None:
+            product = (matrix(first) @ matrix(second)).reshape(-1)
+            bits = product.astype("float16").view("uint16") if kind == 2 else (product.view("uint32") >> 16)
+            view(result, side * side, "uint16")[:] = bits.astype("uint16")
+
+        Cupy.streams[-1].submit(run, GEMM_US, Cupy.runtimes[-1])
+
+
+BLAS_HANDLE = 77
+
+
 def install(
     monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
@@ -761,6 +841,10 @@ def install(
     cupy = Cupy(runtime)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    cublas, backends = Cublas(), [ModuleType(f"cupy_backends{each}") for each in ("", ".cuda", ".cuda.libs")]
+    backends[-1].cublas = cublas  # type: ignore[attr-defined]
+    for module in (*backends, cublas):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(cuda_adapter, "find_spec", lambda _name: object())
     monkeypatch.setattr(cuda_adapter, "load_cuda", CudaDriver)
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import jsonschema
 
-from gpubench.formats.text.causes import all_causes, named_causes, top_causes, unread_lines
+from gpubench.formats.text.machine.causes import all_causes, named_causes, top_causes, unread_lines
 from gpubench.measure.topo.report import examine
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpubench.formats.text.fallback import evidence_notes, evidence_table, fallback_lines
+from gpubench.formats.text.machine.fallback import evidence_notes, evidence_table, fallback_lines
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.report import examine
 from gpubench.model.paths.evidence import Evidence, State

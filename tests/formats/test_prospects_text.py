@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.text.prospects import other_lines, prospect_lines, was_looked_at
+from gpubench.formats.text.machine.prospects import other_lines, prospect_lines, was_looked_at
 from gpubench.measure.topo.report import examine
 from gpubench.model.facts.snapshot import GpuDirectFacts
 from gpubench.model.paths.topology import Topology

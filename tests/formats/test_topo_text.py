@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpubench.formats.registry import TABLE
+from gpubench.formats.text.machine.tree import is_worth_drawing
 from gpubench.formats.text.page import Page
 from gpubench.formats.text.topo import TopoView
-from gpubench.formats.text.tree import is_worth_drawing
 from gpubench.formats.writer import Style, Target
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots

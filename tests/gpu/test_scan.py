@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpubench.hardware.node.gpu_count import gpus_of_host
 from gpubench.hardware.scan.messages import Outcome
-from gpubench.hardware.scan.worker import WorkerTask, gpus_of_host
+from gpubench.hardware.scan.worker import WorkerTask
 from gpubench.hardware.scan.worker_process import WorkerProcess
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]

@@ -19,6 +19,7 @@ from gpubench.jobs import gpus
 from gpubench.jobs.collective import launch as alone
 from gpubench.jobs.collective import opening, opening_gpu
 from gpubench.jobs.collective import path_watch as watching
+from gpubench.jobs.collective.overlap import rank_job as overlap
 from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.terms import hang
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
@@ -31,6 +32,7 @@ from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
+from tests.mpi.believed_steps import BelievedLoad, BelievedSteps, capped
 
 REFUSED = "refused"
 RANKS = 4
@@ -60,6 +62,9 @@ class Library:
     def last_error(self) -> str:
         return self.warning
 
+    def has(self, _name: str) -> bool:
+        return True
+
 
 class Backend(HostBackend):
     """MPI on CPU buffers that says it is NCCL, and writes NCCL's log."""
@@ -82,6 +87,10 @@ class Backend(HostBackend):
     def open(self, group: Group) -> MpiCalls:
         told = bool({"NCCL_ALGO", "NCCL_PROTO"} & set(os.environ))
         return ToldCalls(cast("Any", group).communicator, self._library) if told else super().open(group)
+
+    def adopt(self, communicator: tuple[Any, int]) -> MpiCalls:
+        group, most_ctas = communicator
+        return CappedCalls(group.communicator, self._library, most_ctas)
 
     def trouble(self) -> str:
         return ""
@@ -152,6 +161,25 @@ class ToldCalls(MpiCalls):
         launch()
 
 
+class CappedCalls(MpiCalls):
+    """What a communicator makes that may take so many CTAs: NCCL refuses to have none but one."""
+
+    def __init__(self, communicator: Any, library: Library, most_ctas: int) -> None:
+        if most_ctas == 1:
+            library.warning = "Error : maxCTAs 1 is less than minCTAs"
+            raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
+        super().__init__(communicator)
+        self._library, self._most_ctas = library, most_ctas
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)
+
+    def _run(self, launch: Launch, size_bytes: int) -> None:
+        channels = f"channel{{Lo..Hi}}={{0..{self._most_ctas - 1}}}"
+        self._library.log.info("TUNING", f"AllReduce: {size_bytes} Bytes -> Algo RING proto SIMPLE {channels}")
+        launch()
+
+
 class Probe:
     """A node that is read at once."""
 
@@ -202,6 +230,12 @@ def install(logs: str) -> None:
         nccl: {"NcclBackend": Backend},
         handed: {"MpiOnCuda": HandedMpi},
         support: {"read_support": tried},
+        overlap: {
+            "GpuSteps": BelievedSteps,
+            "NvmlLoad": BelievedLoad,
+            "CappedCommunicator": capped,
+            "usable_driver": lambda _for_what: DRIVER,
+        },
         watching: {"Probe": Probe, "NvmlCounters": Counters},
     }
     for module, names in stubs.items():

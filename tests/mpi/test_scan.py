@@ -35,6 +35,15 @@ def test_every_rank_is_measured_and_every_cell_has_figures(tmp_path: Path) -> No
     assert report["exclusions"] == []
 
 
+def test_all_nodes_together_are_a_ring_after_the_rounds(tmp_path: Path) -> None:
+    with scan_of_ranks(4, tmp_path) as job:
+        _, report = job.finish()
+    whole = report["scan_collectives"][0]
+    assert (whole["subject"], len(whole["nodes"]), whole["note"]) == ("all", 4, None)
+    assert whole["measured_gb_s"] > 0
+    assert whole["predicted_gb_s"] > 0
+
+
 def test_a_worker_that_is_stopped_is_named_and_replaced_and_the_others_go_on(tmp_path: Path) -> None:
     with scan_of_ranks(4, tmp_path) as job:
         stopped = job.processes(2).worker

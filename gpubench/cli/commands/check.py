@@ -1,14 +1,18 @@
-"""`gpubench check`: its options, and the run."""
+"""`gpubench check`, and `gpubench` alone, which is a check of ten lines: their options, and the runs."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.signature import completed, flag, option, typer_app
+from gpubench.cli.table import Command
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -31,6 +35,20 @@ Under mpirun, with one rank a GPU: a verdict for every node, GPU and link, and f
   gpubench check --simulate 'hgx-h100-8*4' --fault node3.gpu5:nvlink=12
 """
 
+HELP_OF_BRIEF = """
+In ten lines and half a minute: what is here, is it well, how fast is it beside what is expected, what is wrong and what
+to do about it, and what to type next. Copies between all GPUs and all-reduce are measured at few sizes: gpubench check
+measures more. A machine without GPUs is shown too. Exit 0 looked at, 1 something fails, 3 not measured.
+
+  gpubench
+
+  gpubench --quick                           # facts alone, no measurement
+
+  gpubench -o today.json                     # keeps what was measured; gpubench report shows it again
+
+  gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
@@ -50,8 +68,11 @@ class CheckOptions:
     recording: RecordingOptions
     presentation: PresentationOptions
 
-    def plan(self) -> "CheckPlan":
-        """The plan that these options ask for; UsageError for any that cannot be, or a broken profile."""
+    def plan(self, also: Sequence[str] = ()) -> "CheckPlan":
+        """The plan that these options ask for; UsageError for any that cannot be, or a broken profile.
+
+        `also` are sections that the report has beside those of a check.
+        """
         from gpubench.jobs.check.job import SECTIONS
         from gpubench.jobs.check.plan import FACTS_TIMEOUT_S, CheckPlan, Depth
         from gpubench.jobs.sources import source_of
@@ -69,8 +90,15 @@ class CheckOptions:
             expected_gpus=self.expect_gpus,
             strict=self.strict,
             timeout_s=self.timeout,
-            presentation=self.presentation.parse(SECTIONS),
+            presentation=self.presentation.parse((*SECTIONS, *also)),
         )
+
+
+def app(command: Command) -> typer.Typer:
+    """The command for typer: the check, or, without a name, the one that answers in ten lines."""
+    if command.name:
+        return typer_app(command, HELP, CheckOptions, _run)
+    return typer_app(command, HELP_OF_BRIEF, CheckOptions, _run_briefly, without=("full",))
 
 
 def _run(options: CheckOptions) -> int:
@@ -79,4 +107,10 @@ def _run(options: CheckOptions) -> int:
     return job.run(options.plan(), sys.argv[1:])
 
 
-app = app_of(HELP, CheckOptions, _run)
+def _run_briefly(options: CheckOptions) -> int:
+    from gpubench.jobs.check import job
+    from gpubench.jobs.check.plan import Depth
+
+    plan = options.plan(also=("nodes", "gpus", "nics"))
+    depth = plan.depth if plan.depth is Depth.QUICK else Depth.BRIEF
+    return job.run(replace(plan, depth=depth, brief=True), sys.argv[1:])

@@ -10,7 +10,7 @@ from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.p2p.plan import As, P2pPlan
+from gpubench.jobs.p2p.plan import As, MemoryKind, P2pPlan
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.sweep import parse_sizes
 
@@ -29,6 +29,8 @@ disjoint pairs at the same time. Host memory, kernels, patterns and peer access 
 
   gpubench p2p --as nvbandwidth --format csv > p2p.csv
 
+  gpubench p2p --memory managed
+
   gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes
 
   mpirun -n 4 gpubench p2p
@@ -46,6 +48,12 @@ class P2pOptions:
     )
     pairs: list[str] | None = option(
         "I-J", "Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all."
+    )
+    memory: str = option(
+        "|".join(MemoryKind),
+        "managed: unified memory beside pinned: prefetched both ways, fetched by a kernel's page faults, used in "
+        "place; 64M, or the one size of --sizes.",
+        default=MemoryKind.PLAIN.value,
     )
     like: str | None = option(
         "|".join(As), "With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.", name="--as"
@@ -77,14 +85,19 @@ class P2pOptions:
         if like is not None and self.sizes is not None:
             raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
         shown = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--sizes": self.sizes}
+        memory = parse_choices("--memory", [self.memory], MemoryKind)[0]
+        sizes = None if self.sizes is None else parse_sizes(self.sizes)
+        if memory is MemoryKind.MANAGED:
+            _check_managed(like, sizes)
         check_profile(self.profile)
         recording = self.recording.parse(shown | {"--pairs": self.pairs, "--as": self.like})
         return P2pPlan(
             source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
             recording=recording,
             pairs=self._pairs(),
-            sizes=None if self.sizes is None else parse_sizes(self.sizes),
+            sizes=sizes,
             like=like,
+            memory=memory,
             host=self.host,
             patterns=self.patterns,
             check=self.check,
@@ -107,6 +120,17 @@ class P2pOptions:
                 expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5",
                 next_step="nvidia-smi -L lists them; --pairs 0-1",
             ) from None
+
+
+def _check_managed(like: str | None, sizes: tuple[int, ...] | None) -> None:
+    if like is not None:
+        raise exclusive((f"--as {like}", "--memory managed"), f"one of them: {like} has no copies of managed memory")
+    if sizes is not None and len(sizes) != 1:
+        raise UsageError(
+            f"--memory managed with {len(sizes)} sizes",
+            expected="one size, which pinned memory is measured with too",
+            next_step="--sizes 256M",
+        )
 
 
 def _run(options: P2pOptions) -> int:

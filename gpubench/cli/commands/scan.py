@@ -67,7 +67,7 @@ class ScanOptions:
         if self.backend is not None and self.backend not in _BACKENDS:
             raise invalid_choice("--backend", self.backend, _BACKENDS)
         return ScanPlan(
-            simulation=self.simulation.parse(for_scan=True),
+            simulation=self.simulation.parse(command="scan"),
             backend=self.backend,
             quick=self.quick,
             leaves=None if self.leaves is None else read_leaves(Path(self.leaves)),

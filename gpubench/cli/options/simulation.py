@@ -7,6 +7,11 @@ from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
 from gpubench.jobs.simulation import Simulation, simulation_of
 
+_LOOKS_AT = {
+    "scan": "scan looks at rounds, leaves and what NICs deliver between nodes",
+    "watch": "watch looks at the traffic of jobs",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
@@ -22,10 +27,10 @@ class SimulationOptions:
     )
     seed: int = option("N", "Of the simulated noise.", default=0, show_default=False)
 
-    def parse(self, *, for_scan: bool = False) -> Simulation | None:
+    def parse(self, *, command: str = "") -> Simulation | None:
         """The simulated machine, None where none was asked for; UsageError for a fault without a machine.
 
-        Faults of leaves and rounds mean something `for_scan` alone.
+        Some faults mean something for one `command` alone, as those of leaves and rounds for scan.
         """
         faults = self.fault or ()
         if self.simulate is None:
@@ -37,11 +42,11 @@ class SimulationOptions:
                 )
             return None
         simulation = simulation_of(self.simulate, faults, self.seed)
-        unfit = next((each for each in simulation.faults if each.only_scan and not for_scan), None)
+        unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
         if unfit is not None:
             raise UsageError(
-                f"--fault {unfit}: only scan looks at rounds, leaves and what NICs deliver between nodes",
+                f"--fault {unfit}: only {_LOOKS_AT[unfit.command]}",
                 expected="a fault that shows in facts, copies or collectives",
-                next_step=f"gpubench scan --simulate {shlex.quote(self.simulate)} --fault {unfit}",
+                next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
             )
         return simulation

@@ -89,7 +89,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     if metadata.backend == "simulated" and metadata.profile:
         yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
         yield f"{INDENT}{metadata.source}"
-    yield from _rank_lines(metadata.ranks, verbose=verbose)
+    yield from rank_lines(metadata.ranks, verbose=verbose)
     yield from software_lines(metadata, verbose=verbose)
     yield f"{INDENT}{_method(metadata)}"
     ways = way_names(metadata)
@@ -131,7 +131,7 @@ def _why_counted(options: Mapping[str, Any]) -> str:
     return f" (--iters {AUTO} is not for {refused})" if is_fallback else ""
 
 
-def _rank_lines(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[str]:
+def rank_lines(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[str]:
     """A line a host, and one for all with equal GPUs where hosts are many; in full a line a rank, as far as they go."""
     hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
     if len(hosts) > (_MOST_LINES_IN_FULL if verbose else _MOST_LINES):

@@ -6,6 +6,7 @@ from operator import itemgetter
 
 from gpubench.formats.text.columns import VERDICT_MARKS, Column, lines, verdict_mark
 from gpubench.formats.text.header import INDENT, device_lines
+from gpubench.formats.text.managed import is_of_managed, managed_lines, support_lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import Page
 from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row
@@ -20,7 +21,14 @@ _TIMED_BELOW_BYTES = 64 * 2**10
 _HOST = "host"
 _MICROSECONDS = "µs"
 _DIRECTIONS = {"write": "written by the source", "read": "read by the destination", "both": "both ways at once, summed"}
-_ENGINES = {"ce": "copy engine", "sm": "kernel", "nccl": "NCCL send and receive"}
+_ENGINES = {
+    "ce": "copy engine",
+    "sm": "kernel",
+    "nccl": "NCCL send and receive",
+    "prefetch": "managed memory, prefetched",
+    "faults": "managed memory, fetched by page faults of a kernel",
+    "in place": "managed memory, used where it is by a kernel",
+}
 _ACCESS = {"on": "peer access on", "off": "peer access off: through host memory"}
 
 _SCOPES = {"ipc": "between processes (CUDA IPC)", "network": "between nodes"}
@@ -35,6 +43,8 @@ class P2pView:
         self._page = page
         self._waiting: list[PairRow] = []
         self._host: list[PairRow] = []
+        self._plain: list[PairRow] = []
+        self._managed: list[PairRow] = []
         gpus = metadata.options["gpus"]
         origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
         page.wrap(f"gpubench {metadata.gpubench_version}  p2p  {_subject(metadata)}{origin}")
@@ -48,16 +58,22 @@ class P2pView:
             page.wrap(f"{INDENT}profile {metadata.profile['name']}")
         page.software(metadata)
         page.wrap(f"{INDENT}{_method(metadata)}")
+        for line in support_lines(metadata.options.get("managed", ())):
+            page.wrap(f"{INDENT}{line}")
         if len(gpus) < 2 and not metadata.ranks:
             page.wrap(f"{INDENT}one GPU: copies with host memory only")
         self._names = list(gpus)
         self._pairs = len(metadata.options["pairs"])
+        self._beside_managed = metadata.options.get("memory") == "managed"
         self._shows_evidence = metadata.options.get("evidence") == "shown"
 
     def row(self, row: Row) -> None:
         """Part of a matrix."""
         if not isinstance(row, PairRow):
             raise TypeError(f"p2p has no rows of {type(row).__name__}")
+        if is_of_managed(row):
+            self._managed.append(row)
+            return
         if _HOST in (row.source, row.destination):
             self._host.append(row)
             return
@@ -70,6 +86,7 @@ class P2pView:
         """The rest of the rows, then ratios, patterns, findings and the verdict."""
         self._print_host()
         self._print_waiting()
+        self._page.table(managed_lines(self._plain, self._managed))
         ratios = report.sections.get("ratios")
         if isinstance(ratios, Matrix) and ratios.cells and len(ratios.cells) == len(self._names):
             cells = self._blank()
@@ -85,6 +102,7 @@ class P2pView:
 
     def _print_waiting(self) -> None:
         rows, self._waiting = self._waiting, []
+        self._plain += rows if self._beside_managed else ()
         if not rows:
             return
         if not self._shows_matrices:
@@ -136,6 +154,7 @@ class P2pView:
 
     def _print_host(self) -> None:
         rows, self._host = self._host, []
+        self._plain += rows if self._beside_managed else ()
         if not rows:
             return
         self._page.print("")

@@ -3,14 +3,14 @@
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
-from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
 from gpubench.formats.text.header import INDENT, default_lines, software_lines
 from gpubench.formats.text.line import line_text
+from gpubench.formats.text.machine.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
+from gpubench.formats.text.machine.fallback import evidence_notes, evidence_table, judged_lines
+from gpubench.formats.text.machine.prospects import other_lines
 from gpubench.formats.text.plot import plot_lines
-from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.foreign_text import printable_line
@@ -84,6 +84,10 @@ class Page:
         lines = textwrap.wrap(printable_line(text), self.width, subsequent_indent=indent, break_on_hyphens=False)
         self.print(*lines, style=style)
 
+    def labelled(self, label: str, text: str, verdict: Verdict | None = None) -> None:
+        """A label and what it says, whose further lines begin below its first word; in the verdict's colour."""
+        self.wrap(label + text, len(label), "" if verdict is None else _VERDICT_STYLES.get(verdict, ""))
+
     def software(self, metadata: Metadata) -> None:
         """Libraries and settings of a run."""
         for line in software_lines(metadata, verbose=self.verbose):
@@ -122,13 +126,13 @@ class Page:
             self._finding(finding)
         self._fallback(report)
         self._causes(top_causes(report))
-        self._verdict(report)
+        self.closing(report)
 
     def brief(self, report: Report) -> None:
         """Findings, and the verdict."""
         for finding in report.findings:
             self._finding(finding)
-        self._verdict(report)
+        self.closing(report)
 
     def prospects(self, report: Report) -> None:
         """The paths that would fall back, and why; all causes with their cures; what could not be read; the verdict."""
@@ -140,13 +144,14 @@ class Page:
         for finding in report.findings:
             if finding.severity is Verdict.ERROR:
                 self._finding(finding)
-        self._verdict(report)
+        self.closing(report)
 
     def _fallback(self, report: Report) -> None:
         for verdict, line in judged_lines(report, named_causes(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
 
-    def _verdict(self, report: Report) -> None:
+    def closing(self, report: Report) -> None:
+        """The last line, which has the verdict."""
         # One line, however wide: it is there to be pasted.
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
         line = report.sentence or f"verdict: {report.verdict}{cut_short}"
@@ -194,21 +199,23 @@ class ReportView:
 
 
 def _console(stream: TextIO, style: Style) -> "Console":
+    return pipe_console(
+        stream,
+        width=style.width,
+        force_terminal=style.color,
+        color_system="standard" if style.color else None,
+        soft_wrap=True,
+    )
+
+
+def pipe_console(stream: TextIO, **settings: Any) -> "Console":
+    """A console that shows text as it is. Where its reader is gone, whoever runs the measurement decides."""
     from rich.console import Console
 
     class PipeConsole(Console):
-        """Rich ends the process when its reader is gone; here, whoever runs the measurement decides."""
+        """Rich ends the process when its reader is gone."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    return PipeConsole(
-        file=stream,
-        width=style.width,
-        force_terminal=style.color,
-        color_system="standard" if style.color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=True,
-    )
+    return PipeConsole(file=stream, highlight=False, markup=False, emoji=False, **settings)

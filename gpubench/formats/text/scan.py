@@ -112,7 +112,8 @@ class ScanView(ReportView):
                 self._page.print(f"{INDENT}{row.tool + ':':<13}{row.line}")
         good = [row.line for row in rows if row.tool == Tool.MPIRUN]
         hosts = some_of([line.partition(" ")[0] for line in good], _MOST_HOSTS)
-        self._page.print(f"{INDENT}{'hostfile:':<13}{hosts}: --hostfile FILE writes them")
+        kept = f"{hosts}: --hostfile FILE writes them" if good else "no node is known to be good"
+        self._page.print(f"{INDENT}{'hostfile:':<13}{kept}")
 
 
 def _score(row: ScanCellRow) -> float:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.formats.text.columns import fitting, lines
-from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_columns
 from gpubench.formats.text.header import INDENT, setting_lines
+from gpubench.formats.text.machine.devices import gpu_columns, gpu_sentences, nic_columns
+from gpubench.formats.text.machine.tree import draw, is_worth_drawing
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import ReportView
-from gpubench.formats.text.tree import draw, is_worth_drawing
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.topology import PeerAccess
 from gpubench.model.results.report import Report

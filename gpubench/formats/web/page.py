@@ -5,7 +5,7 @@ from itertools import groupby
 
 from gpubench.formats.blocks import Block, Grid, GridCell, Listing, blocks, facts, outcome, title
 from gpubench.formats.document import DocumentRun
-from gpubench.formats.text.fallback import fallback_lines
+from gpubench.formats.text.machine.fallback import fallback_lines
 from gpubench.formats.web.curves import figure
 from gpubench.formats.web.html_text import html_text
 from gpubench.formats.web.look import STYLE

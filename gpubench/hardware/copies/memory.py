@@ -74,4 +74,8 @@ class PinnedMemory(NumpyMemory):
         self._free(self.address)
 
 
+class ManagedPages(PinnedMemory):
+    """Managed memory, which host and GPUs reach by one address; filled and checked by the host."""
+
+
 CopyMemory = GpuMemory | PageableMemory | PinnedMemory

@@ -10,7 +10,7 @@ from typing import Any, cast
 from gpubench import errors
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies.device import ANY_DIRECTION, CopyDevice, CopyQueue, cuda_errors
-from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, PageableMemory, PinnedMemory
+from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, ManagedPages, PageableMemory, PinnedMemory
 from gpubench.hardware.cuda.device import identify, library_versions, load_cupy, opening
 from gpubench.hardware.cuda.gate import HeldStream, StreamGate
 from gpubench.hardware.node.nvml.library import Driver
@@ -25,6 +25,9 @@ from gpubench.ports.memory import Memory, Region
 _STAGED_PLACES = 4
 _STAGED_PIECE_BYTES = 64 * 1024
 """A copy through host memory is several operations, and more the larger it is; how many, CUDA does not say."""
+
+_ATTACH_GLOBAL = 1
+"""cudaMemAttachGlobal: any stream of any GPU may use the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,34 @@ class CudaCopies:
                     with contextlib.suppress(RuntimeError):
                         each.queue.stream.synchronize()
                 raise
+
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory of every usable GPU, by its name."""
+        found = {}
+        for position, device in self._devices.items():
+            with cuda_errors(f"asking {device.name} for its free memory"):
+                self._runtime.setDevice(device.index)
+                found[self.gpus[position].device] = self._runtime.memGetInfo()[0]
+        return found
+
+    def allocate_managed(self, size_bytes: int) -> ManagedPages:
+        """Managed memory that every GPU may use, kept until `close`."""
+        with cuda_errors(f"allocating {format_size(size_bytes)} of managed memory"):
+            self._runtime.setDevice(next(iter(self._devices.values())).index)
+            address = self._runtime.mallocManaged(size_bytes, _ATTACH_GLOBAL)
+        pages = ManagedPages(address, size_bytes, self._runtime.free)
+        self._memories.append(pages)
+        return pages
+
+    def view(self, position: int, pages: ManagedPages) -> GpuMemory:
+        """Managed memory as a GPU fills and checks it; it stays the owner's to give back."""
+        return GpuMemory(self._device(position), position, pages.address, pages.size_bytes, lambda _address: None)
+
+    def time_call(self, by: int, doing: str, issue: Callable[[int], object]) -> float:
+        """Seconds on a stream of a GPU from before what a call enqueues there until it is done."""
+        with cuda_errors(doing):
+            queue = self._device(by).queue(0)
+            return self._time(by, [_Work(queue, partial(issue, queue.stream.ptr), 1)], 1, gated=False)
 
     def close(self) -> None:
         """Free all memory and disable peer access. Errors are ignored: after some of them every call fails."""

@@ -45,9 +45,11 @@ def report_in(message: Message) -> "Report":
 def _section_rows() -> Mapping[str, Any]:
     """The types of rows by section; of a collective, which is over where they are read."""
     from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
+    from gpubench.model.results.report import ROWS_SECTION, CollectiveRow
     from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
     from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
     from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+    from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, ShortestStepRow
     from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
 
     return {
@@ -56,6 +58,8 @@ def _section_rows() -> Mapping[str, Any]:
         CAUSES_SECTION: CauseRow,
         RANK_TIMES_SECTION: RankTimeRow,
         WINNERS_SECTION: WinnerRow,
+        ROWS_SECTION: CollectiveRow,
+        SHORTEST_STEPS_SECTION: ShortestStepRow,
         REFUSED_SECTION: RefusedRow,
         BACKENDS_SECTION: BackendRow,
         MPI_SUPPORT_SECTION: MpiTrialRow,

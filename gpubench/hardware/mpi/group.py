@@ -1,12 +1,17 @@
 """The job as MPI sees it: group operations, start and end. With calls.py the only importers of mpi4py."""
 
+import contextlib
 import ctypes
+import importlib
+import importlib.util
 import os
 import socket
+import threading
 import warnings
 from array import array
 from collections.abc import Sequence
-from time import perf_counter
+from pathlib import Path
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
@@ -19,6 +24,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ROUND_TRIPS = 10
+_THREAD_MULTIPLE = 3
+"""MPI_THREAD_MULTIPLE in the headers of Open MPI, MPICH and what has MPICH's ABI; in that of MPI 5 it is another."""
+
+_STANDARD_ABI = "mpiabi"
+"""In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5."""
+
+_SECONDS_BETWEEN_TESTS = 0.003
+"""A look whether the others are there takes some microseconds."""
 
 
 class MpiGroup:
@@ -47,6 +60,12 @@ class MpiGroup:
     def barrier(self) -> None:
         """Return once every rank has called it."""
         self.communicator.Barrier()
+
+    def meet(self) -> None:
+        """A barrier that sleeps: every rank has called it, some milliseconds ago. Others keep a core busy meanwhile."""
+        request = self.communicator.Ibarrier()
+        while not request.Test():
+            sleep(_SECONDS_BETWEEN_TESTS)
 
     def barrier_call(self) -> tuple[int, ...] | None:
         """`MPI_Barrier` of the library that mpi4py is bound to, and this communicator's handle."""
@@ -94,8 +113,8 @@ class MpiGroup:
         return MpiGroup(self.communicator.Split(color, key))
 
 
-def start(launched_by: LaunchedBy) -> MpiGroup:
-    """Initialise MPI and return the group of the whole job.
+def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
+    """Initialise MPI and return the group of the whole job; meanwhile modules are imported, as far as they are there.
 
     Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
@@ -107,14 +126,43 @@ def start(launched_by: LaunchedBy) -> MpiGroup:
         # mpi4py warns of a launcher of another MPI; the check below is for the same, with what to do.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
+            _initialise_meanwhile(imports)
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise missing_mpi_library(str(error).splitlines()[0]) from error
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     group = MpiGroup(MPI.COMM_WORLD)
     if group.size == 1 and launched_by.size > 1:
         raise separate_jobs(launched_by.launcher, launched_by.size)
     return group
+
+
+def _initialise_meanwhile(imports: Sequence[str]) -> None:
+    """Call MPI_Init_thread of the library that mpi4py is bound to, where that can be found without importing it.
+
+    mpi4py holds Python's lock in that call, most of which is waiting for other ranks; ctypes does not.
+    """
+    found = importlib.util.find_spec("mpi4py.MPI")
+    path = found.origin if found is not None else None
+    if path is None or _STANDARD_ABI in Path(path).name:
+        return
+    try:
+        # A library of Python's finds what the libraries that it depends on define.
+        initialise = ctypes.CDLL(path).MPI_Init_thread
+    except (OSError, AttributeError):
+        return
+    importing = threading.Thread(target=_import, args=(imports,), daemon=True)
+    importing.start()
+    initialise(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    importing.join()
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import modules; whoever needs one that cannot be says so when it does."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def nodes(group: MpiGroup) -> tuple[list[int], int]:
@@ -151,6 +199,15 @@ def thread_level() -> str:
 
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
     return levels.get(MPI.Query_thread(), "multiple")
+
+
+def load() -> str:
+    """Load the MPI library that mpi4py is bound to without starting it; its version."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    return library_version()
 
 
 def host_name() -> str:

@@ -175,7 +175,10 @@ class NcclBackend:
         """The collectives of a new communicator of these ranks, on the same stream; it reads NCCL_ALGO anew."""
         nccl = self._library.nccl
         unique_id = group.broadcast(nccl.get_unique_id() if group.rank == 0 else None)
-        communicator = nccl.NcclCommunicator(group.size, unique_id, group.rank)
+        return self.adopt(nccl.NcclCommunicator(group.size, unique_id, group.rank))
+
+    def adopt(self, communicator: Any) -> NcclCalls:
+        """The collectives of a communicator made elsewhere, on the same stream; it is watched and ended as others."""
         calls = NcclCalls(communicator, self._library, self._device.stream.ptr)
         self._communicators[id(calls)] = communicator
         return calls
@@ -262,10 +265,19 @@ class NcclBackend:
         self._marks.measured(seconds)
         return seconds
 
+    def issue(self, launch: Launch) -> None:
+        """Put an operation on the stream, and return at once."""
+        self._library.issue(launch)
+
     def _wait(self, launch: Launch) -> None:
-        """Until the stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included."""
-        stream, in_turn = self._device.stream, cycle(self._communicators.values())
-        look = launch.look if isinstance(launch, MarkedLaunch) else None
+        self.wait_for(self._device.stream, launch.look if isinstance(launch, MarkedLaunch) else None)
+
+    def wait_for(self, stream: Any, look: Callable[[], object] | None = None) -> None:
+        """Until a stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included.
+
+        Raises AbortedError where the communicators were aborted meanwhile.
+        """
+        in_turn = cycle(self._communicators.values())
         while not stream.done:
             next(in_turn).check_async_error()
             if look is not None:

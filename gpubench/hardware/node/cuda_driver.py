@@ -87,6 +87,12 @@ def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
     return CudaFacts(gpus=gpus, peers=peers, visible_devices=visible_devices)
 
 
+def read_attribute(library: Any, attribute: int, ordinal: int) -> int | None:
+    """A device attribute by its number in cuda.h, of the GPU that CUDA counts so; None where the driver has none."""
+    device = _optional(library, "cuDeviceGet", ordinal)
+    return None if device is None else _optional(library, "cuDeviceGetAttribute", attribute, device)
+
+
 def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
     from gpubench.model.facts.snapshot import bus_id  # it takes 15 ms to import, in which CUDA can have begun to start
 

@@ -45,11 +45,11 @@ def read_rank_facts(
     seccomp = _SECCOMP.search(status)
     filtered = int(seccomp[1]) if seccomp else None
     hints = container_hints(root)
-    libraries, device_files = _libraries(root / "proc/self/maps"), _device_files(root)
+    libraries, device_files = mapped_libraries(root / "proc/self/maps"), _device_files(root)
     files = read_user_files(environment, libraries, root)
     channels = unknown.names("imex_channels", root / "dev" / _IMEX)
     driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
-    shm_device, shm_bytes, shm_free_bytes = _shared_memory(root / "dev/shm")
+    shm_device, shm_bytes, shm_free_bytes = shared_memory_at(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
         rank=rank,
@@ -58,7 +58,7 @@ def read_rank_facts(
         local_rank=local_rank,
         pid=os.getpid(),
         boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
-        namespaces=_namespaces(root / "proc/self/ns"),
+        namespaces=namespaces_in(root / "proc/self/ns"),
         shm_device=shm_device,
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,
@@ -93,7 +93,9 @@ def read_rank_facts(
 
 def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
     """The same with what may have come since: a debugger, and tools and NCCL's plugins, which CUDA and NCCL load."""
-    plugins = {name: file for name, file in _libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)}
+    plugins = {
+        name: file for name, file in mapped_libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)
+    }
     return replace(
         facts,
         libraries={**facts.libraries, **plugins},
@@ -102,7 +104,7 @@ def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
     )
 
 
-def _namespaces(folder: Path) -> dict[str, int]:
+def namespaces_in(folder: Path) -> dict[str, int]:
     """Inode numbers by kind. What new children would get (pid_for_children) is not this process's."""
     found = {}
     for name in names_in(folder):
@@ -117,7 +119,7 @@ def _namespaces(folder: Path) -> dict[str, int]:
     return found
 
 
-def _shared_memory(folder: Path) -> tuple[int | None, int | None, int | None]:
+def shared_memory_at(folder: Path) -> tuple[int | None, int | None, int | None]:
     """Device, size and free bytes of /dev/shm, None each where there is none."""
     try:
         device, space = folder.stat().st_dev, os.statvfs(folder)
@@ -141,7 +143,7 @@ def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool |
     return any(name.startswith("libuct_cuda.so") for name in names_in(below(root, Path(library)).parent / "ucx"))
 
 
-def _libraries(maps: Path) -> dict[str, str]:
+def mapped_libraries(maps: Path) -> dict[str, str]:
     """The files of the libraries that carry data, by name: the first of each that is mapped."""
     found: dict[str, str] = {}
     for line in (text_of(maps) or "").splitlines():

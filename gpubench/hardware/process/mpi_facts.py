@@ -50,15 +50,25 @@ def read_library(library: Any) -> MpiFacts:
     aware = _cuda_aware(library)
     if aware is None:
         unknown["cuda_aware"] = "the library has no function that tells"
-    built = _boolean(library, "opal_built_with_cuda_support")
+    built = cuda_built(library)
     pml = _component(library, "mca_pml_base_selected_component", b"pml")
     accelerator = _component(library, "opal_accelerator_base_selected_component", b"accelerator")
     for name, value in (("cuda_built", built), ("pml", pml), ("accelerator", accelerator)):
         if value is None:
             unknown[name] = "the library exports no variable of Open MPI's that tells"
     return MpiFacts(
-        version=_version(library), cuda_built=built, cuda_aware=aware, pml=pml, accelerator=accelerator, unknown=unknown
+        version=_version(library),
+        cuda_built=built,
+        cuda_aware=aware,
+        pml=pml,
+        accelerator=accelerator,
+        unknown=unknown,
     )
+
+
+def cuda_built(library: Any) -> bool | None:
+    """Whether Open MPI was built for memory of GPUs, by a variable that holds it before MPI is started too."""
+    return _boolean(library, "opal_built_with_cuda_support")
 
 
 def _silent(reason: str, version: str | None = None) -> MpiFacts:

@@ -34,25 +34,30 @@ def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None =
     return found
 
 
-def configuration_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """The file that NCCL_CONF_FILE names, else ~/.nccl.conf of the user as the system knows him; then the system's."""
+def configuration_files(environment: Mapping[str, str], user: int | None = None) -> tuple[Path, ...]:
+    """The file that NCCL_CONF_FILE names, else ~/.nccl.conf of the user as the system knows him; then the system's.
+
+    `user` is a process's, by default this one's.
+    """
     named = environment.get(_CONF_FILE)
     if named:
         return Path(named), _SYSTEM_CONF
     try:
-        home = pwd.getpwuid(os.getuid()).pw_dir
+        home = pwd.getpwuid(os.getuid() if user is None else user).pw_dir
     except KeyError:
         return (_SYSTEM_CONF,)
     return Path(home) / ".nccl.conf", _SYSTEM_CONF
 
 
-def read_nccl_files(environment: Mapping[str, str], root: Path) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def read_nccl_files(
+    environment: Mapping[str, str], root: Path, user: int | None = None
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """The NCCL_ variables of each file that is there, in NCCL's order, and why one that is there cannot be read.
 
     What the environment sets counts before any file, and an earlier file before a later one.
     """
     found, unknown = {}, {}
-    for path in configuration_files(environment):
+    for path in configuration_files(environment, user):
         name = _OF_HOME if path.name == ".nccl.conf" and str(path) != environment.get("NCCL_CONF_FILE") else str(path)
         place = below(root, path)
         try:

@@ -6,9 +6,10 @@ longer than a moment.
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from gpubench.hardware.process.library_search import can_look, find_libraries, wanted_libraries
 from gpubench.hardware.process.nccl_settings import effective, read_nccl_files
@@ -16,6 +17,8 @@ from gpubench.hardware.process.topology_file import read_topology_file
 from gpubench.model.facts.rank_facts import TopologyFile
 
 SECONDS_TO_ANSWER = 2.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +33,24 @@ class UserFiles:
 
 def read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
     """The contents that can be read in time. `environment` is the allow-list, `loaded` has files by library name."""
-    answer: list[UserFiles] = []
-    thread = threading.Thread(target=lambda: answer.append(_read(environment, loaded, root)), daemon=True)
+    answer = in_time(lambda: _read(environment, loaded, root))
+    if answer is not None:
+        return answer
+    return UserFiles(unknown=dict.fromkeys(("nccl_files", "topology_file", "loadable"), no_answer()))
+
+
+def no_answer() -> str:
+    """The reason for what was not read in time."""
+    return f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not respond"
+
+
+def in_time(read: Callable[[], T]) -> T | None:
+    """What is read, by a thread; None where a file system does not answer in time."""
+    answer: list[T] = []
+    thread = threading.Thread(target=lambda: answer.append(read()), daemon=True)
     thread.start()
     thread.join(SECONDS_TO_ANSWER)
-    if answer:
-        return answer[0]
-    reason = f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not respond"
-    return UserFiles(unknown=dict.fromkeys(("nccl_files", "topology_file", "loadable"), reason))
+    return answer[0] if answer else None
 
 
 def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:

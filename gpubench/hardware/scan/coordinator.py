@@ -8,6 +8,8 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 from gpubench.hardware.scan.messages import (
     OWN_FAULT,
@@ -16,6 +18,7 @@ from gpubench.hardware.scan.messages import (
     Frames,
     MessageType,
     Outcome,
+    RingOrder,
     RoundOrder,
     RoundReply,
     clock_of,
@@ -30,6 +33,9 @@ from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample
 
 _AT_ONCE = 2**12
 """More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""
+
+_FIRST_RING = 1000
+"""Rings have numbers beyond those of all rounds, so that no worker takes one for the other."""
 
 SECONDS_TO_GREET = 2.0
 SECONDS_OF_GRACE = 2.0
@@ -64,6 +70,14 @@ class NodeRanks:
         return {rank: node for node, ranks in enumerate(self.ranks_by_node) for rank in ranks}
 
 
+class RingFailure(NamedTuple):
+    """Why a ring has no figure: what was seen at a node, and whether its own side is to blame."""
+
+    node: int
+    seen: str
+    is_own: bool
+
+
 class Coordinator:
     """Measures rounds by the supervisors that are connected; a node of which one is gone is gone."""
 
@@ -75,6 +89,7 @@ class Coordinator:
         self._supervised: dict[int, _Supervised] = {}
         self._gone: dict[int, str] = {}
         self._told: set[int] = set()
+        self._ring_numbers = count(_FIRST_RING)
         _allow_files(len(nodes.rails_by_rank) + 256)
 
     @property
@@ -143,6 +158,32 @@ class Coordinator:
         self._told |= gone.keys()
         samples = tuple(self._samples(planned, figures, remarks))
         return RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
+
+    def collective(self, nodes: Sequence[int]) -> "float | RingFailure":
+        """GB/s that pass a node in rings of these nodes, one a rail: the slowest of every ring, summed over rails."""
+        number = next(self._ring_numbers)
+        ranks = [self._nodes.ranks_by_node[node] for node in nodes]
+        orders = {
+            rank: RingOrder(number, before, after, place, len(nodes), self._deadline_s).packed()
+            for place, own in enumerate(ranks)
+            for before, rank, after in zip(ranks[place - 1], own, ranks[(place + 1) % len(ranks)], strict=True)
+        }
+        replies = self._ask(orders, MessageType.REPLY, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)
+        slowest: dict[int, float] = {}
+        failures: list[RingFailure] = []
+        for rank in orders:
+            node = self._node_by_rank[rank]
+            try:
+                reply = RoundReply.of(replies[rank])
+            except (KeyError, struct.error):
+                failures.append(RingFailure(node, self._gone.get(node, _SILENT), is_own=True))
+                continue
+            for rail, gb_s, outcome in reply.figures:
+                slowest[rail] = min(gb_s, slowest.get(rail, gb_s))
+                if outcome:
+                    words = _words(Outcome(outcome), reply.remark)
+                    failures.append(RingFailure(node, words, is_own=outcome in OWN_FAULT))
+        return next((each for each in failures if each.is_own), failures[0]) if failures else sum(slowest.values())
 
     def close(self) -> None:
         """Tell all supervisors that the scan is over, and whether everybody is still there to end MPI together."""

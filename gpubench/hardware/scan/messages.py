@@ -19,6 +19,7 @@ from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, LocalFigure, 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _ORDER = struct.Struct("!IIBdQ")
+_RING_ORDER = struct.Struct("!IIIIId")
 _REPLY = struct.Struct("!IH")
 _FIGURE = struct.Struct("!BdB")
 _LOCAL = struct.Struct("!BBd")
@@ -33,6 +34,7 @@ class MessageType(IntEnum):
     LOCAL_REPLY = 4
     END = 5
     CLOCK = 6
+    RING_ORDER = 7
 
 
 class Outcome(IntEnum):
@@ -90,6 +92,28 @@ class RoundOrder:
         """The inverse. Raises struct.error."""
         number, partner, listens, deadline_s, retired = _ORDER.unpack(body)
         return cls(number, partner, bool(listens), deadline_s, retired)
+
+
+@dataclass(frozen=True, slots=True)
+class RingOrder:
+    """What a supervisor is to do: measure its rails in rings of `size` nodes, between two ranks, at its own place."""
+
+    number: int
+    before: int
+    after: int
+    place: int
+    size: int
+    deadline_s: float
+
+    def packed(self) -> bytes:
+        """As bytes."""
+        own = (self.number, self.before, self.after, self.place, self.size, self.deadline_s)
+        return bytes((MessageType.RING_ORDER,)) + _RING_ORDER.pack(*own)
+
+    @classmethod
+    def of(cls, body: bytes) -> "RingOrder":
+        """The inverse. Raises struct.error."""
+        return cls(*_RING_ORDER.unpack(body))
 
 
 Figure = tuple[int, float, int]

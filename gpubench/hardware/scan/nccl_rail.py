@@ -1,16 +1,17 @@
-"""A GPU as the rail of a node: NCCL between two of them, in a communicator that each round makes anew."""
+"""A GPU as the rail of a node: NCCL between two or more of them, in a communicator that each round makes anew."""
 
 import socket
-import struct
 import time
 from typing import Any
 from zlib import crc32
 
 from gpubench.hardware.cuda.device import CudaDevice, open_device
 from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.hardware.nccl.pair import UNIQUE_ID_BYTES, PairCommunicator, new_unique_id
+from gpubench.hardware.nccl.bounded import BoundedCommunicator, new_unique_id
+from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError, meet, whole
+from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError
+from gpubench.hardware.scan.ring import Ring
 from gpubench.model.results.scan_rounds import LocalQuantity
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType
@@ -18,10 +19,7 @@ from gpubench.model.terms.operation import DataType
 EXCHANGED_BYTES = 256 * 2**20
 """Each way: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
 
-_SECONDS_OF_COPYING = 0.3
-_MOST_REPEATS = 1000
 _MOST_ROWS = 0x7FFFFFFF
-_COUNT = struct.Struct("!H")
 _HOST_BYTES = 64 * 2**20
 _HOST_SAMPLES = 5
 _BYTES_PER_GB = 1e9
@@ -55,22 +53,17 @@ class NcclRail:
             found.append((quantity.value, _HOST_BYTES / min(seconds) / _BYTES_PER_GB))
         return found
 
-    def exchange(self, connection: socket.socket, deadline: float, *, leads: bool) -> float:
-        """GB/s of both ways together over some 0.3 s; what arrived is verified.
+    def exchange(self, ring: Ring, deadline: float) -> float:
+        """GB/s that pass the GPU in both directions together, over some 0.3 s; what arrived is verified.
 
-        Raises OSError where the other end is gone or NCCL fails, TimeoutError among them, and where data are wrong.
+        Raises OSError where another end is gone or NCCL fails, TimeoutError among them, and where data are wrong.
         """
         device, library = self._open()
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        if leads:
-            unique_id = new_unique_id(library)
-            connection.sendall(unique_id)
-        else:
-            unique_id = whole(connection, UNIQUE_ID_BYTES)
-        communicator = PairCommunicator(library, unique_id, 0 if leads else 1, deadline)
+        unique_id = ring.pass_on(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))
+        communicator = BoundedCommunicator(library, unique_id, ring.place, ring.size, deadline)
         try:
-            gb_s = self._measured(device, communicator, connection, unique_id, deadline, leads=leads)
-            meet(connection)
+            gb_s = self._measured(device, communicator, ring, unique_id, deadline)
+            ring.meet()
             communicator.close(deadline)
         except BaseException:
             communicator.abort()
@@ -78,45 +71,35 @@ class NcclRail:
         return gb_s
 
     def _measured(
-        self,
-        device: CudaDevice,
-        communicator: PairCommunicator,
-        connection: socket.socket,
-        unique_id: bytes,
-        deadline: float,
-        *,
-        leads: bool,
+        self, device: CudaDevice, communicator: BoundedCommunicator, ring: Ring, unique_id: bytes, deadline: float
     ) -> float:
         """The figure; every communicator has data of its own, by its id."""
         send, receive = self._buffers
-        data = DataPattern(DataType.INT64, None, BOTH_WAYS)
+        data = DataPattern(DataType.INT64, None, ring.size)
         count = EXCHANGED_BYTES // DataType.INT64.size_bytes
         block = Block(crc32(unique_id) & _MOST_ROWS, 1, count, 0, count)
-        send.fill_sent(data, block, 0 if leads else 1)
+        send.fill_sent(data, block, ring.place)
         receive.fill_byte(EXCHANGED_BYTES, POISON)
+        before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
+        addresses, peers = (send.address, receive.address), (after, before)
 
-        def seconds(repeats: int) -> float:
+        def seconds(repeats: int) -> tuple[float, float]:
             device.stream.synchronize()
-            meet(connection)
+            around = ring.meet()
             start = time.perf_counter()
             for _ in range(repeats):
-                communicator.exchange(send.address, receive.address, EXCHANGED_BYTES, device.stream.ptr, deadline)
+                communicator.exchange(addresses, peers, EXCHANGED_BYTES, device.stream.ptr, deadline)
             while not device.stream.done:
                 communicator.check()
                 if time.monotonic() > deadline:
                     raise TimeoutError
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
-            return time.perf_counter() - start
+            return time.perf_counter() - start, around
 
         seconds(1)
-        first = seconds(1)
-        if leads:
-            repeats = max(1, min(_MOST_REPEATS, int(_SECONDS_OF_COPYING / first)))
-            connection.sendall(_COUNT.pack(repeats))
-        else:
-            (repeats,) = _COUNT.unpack(whole(connection, _COUNT.size))
-        taken = seconds(repeats)
-        wrong = receive.count_wrong(data, [(block, 1 if leads else 0)])
+        repeats = ring.repeats(*seconds(1))
+        taken, _ = seconds(repeats)
+        wrong = receive.count_wrong(data, [(block, before)])
         if wrong:
             raise WrongDataError(f"{wrong} wrong elements")
         return BOTH_WAYS * repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB

@@ -7,12 +7,13 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubench.hardware.scan.messages import (
     MessageType,
     Outcome,
+    RingOrder,
     RoundOrder,
     RoundReply,
     framed,
@@ -103,22 +104,38 @@ class Supervisor:
     def _reply(self, message: bytes, cards: Sequence[RankCard], own_host: str) -> bytes:
         if message[0] == MessageType.LOCAL_ORDER:
             return packed_local(list(self._local()))
+        if message[0] == MessageType.RING_ORDER:
+            ring = RingOrder.of(message[1:])
+            tasks = dict(self._ring_tasks(ring, cards, own_host))
+            return self.round(ring.number, tasks, ring.deadline_s).packed()
         order = RoundOrder.of(message[1:])
-        rails = [rail for rail in self.workers if not order.retired >> rail & 1]
+        return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
+
+    def _tasks(self, order: RoundOrder, cards: Sequence[RankCard], own_host: str) -> Iterator[tuple[int, WorkerTask]]:
         partner = cards[order.partner]
-        tasks = {
-            rail: WorkerTask(
-                order.number,
+        for rail in self.workers:
+            if rail in partner.ports and not order.retired >> rail & 1:
+                places = () if order.listens else partner.places(rail, own_host)
+                yield rail, WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
+
+    def _ring_tasks(
+        self, order: RingOrder, cards: Sequence[RankCard], own_host: str
+    ) -> Iterator[tuple[int, WorkerTask]]:
+        behind = cards[order.after]
+        for rail in self.workers:
+            yield (
                 rail,
-                order.partner,
-                self._rank,
-                order.deadline_s,
-                () if order.listens else partner.places(rail, own_host),
+                WorkerTask(
+                    order.number,
+                    rail,
+                    order.before,
+                    self._rank,
+                    order.deadline_s,
+                    behind.places(rail, own_host),
+                    order.size,
+                    order.place,
+                ),
             )
-            for rail in rails
-            if rail in partner.ports
-        }
-        return self.round(order.number, tasks, order.deadline_s).packed()
 
     def round(self, number: int, tasks: Mapping[int, WorkerTask], deadline_s: float) -> RoundReply:
         """All rails at once, within the deadline and what it takes to end who hangs."""

@@ -10,13 +10,15 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from gpubench.hardware.launch.launcher import die_with_parent
 from gpubench.hardware.scan.host_exchange import WrongDataError, exchange
 from gpubench.hardware.scan.messages import greet, welcome
+from gpubench.hardware.scan.ring import PAIR, Ring
 from gpubench.hardware.timing.host_copy import copy_seconds
 from gpubench.model.results.scan_rounds import LocalQuantity
 
@@ -35,8 +37,8 @@ class RailBackend(Protocol):
         """Phase 0: quantities by name, GB/s."""
         ...
 
-    def exchange(self, connection: socket.socket, deadline: float, *, leads: bool) -> float:
-        """GB/s both ways together, with whoever is behind the connection. Raises OSError, or RuntimeError."""
+    def exchange(self, ring: Ring, deadline: float) -> float:
+        """GB/s both ways together, with those of the ring. Raises OSError, or RuntimeError."""
         ...
 
 
@@ -51,18 +53,9 @@ class HostRail:
         seconds = min(copy_seconds(_MEMORY_BYTES, _MEMORY_SAMPLES))
         return [(LocalQuantity.MEMORY.value, _MEMORY_BYTES / seconds / _BYTES_PER_GB)]
 
-    def exchange(self, connection: socket.socket, deadline: float, *, leads: bool) -> float:
+    def exchange(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
         """Bytes to and fro, in a stream."""
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        return exchange(connection, leads=leads)
-
-
-def gpus_of_host(root: Path = Path("/")) -> int:
-    """The GPUs that the driver of this host lists in /proc, a file system that answers though the driver hangs."""
-    try:
-        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0
+        return exchange(ring)
 
 
 def _nccl_rail(device: int) -> RailBackend:
@@ -80,7 +73,8 @@ BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "hos
 class WorkerTask:
     """What a supervisor tells its worker: to measure by itself where `number` is 0, else with a partner.
 
-    `addresses` are the partner's, none where this end listens.
+    `addresses` are the partner's, none where this end listens. In a ring of `ring` workers, in which it has a `place`,
+    it listens for the partner before it, and `addresses` are of the one behind.
     """
 
     number: int
@@ -89,6 +83,8 @@ class WorkerTask:
     rank: int
     deadline_s: float
     addresses: tuple[tuple[str, int], ...] = ()
+    ring: int = 0
+    place: int = 0
 
 
 def main() -> None:
@@ -113,9 +109,9 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
         if not task.number:
             return {"number": 0, "local": backend.local()}
         deadline = time.monotonic() + task.deadline_s
-        with _partner(listener, secret, task, deadline) as connection:
-            gb_s = backend.exchange(connection, deadline, leads=not task.addresses)
-        return {"number": task.number, "gb_s": gb_s}
+        with ExitStack() as connections:
+            ring = _ring(listener, secret, task, deadline, connections)
+            return {"number": task.number, "gb_s": backend.exchange(ring, deadline)}
     except TimeoutError:
         return {"number": task.number, "failure": "deadline"}
     except WrongDataError as error:
@@ -126,10 +122,26 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
         return {"number": task.number, "failure": "failed", "remark": f"{type(error).__name__}: {error}"}
 
 
-def _partner(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float) -> socket.socket:
-    """The connection of this round with this partner; of earlier rounds some may still wait to be accepted."""
-    if task.addresses:
-        return _connected(secret, task, deadline)
+def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float, connections: ExitStack) -> Ring:
+    """The workers of this task, connected: of a pair the one that listens is the first."""
+    if task.ring:
+        # Who connects waits until it is greeted: all would, if none listened meanwhile.
+        with ThreadPoolExecutor(1) as other:
+            connecting = other.submit(_connected, secret, task, deadline)
+            before = connections.enter_context(_accepted(listener, secret, task, deadline))
+            after = connections.enter_context(connecting.result())
+        ring = Ring(task.place, task.ring, before, after)
+    else:
+        connect = _connected(secret, task, deadline) if task.addresses else None
+        one = connections.enter_context(connect or _accepted(listener, secret, task, deadline))
+        ring = Ring(int(bool(task.addresses)), PAIR, one, one)
+    for each in (ring.before, ring.after):
+        each.settimeout(max(0.01, deadline - time.monotonic()))
+    return ring
+
+
+def _accepted(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float) -> socket.socket:
+    """The connection of this round from this partner; of earlier rounds some may still wait to be accepted."""
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = listener.accept()

@@ -18,12 +18,13 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
-from gpubench.jobs.check.plan import Depth
+from gpubench.jobs.check.plan import LARGE_BYTES, Depth
 from gpubench.measure.check.documents import of_collective, of_p2p, together
 from gpubench.model.facts.launched_by import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need
+from gpubench.model.terms.units import format_size
 from gpubench.ports.group import Group
 
 MEMORY_BYTES = 64 * 2**20
@@ -31,6 +32,10 @@ MEMORY_BYTES = 64 * 2**20
 
 _MEMORY_SAMPLES = 20
 _MEMORY_ROUNDS = 3
+
+_COPIES = {Depth.FULL: (), Depth.DEFAULT: ("--no-patterns",), Depth.BRIEF: ("--no-patterns",)}
+_BRIEF_COPIES = ("--sizes", format_size(LARGE_BYTES))
+"""One size, with peer access off and on: on eight H200s a quarter of what is copied by default."""
 
 _OWN_ERROR = "gpubench: error: "
 _MOST_WORDS = 300
@@ -46,7 +51,8 @@ class ChildCommands:
     def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float, profile: str | None = None) -> None:
         self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
         self._judged_by = () if profile is None else ("--profile", profile)
-        self.alone = "one GPU: it has nobody to talk to" if len(nodes[0].gpus) == 1 else ""
+        self._gpus = _visible(nodes[0])
+        self.alone = "one GPU: it has nobody to talk to" if self._gpus == 1 else ""
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
@@ -55,15 +61,18 @@ class ChildCommands:
     def peer_and_host_copies(self) -> Measurements:
         """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
         needs = (Need.PEER_COPIES, Need.HOST_COPIES)
-        gpus = len(self._nodes[0].gpus)
+        gpus = self._gpus
         if not gpus:
             return Measurements(left_out=dict.fromkeys(needs, "no GPU"))
-        arguments = ["p2p", "--strict", *self._judged_by, *(() if self._depth is Depth.FULL else ("--no-patterns",))]
+        brief = self._depth is Depth.BRIEF and gpus > 1
+        arguments = ["p2p", "--strict", *self._judged_by, *(_BRIEF_COPIES if brief else _COPIES[self._depth])]
         try:
             found = of_p2p(_document(arguments, self._timeout_s))
         except CouldNotMeasureError as error:
             return Measurements(failed=dict.fromkeys(needs, str(error)))
-        return replace(found, left_out={Need.PEER_COPIES: "one GPU: it has nobody to copy to"} if gpus == 1 else {})
+        if gpus == 1:
+            return replace(found, left_out={Need.PEER_COPIES: "one GPU: it has nobody to copy to"})
+        return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
@@ -72,6 +81,11 @@ class ChildCommands:
         """
         given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *self._judged_by]
         return of_collective(_document([collective.name, *given], self._timeout_s))
+
+
+def _visible(node: Topology) -> int:
+    """The GPUs that CUDA shows to this process; all of the node where CUDA does not say."""
+    return sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
 
 
 def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.jobs.check.child_commands import ChildCommands
 from gpubench.jobs.check.judging import deliver, matches_of, recorded_measurements
-from gpubench.jobs.check.measuring import CheckMeasurer, measured
+from gpubench.jobs.check.measuring import SECONDS_TO_READ, CheckMeasurer, Waiting, measured
 from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import presenting
@@ -39,17 +39,19 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
 
     Raises GpubenchError: no GPU where none was said to be, a broken profile, or an output that cannot be written.
     """
-    with presenting(plan.presentation, plan.recording.record) as presenter:
+    is_here = plan.source.text is None
+    with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
+        presenter.waiting("reading this machine", SECONDS_TO_READ)
         machines = plan.source.machines()
         matches = matches_of(plan, machines)
-        measurements = _measured(plan, machines)
-        if plan.source.text is None and plan.depth is not Depth.QUICK:
+        measurements = _measured(plan, machines, presenter.waiting if is_here else None)
+        if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
             watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
             machines = machines.with_snapshots(watched)
         return deliver(plan, arguments, machines, matches, measurements, presenter)
 
 
-def _measured(plan: CheckPlan, machines: Machines) -> Measurements:
+def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:
     source = plan.source
     if isinstance(source, Replayed):
         return recorded_measurements(source.directory, machines.nodes[0], plan.profile)
@@ -58,4 +60,4 @@ def _measured(plan: CheckPlan, machines: Machines) -> Measurements:
         from gpubench.jobs.check.simulated import SimulatedMeasurer
 
         by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)
-    return measured(plan.depth, machines.nodes, by)
+    return measured(plan.depth, machines.nodes, by, waiting)

@@ -20,9 +20,11 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.measurements import QUICK, Measurements
-from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.result_file import MODELS
+from gpubench.model.results.topo.devices import device_sections
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_of_gpus, profiles_for
 from gpubench.readers.documents.json_lines import read_json_line
@@ -38,8 +40,9 @@ def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]
         CouldNotMeasureError: no node has a GPU, and the profile asked for is not that of a host.
         UsageError: a profile is not there, or broken.
     """
-    matches = profiles_for(machines.nodes, os.environ, plan.profile)
     has_gpus = any(node.gpus or node.snapshot.failures for node in machines.nodes)
+    asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
+    matches = profiles_for(machines.nodes, os.environ, asked)
     is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
     if not has_gpus and not is_host:
         raise no_gpu(machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host", for_what=NAME)
@@ -66,6 +69,8 @@ def deliver(
         nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
     )
     report = judge(facts)
+    if plan.brief:
+        report = _with_machines(report, facts)
     metadata = metadata_of(
         arguments,
         NAME,
@@ -76,12 +81,20 @@ def deliver(
             "depth": plan.depth.value,
             "strict": plan.strict,
             "timeout_s": plan.timeout_s,
+            **({"brief": True} if plan.brief else {}),
             MODELS: sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name}),
         },
     )
     presenter.begin(metadata, ())
     presenter.end(report)
     return presenter.exit_code
+
+
+def _with_machines(report: Report, facts: Facts) -> Report:
+    """The report with what machines it is about; of one without any GPU nothing passes, since nothing was looked at."""
+    no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
+    verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
+    return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
 
 
 def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:

@@ -26,9 +26,10 @@ FACTS_TIMEOUT_S = 20.0
 
 
 class Depth(StrEnum):
-    """The amount of measuring: none, a minute of it, or everything."""
+    """The amount of measuring: none, half a minute of it, a minute, or everything."""
 
     QUICK = "quick"
+    BRIEF = "brief"
     DEFAULT = "default"
     FULL = "full"
 
@@ -37,10 +38,19 @@ class Depth(StrEnum):
         """All-reduce alone, or all of them."""
         return tuple(map(collective_named, SUMMARIES if self is Depth.FULL else ("allreduce",)))
 
+    def sizes(self, *, on_gpus: bool) -> tuple[int, ...]:
+        """The sizes of a collective: of GPUs, or of CPU ranks."""
+        if self is Depth.BRIEF:
+            return (SMALL_BYTES, LARGE_BYTES) if on_gpus else HOST_SIZES[1:2]
+        return GPU_SIZES if on_gpus else HOST_SIZES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """The machines to check and how; `profile` is the name or file of the one to judge by, None for a match."""
+    """The machines to check and how; `profile` is the name or file of the one to judge by, None for a match.
+
+    `brief` is whether the answer is one of ten lines, which a machine without GPUs gets too.
+    """
 
     depth: Depth
     source: Source
@@ -49,6 +59,7 @@ class CheckPlan:
     expected_gpus: int | None = None
     strict: bool
     timeout_s: float
+    brief: bool = False
     presentation: Presentation
 
     @property

@@ -93,7 +93,7 @@ class CheckRankJob:
         matches = agree(group, lambda: matches_of(plan, machines))
         by = RankMeasurer(group, self._progress, self.identity, machines.nodes, plan)
         measurements = measured(plan.depth, machines.nodes, by)
-        if plan.depth is not Depth.QUICK:
+        if plan.depth not in (Depth.QUICK, Depth.BRIEF):
             before = machines.snapshots[self.identity.node]
             watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])
             machines = machines.with_snapshots([each for node in watched for each in node])

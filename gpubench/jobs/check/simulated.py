@@ -15,7 +15,7 @@ from gpubench.jobs.p2p import job as p2p_job
 from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.documents import findings_beside_speed, of_nodes, together
 from gpubench.measure.collective.simulated import MOST_ROWS, simulate
-from gpubench.measure.p2p.request import Method, P2pRequest, default_series
+from gpubench.measure.p2p.request import Method, P2pRequest, default_series, sweep_series
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements, Need
@@ -93,10 +93,12 @@ class SimulatedMeasurer:
         full = self._depth is Depth.FULL
         gpus = range(len(copies.gpus))
         several = len(copies.gpus) > 1
+        brief = self._depth is Depth.BRIEF and several
+        series = sweep_series((_PAIR_BYTES,)) if brief else default_series(_PAIR_BYTES, sm=full)
         request = P2pRequest(
             pairs=tuple((one, other) for one in gpus for other in gpus if one != other),
-            series=default_series(_PAIR_BYTES, sm=full) if several else (),
-            host_bytes=_HOST_BYTES,
+            series=series if several else (),
+            host_bytes=None if brief else _HOST_BYTES,
             patterns=tuple(CopyPattern) if full and several else (),
             pattern_bytes=_PAIR_BYTES,
             method=Method(repeats=1),
@@ -108,5 +110,9 @@ class SimulatedMeasurer:
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EVIDENCE_SECTION, EvidenceRow)),
             findings=findings_beside_speed(report.findings),
-            left_out={} if several else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
+            left_out={Need.HOST_COPIES: "gpubench check measures them"}
+            if brief
+            else {}
+            if several
+            else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
         )

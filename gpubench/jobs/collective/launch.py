@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpubench.errors import (
     JUDGED_AND_FAILED,
@@ -24,12 +24,14 @@ from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_plan import write_plan
 from gpubench.jobs.outputs import check_writable
 from gpubench.model.terms.hang import LostRank, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.overlap.asked import OVERLAP
 from gpubench.model.terms.units import counted
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
     from gpubench.formats.presenter import Presenter
+    from gpubench.model.results.report import Row
 
 HOST_RANKS = 2
 _MOST_KEPT_LINES = 20
@@ -94,7 +96,7 @@ def _presenter(plan: CollectivePlan) -> "Presenter":
     from gpubench.formats.presenter import Presenter, terminal_style
 
     shown = plan.presentation
-    return Presenter(shown, terminal_style(shown, sys.stdout), progress=_shows_progress(plan))
+    return Presenter(shown, terminal_style(shown, sys.stdout), progress=shown.show_progress)
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
@@ -111,7 +113,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     if needing is not None:
         if not driver.visible:
             why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
-            raise no_gpu(why, for_what=f"--backend {needing}")
+            raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
         from gpubench.hardware.cuda.device import check_installed
 
         check_installed(driver)
@@ -139,6 +141,7 @@ class _LaunchedJob:
         self._kept_lines: list[str] = []
         self._launcher_code = 0
         self._is_late = False
+        self._is_overlap = False
 
     def listen(self, ranks: channel.ChannelReceiver) -> None:
         """Present messages until the job is over, and then end what is left of it."""
@@ -176,7 +179,7 @@ class _LaunchedJob:
             ranks.expect_no_end()
 
     def _take(self, message: channel.Message) -> None:
-        from gpubench.model.results.report import CollectiveRow, Metadata
+        from gpubench.model.results.report import Metadata
 
         kind = message["kind"]
         if not self._ranks_spoke and kind != "lost":
@@ -185,11 +188,13 @@ class _LaunchedJob:
         if kind != "hello":
             self._take_back()
         if kind == "begin":
-            self._presenter.begin(Metadata.from_record(message["metadata"]))
+            metadata = Metadata.from_record(message["metadata"])
+            self._is_overlap = metadata.subject == OVERLAP
+            self._presenter.begin(metadata)
         elif kind == "progress":
             self._presenter.progress(message["done"], message["total"], message["label"])
         elif kind == "row":
-            self._presenter.row(CollectiveRow(**message["row"]))
+            self._presenter.row(self._row_of(message["row"]))
         elif kind == "end":
             self._presenter.end(channel.report_in(message))
         elif kind == "lost":
@@ -197,6 +202,15 @@ class _LaunchedJob:
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
+
+    def _row_of(self, record: Mapping[str, Any]) -> "Row":
+        if self._is_overlap:
+            from gpubench.model.results.rows.overlap import OverlapRow
+
+            return OverlapRow(**record)
+        from gpubench.model.results.report import CollectiveRow
+
+        return CollectiveRow(**record)
 
     def _take_line(self, line: str) -> None:
         """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's error text once the outcome is known.

@@ -13,8 +13,8 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
+from gpubench.model.facts.backends import HOST, MPI
 from gpubench.model.facts.mpi_support import MpiSupport
-from gpubench.model.terms.backends import HOST, MPI
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group

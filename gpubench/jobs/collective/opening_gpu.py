@@ -16,10 +16,10 @@ from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machin
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.gpus import open_gpu
+from gpubench.model.facts.backends import MPI, TORCH
 from gpubench.model.facts.idle_gpu import holders
 from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.terms.backends import MPI, TORCH
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group
@@ -49,6 +49,9 @@ def open_on_gpu(
         watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
         path_watch = stack.enter_context(watch)
     rank.progress.enter(Phase.OPENING)
+    alone = _asked_alone(kinds, plan, group)
+    if plan.nccl_library is None:
+        agree(group, lambda: [each.load(driver.cuda) for each in kinds], place=str(rank.identity))
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
@@ -58,7 +61,6 @@ def open_on_gpu(
         return "" if use is None else holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
 
     stack.enter_context(naming_holders(memory_holders))
-    alone = _asked_alone(kinds, plan, group)
     library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
     if path_watch is not None:
         path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)

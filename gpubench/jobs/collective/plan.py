@@ -10,11 +10,12 @@ from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.recording import Recording
+from gpubench.model.facts.backends import HOST
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.backends import HOST
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import ALGORITHM_VARIABLE, HIERARCHICAL, PROTOCOL_VARIABLE, NcclChoice
+from gpubench.model.terms.overlap.asked import OVERLAP, OverlapAsked
 from gpubench.model.terms.sweep import parse_sizes
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class RankOptions:
     """The options of a rank beside its request, as plain data.
 
     `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
-    to judge speed by, None for a match.
+    to judge speed by, None for a match. `overlap` is the computation beside the collective, None for none.
     """
 
     backend: str | None = None
@@ -101,6 +102,7 @@ class RankOptions:
     expected_gpus: int | None = None
     variants: AskedVariants = AskedVariants()
     profile: str | None = None
+    overlap: OverlapAsked | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,10 @@ class CollectivePlan(RankOptions):
     def rank_options(self) -> RankOptions:
         """The options alone."""
         return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
+
+    def asking_for_gpus(self, backend: str) -> str:
+        """What asks for GPUs, for messages."""
+        return f"--backend {backend}" if self.overlap is None else OVERLAP
 
     @property
     def collective(self) -> "Collective":

@@ -31,8 +31,8 @@ from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.facts.backends import NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.backends import NCCL_ALONE
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -96,6 +96,7 @@ class CollectiveRankJob:
 
     def _measure(self, rank: Rank, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         group, backend = self._group, opened.backend
+        self._before_sizes(opened)
         request = self._plan.at_sizes_for(backend.name)
         identities = group.gather(self.identity)
         self._progress.name_ranks(identities)
@@ -106,7 +107,7 @@ class CollectiveRankJob:
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, beside, request, identities, dropped)
-        metadata = collective_metadata(described, request.collective, self._arguments)
+        metadata = self._metadata(described)
         past = self._past(metadata)
         if past is not None and past.note:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
@@ -149,6 +150,12 @@ class CollectiveRankJob:
         if self._group.rank == 0:
             listener.end(report)
         return self._group.broadcast(self._exit_code(metadata, report))
+
+    def _before_sizes(self, opened: Opened) -> None:
+        """Take what has to be there before memory is shared out among sizes; a collective alone needs nothing."""
+
+    def _metadata(self, described: DescribedCollective) -> "Metadata":
+        return collective_metadata(described, self._plan.collective, self._arguments)
 
     def _exit_code(self, metadata: "Metadata", report: Report) -> int:
         if self._presenter is not None:
@@ -245,7 +252,7 @@ class CollectiveRankJob:
 
         shown = self._plan.presentation
         check_writable(shown.outputs, self._plan.recording.record)
-        self._presenter = Presenter(shown, rank_style(shown), progress=False)
+        self._presenter = Presenter(shown, rank_style(shown), progress=shown.show_progress, is_rank=True)
         return self._presenter
 
     def _described(

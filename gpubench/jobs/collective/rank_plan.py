@@ -10,12 +10,18 @@ from gpubench.collectives.registry import collective_named
 from gpubench.collectives.request import Asked
 from gpubench.jobs.collective.plan import CollectivePlan, RankOptions
 from gpubench.jobs.recording import Recording
+from gpubench.model.facts.backends import HOST, TORCH
 from gpubench.model.terms.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.model.facts.launched_by import LaunchedBy
     from gpubench.ports.group import Group
+
+_TORCH = ("torch", "torch.distributed")
+_ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
+_ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
+"""The modules that backends need, imported while MPI starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +70,26 @@ def run_launched(channel: str, launch: "LaunchedBy") -> int:
 
 def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
     """Be a rank of a collective; the exit code."""
+    from gpubench.hardware.node.gpu_count import gpus_of_host
     from gpubench.jobs import rank
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
     def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
+        if plan.overlap is not None:
+            from gpubench.jobs.collective.overlap.rank_job import OverlapRankJob
+
+            return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, rank.rendezvous_of(launch))
+    imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS
+    defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch)
+    return rank.run(make_job, launch, plan.timeout_s, defaults, _of_torch(plan) + imports, rendezvous)
+
+
+def _of_torch(plan: CollectivePlan) -> tuple[str, ...]:
+    """What comes before CuPy where torch is measured: the first libnccl.so.2 of a process is everybody's."""
+    asked = (plan.backend or "", *plan.variants.beside)
+    return _TORCH if any(each.startswith(TORCH) for each in asked) and plan.nccl_library is None else ()
 
 
 def _beside(channel: str) -> Path:

@@ -1,8 +1,8 @@
 """A collective on a simulated machine: one process, no MPI, no GPU."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.collectives.request import SweepRequest
@@ -25,13 +25,50 @@ from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.listener import Listener
 from gpubench.profiles.files import find
 
 
-def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
-    """Present the model's figures; the exit code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledCollective:
+    """A collective on a simulated machine: the request with the sizes that are left, ranks, and what their times are.
+
+    `staged` are pairs of ranks that faults make go through host memory.
+    """
+
+    request: SweepRequest
+    identities: Sequence[RankIdentity]
+    nodes: Sequence[Snapshot]
+    times: CollectiveTimes
+    per_node: int
+    described: DescribedCollective
+    staged: Sequence[tuple[int, int]]
+    simulation: Simulation
+
+    def report(
+        self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
+    ) -> Report:
+        """The rows of the model, with paths and speed judged; `keep` gets the times of every row."""
+        name, source = self.request.collective.name, self.simulation.source
+
+        def seconds(size: int, row: int, attempt: int) -> Sequence[float]:
+            return self.times.seconds(name, size, row=row + attempt * MOST_ROWS, ranks_per_node=self.per_node)
+
+        paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source)
+        judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
+        collective = self.request.collective
+        speed = judge_of_model(collective, self.times, self.described.hosts, self.per_node, judged_by)
+        ranks = len(self.identities)
+        report = simulate(self.request, ranks, len(self.nodes), seconds, listener, paths, speed, keep)
+        working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
+        return with_gpu_count(with_presence(report, [Topology(node) for node in self.nodes], plan), working, plan)
+
+
+def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
+    """The collective of a plan on a simulated machine.
 
     Raises:
         UsageError: ranks that the machine cannot have, a root that is no rank.
@@ -47,8 +84,7 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     check_root(request.collective, request.root, len(identities))
     dropped = without_data(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
-    name = request.collective.name
-    times.seconds(name, max(request.sizes), row=0, ranks_per_node=per_node)
+    times.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
     staged = times.staged_pairs(per_node)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
     described = described_collective(
@@ -61,23 +97,28 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
         dropped_sizes=dropped,
         model=model,
     )
+    return ModelledCollective(
+        request=request,
+        identities=identities,
+        nodes=nodes,
+        times=times,
+        per_node=per_node,
+        described=described,
+        staged=staged,
+        simulation=simulation,
+    )
+
+
+def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
+    """Present the model's figures; the exit code. Raises as `modelled`."""
+    found = modelled(plan, source)
     made: list[Sequence[float]] = []
-
-    def seconds(size: int, row: int, attempt: int) -> Sequence[float]:
-        return times.seconds(name, size, row=row + attempt * MOST_ROWS, ranks_per_node=per_node)
-
     with presenting(plan.presentation, plan.recording.record) as presenter:
-        topology = Topology(nodes[0]).fingerprint()
-        metadata = collective_metadata(described, request.collective, arguments, topology=topology)
-        presenter.begin(metadata)
-        paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source)
-        judged_by = simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
-        speed = judge_of_model(request.collective, times, described.hosts, per_node, judged_by)
-        report = simulate(request, len(identities), len(nodes), seconds, presenter, paths, speed, made.append)
-        working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in nodes}
-        report = with_gpu_count(with_presence(report, [Topology(node) for node in nodes], plan), working, plan)
+        topology = Topology(found.nodes[0]).fingerprint()
+        presenter.begin(collective_metadata(found.described, plan.collective, arguments, topology=topology))
+        report = found.report(presenter, plan, made.append)
         if plan.recording.record is not None:
-            _record(plan.recording.record, described, nodes, request, made)
+            _record(plan.recording.record, found.described, found.nodes, found.request, made)
         presenter.end(report)
     return presenter.exit_code
 

@@ -12,12 +12,13 @@ from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
+from gpubench.hardware.simulated.managed import SimulatedManaged
 from gpubench.jobs.gpus import usable_driver
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.p2p.plan import NAME, P2pPlan
+from gpubench.jobs.p2p.plan import NAME, MemoryKind, P2pPlan
 from gpubench.jobs.p2p.replayed import replayed
-from gpubench.jobs.p2p.requests import request_for_process
+from gpubench.jobs.p2p.requests import check_managed, request_for_process
 from gpubench.jobs.p2p.setup import CopySetup
 from gpubench.jobs.past import bandwidth_of, past_of
 from gpubench.jobs.simulation import Simulation
@@ -35,6 +36,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.ports.copies import Copies
 from gpubench.ports.link_counters import LinkCounters
 from gpubench.ports.listener import Listener
+from gpubench.ports.managed import ManagedMemory
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
 
@@ -52,6 +54,12 @@ def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
     if launch is None or launch.size == 1:
         return run_alone(plan, arguments)
     refuse_under_launcher(NAME, source, launch)
+    if plan.memory is MemoryKind.MANAGED:
+        raise UsageError(
+            f"p2p --memory managed under {launch.launcher}",
+            expected="one process: managed memory belongs to one",
+            next_step="gpubench p2p --memory managed without the launcher",
+        )
     from gpubench.jobs import rank
     from gpubench.jobs.p2p.ranks import P2pRanksJob
 
@@ -70,7 +78,7 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
     shown = plan.presentation
     check_writable(shown.outputs, plan.recording.record)
     is_here = isinstance(plan.source, Here)
-    shows_progress = shown.show_progress and sys.stderr.isatty() and is_here
+    shows_progress = shown.show_progress and is_here
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
     with delivering(presenter), _opened(plan) as setup:
         metadata = setup.metadata(arguments)
@@ -78,7 +86,7 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
             presenter.begin(metadata, PAIR_COLUMNS)
             if shows_progress:
                 cells = setup.request.steps(len(setup.machine.gpus))
-                presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
+                presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
             look_again = _looking_again(plan) if is_here else None
             past = bandwidth_of(past_of(shown.history, metadata))
             run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
@@ -109,7 +117,8 @@ def _opened(plan: P2pPlan) -> Iterator[CopySetup]:
         _check_first_node(simulation, machines.nodes[0])
         first = replace(machines, nodes=machines.nodes[:1])
         copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
-        yield _setup(replace(plan, check=False), first, copies, NoCounters(), {})
+        managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
+        yield _setup(replace(plan, check=False), first, copies, NoCounters(), {}, managed=managed)
     else:
         with _own_gpus(plan) as setup:
             yield setup
@@ -135,6 +144,7 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
 @contextmanager
 def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
     """The GPUs of this process; facts are read before anything is put on them."""
+    from gpubench.hardware.copies.managed import open_managed
     from gpubench.hardware.copies.one_process import open_copies
     from gpubench.hardware.node.nvml.gpu_use import NvmlUse
     from gpubench.hardware.node.nvml.link_counters import NvmlCounters
@@ -147,7 +157,9 @@ def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
     counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     try:
         users = use.of([gpu.bus_id for gpu in copies.gpus], {os.getpid()})
-        yield _setup(plan, machines, copies, counters, copies.libraries(), IdleWindow(counters, users))
+        managed = open_managed(copies) if plan.memory is MemoryKind.MANAGED else None
+        window = IdleWindow(counters, users)
+        yield _setup(plan, machines, copies, counters, copies.libraries(), window, managed)
     finally:
         use.close()
         counters.close()
@@ -161,15 +173,19 @@ def _setup(
     counters: LinkCounters,
     libraries: Mapping[str, str],
     window: IdleWindow | None = None,
+    managed: ManagedMemory | None = None,
 ) -> CopySetup:
     """A run of one process; `window` looks at its GPUs while it does not copy.
 
     Raises:
         UsageError: `--pairs` names a GPU that is not there, or a profile cannot be used.
+        CouldNotMeasureError: managed memory is asked for and no GPU has any.
     """
     (node,) = machines.nodes
     matched = profile_for(node, os.environ, plan.profile)
-    request = request_for_process(plan, copies.gpus)
+    support = () if managed is None else managed.support()
+    check_managed(support)
+    request = request_for_process(plan, copies.gpus, support)
     origin = Origin.SIMULATED if machines.source is not None else Origin.MEASURED
     wiring, apart = wiring_of_process(node, copies.gpus), unreachable_pairs(copies)
     return CopySetup(
@@ -186,7 +202,7 @@ def _setup(
             expected_gpus=plan.expected_gpus,
         ),
         request=request,
-        bench=CopyBench(request, copies, counters, window),
+        bench=CopyBench(request, copies, counters, window, managed),
         libraries=libraries,
     )
 

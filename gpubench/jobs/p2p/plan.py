@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 NAME = "p2p"
 
 
+class MemoryKind(StrEnum):
+    """The memory that is copied: plain allocations, or managed memory beside them."""
+
+    PLAIN = "plain"
+    MANAGED = "managed"
+
+
 class As(StrEnum):
     """Programs whose parameters can be used."""
 
@@ -25,7 +32,7 @@ class P2pPlan:
     """The machine to measure and how; `pairs` are the driver's indices or ranks, and None is all.
 
     `sizes` of None are the default; `like` is one of As. `profile` is the name or file of the one to judge by, None for
-    a match.
+    a match. Of managed memory one size is measured.
     """
 
     source: "Source"
@@ -39,6 +46,7 @@ class P2pPlan:
     strict: bool
     evidence: EvidenceUse
     timeout_s: float
+    memory: MemoryKind = MemoryKind.PLAIN
     profile: str | None = None
     expected_gpus: int | None = None
     presentation: Presentation

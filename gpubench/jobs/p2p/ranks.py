@@ -118,7 +118,7 @@ class P2pRanksJob:
             return None
         shown = self._plan.presentation
         check_writable(shown.outputs, self._plan.recording.record)
-        return Presenter(shown, rank_style(shown), progress=False)
+        return Presenter(shown, rank_style(shown), progress=shown.show_progress, is_rank=True)
 
     def _own_snapshots(self) -> list[Snapshot]:
         return self._plan.source.machines().snapshots if self.identity.local_rank == 0 else []

@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from itertools import permutations
 
-from gpubench.errors import UsageError
-from gpubench.jobs.p2p.plan import P2pPlan
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.jobs.p2p.plan import MemoryKind, P2pPlan
 from gpubench.measure.p2p.machine import IPC, NETWORK, CopyMachine
 from gpubench.measure.p2p.request import NVBANDWIDTH, Method, P2pRequest, default_series, sweep_series
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction, Engine
+from gpubench.model.terms.managed import ManagedSupport
+from gpubench.model.terms.units import counted
+
+_MANAGED_SAMPLES = 5
+"""A pass over managed memory is one copy, where plain memory is copied many times in a sample."""
 
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
 
@@ -16,12 +21,15 @@ _HOST_BYTES = 64 * 2**20
 """Less than between GPUs: the host fills and checks its end itself."""
 
 
-def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
-    """The request for the GPUs of one process.
+def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequence[ManagedSupport] = ()) -> P2pRequest:
+    """The request for the GPUs of one process; `managed` is what CUDA says of their managed memory.
 
     Raises:
         UsageError: `--pairs` names a GPU that is not there.
+        CouldNotMeasureError: there is one GPU, and no copies with host memory were asked for.
     """
+    if plan.memory is MemoryKind.MANAGED:
+        return _request_for_managed(plan, gpus, managed)
     size_bytes, method = _size_and_method(plan)
     if plan.like is not None:
         ways = [(engine, way) for engine in Engine for way in (Direction.WRITE, Direction.READ)]
@@ -30,6 +38,13 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
         series = default_series(size_bytes) if plan.sizes is None else sweep_series(plan.sizes)
     whole, several = plan.sizes is None and plan.pairs is None, len(gpus) > 1
     host_bytes = _HOST_BYTES if plan.like is None else size_bytes
+    if not several and not (plan.host and whole):
+        raise CouldNotMeasureError(
+            f"{counted(len(gpus), 'GPU')}: it has nobody to copy to",
+            expected="two GPUs, for copies between them",
+            reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
+            next_step="gpubench p2p, which copies between a single GPU and host memory",
+        )
     return P2pRequest(
         pairs=_pairs_of_gpus(plan, gpus),
         series=series if several else (),
@@ -38,6 +53,23 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
         pattern_bytes=size_bytes,
         method=method,
         check=plan.check,
+    )
+
+
+def _request_for_managed(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequence[ManagedSupport]) -> P2pRequest:
+    """Managed memory, beside plain copies of the same size: by copy engines, and by kernels that read."""
+    size_bytes = _HOST_BYTES if plan.sizes is None else plan.sizes[0]
+    ways = ((Engine.CE, Direction.WRITE), (Engine.SM, Direction.READ))
+    series = tuple(Series(engine, way, peer=True, size_bytes=size_bytes) for engine, way in ways)
+    return P2pRequest(
+        pairs=_pairs_of_gpus(plan, gpus),
+        series=series if len(gpus) > 1 else (),
+        host_bytes=size_bytes if plan.host and plan.pairs is None else None,
+        pattern_bytes=size_bytes,
+        method=Method(samples=_MANAGED_SAMPLES),
+        check=plan.check,
+        managed_bytes=size_bytes,
+        managed=tuple(managed),
     )
 
 
@@ -102,3 +134,14 @@ def _pairs_of_gpus(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
                     next_step="gpubench topo shows the GPUs and their numbers",
                 )
     return tuple((positions[f"GPU{one}"], positions[f"GPU{other}"]) for one, other in plan.pairs)
+
+
+def check_managed(support: Sequence[ManagedSupport]) -> None:
+    """Raise CouldNotMeasureError where managed memory was asked for and no GPU has any."""
+    if support and all(each.managed is False for each in support):
+        raise CouldNotMeasureError(
+            support[0].lacks,
+            expected="a GPU with unified memory",
+            reason="a vGPU without it, or a driver that was built without its kernel module nvidia-uvm",
+            next_step="gpubench p2p measures plain memory",
+        )

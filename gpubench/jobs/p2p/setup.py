@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from gpubench.hardware import recorded
 from gpubench.jobs.machines import Machines
@@ -47,6 +48,7 @@ class CopySetup:
                 "repeats": request.method.repeats,
                 "sample_seconds": request.method.sample_seconds,
                 "as": plan.like,
+                **_of_managed(request),
                 "check": request.check,
                 "strict": plan.strict,
                 "evidence": plan.evidence.value,
@@ -80,3 +82,10 @@ class CopySetup:
                 )
             )
             yield RecordingBench(self.bench, write)
+
+
+def _of_managed(request: P2pRequest) -> dict[str, Any]:
+    """Options of a run with managed memory, and what CUDA says of it."""
+    if not request.managed_bytes:
+        return {}
+    return {"memory": "managed", "managed": [asdict(each) for each in request.managed]}

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 
-from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.scan_fabric import (
     host_names,
@@ -12,14 +11,14 @@ from gpubench.hardware.simulated.scan_fabric import (
     simulated_scan_fabric,
 )
 from gpubench.hardware.simulated.scan_rounds import SimulatedRounds
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import check_file_writable, check_writable
 from gpubench.jobs.scan.checks import check_node_count
 from gpubench.jobs.scan.delivery import deliver
+from gpubench.jobs.scan.facts import fact_findings
 from gpubench.jobs.scan.plan import ScanPlan
 from gpubench.jobs.scan.rounds_folder import KeptScan, ResumedRounds, RoundsFolder, check_same, read_rounds
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
-from gpubench.measure.check.health import judge
 from gpubench.measure.scan.decoding import decode
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
 from gpubench.measure.scan.prediction import collectives
@@ -27,12 +26,10 @@ from gpubench.measure.scan.report import SECTIONS as SECTIONS
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import scan
 from gpubench.model.facts.launched_by import LaunchedBy, launched_by
-from gpubench.model.paths.nodes import group
-from gpubench.model.results.measurements import QUICK
 from gpubench.model.results.stored_scan import StoredFabric
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Finding, Verdict
-from gpubench.profiles.nodes import profiles_for
+from gpubench.model.terms.verdict import Finding
+from gpubench.profiles.nodes import matched_profiles
 from gpubench.readers.leaves import leaves_of
 
 SIMULATED = "simulated"
@@ -43,6 +40,8 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
     launch = launched_by(os.environ)
     if launch is None or launch.rank == 0:
         check_writable(plan.presentation.outputs)
+        if plan.hostfile is not None:
+            check_file_writable(plan.hostfile)
     if plan.simulation is not None:
         _refuse_under_launcher("--simulate", launch)
         return _run_simulated(plan, plan.simulation, arguments)
@@ -95,13 +94,11 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 def _facts(simulation: Simulation) -> list[Finding]:
     """What the facts of the nodes show, where a fault is planted that they do."""
-    if all(fault.only_scan for fault in simulation.faults):
+    if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()
     nodes = machines.nodes
-    profiles = [None if found is None else found.profile for found in profiles_for(nodes, os.environ, None)]
-    found = judge(Facts(nodes, group(nodes), machines.processes, profiles, QUICK)).findings
-    return [each for each in found if each.severity in (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)]
+    return fact_findings(nodes, matched_profiles(nodes, os.environ), machines.processes)
 
 
 def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:

@@ -5,22 +5,24 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.gpu_count import gpus_of_host
 from gpubench.hardware.node.probe import probe
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks, RingFailure
+from gpubench.hardware.scan.ring import PAIR
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
-from gpubench.hardware.scan.worker import gpus_of_host
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.addresses import offered_addresses
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.scan.checks import check_backend, check_node_count, check_placement
 from gpubench.jobs.scan.delivery import deliver
+from gpubench.jobs.scan.facts import fact_findings
 from gpubench.jobs.scan.plan import ScanPlan
 from gpubench.jobs.scan.rounds_folder import (
     RenumberedRounds,
@@ -31,9 +33,10 @@ from gpubench.jobs.scan.rounds_folder import (
 )
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE
 from gpubench.measure.scan.decoding import decode
-from gpubench.measure.scan.facts import fact_findings, nic_names
+from gpubench.measure.scan.facts import nic_names
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.prediction import MeasureCollective, collectives
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import RoundMeasurer, scan
 from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
@@ -43,6 +46,7 @@ from gpubench.model.results.scan_rounds import LocalFigure, ScanFabric
 from gpubench.model.results.stored_scan import StoredFabric
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
+from gpubench.profiles.nodes import matched_profiles
 from gpubench.readers.leaves import leaves_of
 
 SECONDS_TO_START = 120.0
@@ -125,7 +129,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
     check_node_count(len(set(nodes)))
     placement = check_placement(nodes, hosts)
     devices = dict.fromkeys(placement.rails_by_rank[group.rank], local_rank)
-    backend = check_backend(plan.backend, group.gather(gpus_of_host()), hosts)
+    backend = check_backend(plan.backend, group.gather(gpus_of_host()), group.gather(_host_of_nccl()))
     read = group.collect([probe(SECONDS_TO_READ_A_NODE, os.environ)] if local_rank == 0 else [])
     snapshots = with_own_names([each for own in read or () for each in own])
     supervisor = Supervisor(backend, group.rank, devices, secret)
@@ -139,6 +143,11 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
     )
     cards = tuple(group.gather(card))
     return Meeting(cards, placement, secret, backend, tuple(topologies(snapshots))), supervisor, coordinator
+
+
+def _host_of_nccl() -> str:
+    """What NCCL takes for this host: it refuses two ranks of one host on one GPU, and none where this name differs."""
+    return os.environ.get("NCCL_HOSTID") or mpi.host_name()
 
 
 def _scan(
@@ -205,10 +214,29 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordi
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
-    findings = [*fact_findings(meeting.nodes), *clock_findings(fabric, clocks)]
-    result = ScanResult(course, decode(course, local), (), Origin.MEASURED, findings)
+    profiles = matched_profiles(meeting.nodes, os.environ)
+    findings = [*fact_findings(meeting.nodes, profiles), *clock_findings(fabric, clocks)]
+    groups = [] if plan.quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
+    result = ScanResult(course, decode(course, local), groups, Origin.MEASURED, findings)
     environment = recorded_settings(os.environ)
     return deliver(plan, arguments, result, backend=meeting.backend, seed=seed, environment=environment, is_rank=True)
+
+
+def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
+    """Rings of nodes by their numbers in the scan; `numbers` are these by those of the job."""
+    now = {then: number for number, then in numbers.items()}
+
+    def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
+        if len(nodes) < PAIR:
+            return None, "fewer than two nodes are left"
+        found = coordinator.collective([now[node] for node in nodes])
+        return (
+            (None, f"{fabric.hosts[numbers[found.node]]}: {found.seen}")
+            if isinstance(found, RingFailure)
+            else (found, "")
+        )
+
+    return measure
 
 
 def _fabric(plan: ScanPlan, meeting: Meeting) -> ScanFabric:

@@ -142,6 +142,12 @@ class RowCollector:
             self._failures.append((row, wrong_by_rank))
         return row
 
+    def channels(self, case: Case, row: CollectiveRow) -> int | None:
+        """The channels that the library took for a case, as it logged them; None where nobody listened, or knows."""
+        if self._judge is None:
+            return None
+        return self._judge.described(case, replace(row, channels=None)).channels
+
     def after_rows(self, idle: "Sequence[IdleGpu] | None") -> None:
         """Take what was seen of the ranks' GPUs after the last row; None on ranks but the first."""
         if idle and self._judge is not None:

@@ -121,10 +121,10 @@ class Sweep:
 
         Only the first rank holds an answer of each of thousands of ranks.
         """
-        launches = [self._launch(case, buffer) for buffer in range(self._rotated(case))]
+        launches = [self.launch(case, buffer) for buffer in range(self.rotated(case))]
         own = self._time(number * 2, case, launches)
         condition = None if own.entries is None else self.observers.read_condition()
-        wrong = self._verify(number * 2, case, launches) if self.request.check else 0
+        wrong = self.verify(number * 2, case, launches) if self.request.check else 0
         answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition, own.issue_seconds))
         sample = None if answers is None else RowSample(own, tuple(answers))
         row = None if sample is None else sample.row(self.request, case, self.job)
@@ -133,7 +133,7 @@ class Sweep:
     def try_once(self, case: Case) -> None:
         """Run one operation of a case, untimed; the first connects ranks."""
         self.observers.progress.enter(Phase.TRY_OUT, case.label, 1)
-        self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
+        self.backend.seconds(self.backend.bind([self.launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
         """Run every case once, untimed and in place too, as nccl-tests does before its first row.
@@ -144,10 +144,10 @@ class Sweep:
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
             self.observers.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
-            self.backend.seconds(self.backend.bind([self._launch(case, 0)] * once, 0))
+            self.backend.seconds(self.backend.bind([self.launch(case, 0)] * once, 0))
         short = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
         replace(self, request=short).row(0, cases[0])
-        self._set_to_work([self._launch(cases[0], 0)] * once)
+        self._set_to_work([self.launch(cases[0], 0)] * once)
 
     def _set_to_work(self, launch: Sequence[Launch]) -> None:
         """Run an operation again and again, as often on every rank; without a warm-up not at all."""
@@ -160,11 +160,12 @@ class Sweep:
         seconds = self.backend.seconds(self.backend.bind(in_turn(launches, self.request.warmup), 0))
         return seconds / self.request.warmup if self.request.warmup else 0.0
 
-    def _rotated(self, case: Case) -> int:
+    def rotated(self, case: Case) -> int:
         """nccl-tests' rotation: as many buffers as fit into the largest size, no more than are sure to be used."""
         return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
 
-    def _launch(self, case: Case, buffer: int) -> Launch:
+    def launch(self, case: Case, buffer: int) -> Launch:
+        """One operation of a case on a buffer."""
         start = buffer * case.layout.largest
         ends = [(self.buffers.send, start), (self.buffers.receive, start)]
         if case.placement is Placement.IN_PLACE:
@@ -187,26 +188,26 @@ class Sweep:
         """The times of this rank. Buffers are poisoned behind the warm-up: its results cannot pass for timed ones."""
         request = self.request
         self.observers.progress.enter(Phase.WARM_UP, case.label)
-        self._fill(row, case, len(launches))
+        self.fill(row, case, len(launches))
         timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
         seconds_each = timer.learn(launches, self._warm_up_row(launches))
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
         self.observers.progress.enter(Phase.OPERATION, case.label, operations)
-        return timer.time(launches, seconds_each, lambda: self._poison(case, len(launches)))
+        return timer.time(launches, seconds_each, lambda: self.poison(case, len(launches)))
 
-    def _poison(self, case: Case, buffers: int) -> None:
+    def poison(self, case: Case, buffers: int) -> None:
         """Where results come, out of place: data that no operation leaves there."""
         if self.request.check and case.placement is Placement.OUT_OF_PLACE:
             self.buffers.receive.fill_byte(buffers * case.size_bytes, POISON)
 
-    def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
+    def verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
         self.observers.progress.enter(Phase.VERIFICATION, case.label)
         if case.placement is Placement.IN_PLACE:
             row, buffers, offset = row + 1, 1, rank * layout.in_place_receive
-            self._fill(row, case, buffers)
+            self.fill(row, case, buffers)
             self.group.barrier()
             self.backend.seconds(self.backend.bind(launches[:1], min(1, self.request.graph_replays)))
         blocks = [
@@ -215,7 +216,7 @@ class Sweep:
         ]
         return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 
-    def _fill(self, row: int, case: Case, buffers: int) -> None:
+    def fill(self, row: int, case: Case, buffers: int) -> None:
         """Write this rank's data: into the send buffers, or in place into poisoned receive buffers."""
         memory, offset = self.buffers.send, 0
         if case.placement is Placement.IN_PLACE:

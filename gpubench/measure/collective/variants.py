@@ -55,6 +55,13 @@ class SweepVariant:
     logs_choices: bool = False
 
     @property
+    def opened(self) -> Backend:
+        """The backend, of a variant that can run."""
+        if isinstance(self.backend, NamedBackend):
+            raise TypeError(f"{self.backend.name} is not there")
+        return self.backend
+
+    @property
     def name(self) -> str:
         """The setting, else the backend."""
         return self.setting or self.backend.name
@@ -74,14 +81,27 @@ def measure_variants(
     The variants of a case are neighbours in time, and the two times of the first show how much a time varies. A
     variant that cannot run is left out on every rank alike, with the reason.
     """
-    preparation = _Preparation(request, group, identities, observers)
+    preparation = VariantPreparation(request, group, identities, observers)
     runs = preparation.prepare(variants)
-    judge = None if observers.path_observer is None else observers.path_observer.judge()
     refused = preparation.refused if len(variants) > 1 else None
+    collector, rows = measure_runs(preparation, runs, listener, refused)
+    report = finished(collector, observers)
+    return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
+
+
+def measure_runs(
+    preparation: "VariantPreparation",
+    runs: "Sequence[VariantRun]",
+    listener: Listener[CollectiveRow],
+    refused: "Sequence[RefusedRow] | None" = None,
+) -> tuple[RowCollector, list[CollectiveRow]]:
+    """Measure every case of prepared variants; the rows, and what makes the report on them."""
+    request, group, observers = preparation.request, preparation.group, preparation.observers
+    judge = None if observers.path_observer is None else observers.path_observer.judge()
     speed = None
     if group.rank == 0:
         speed = observers.make_speed_judge(None if judge is None else judge.observations.circumstances)
-    collector = RowCollector(identities, listener, judge, observers.recorder, refused, speed)
+    collector = RowCollector(preparation.identities, listener, judge, observers.recorder, refused, speed)
     for run in runs:
         run.sweep.warm_up(run.cases)
     rows: list[CollectiveRow] = []
@@ -96,12 +116,15 @@ def measure_variants(
         ):
             # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
             tries.append(run.sweep.row(number + len(tries) * len(plan), case))
-        measured = _chosen(tries)
-        rows.append(collector.add(case, measured, observers.progress, observed=observed))
+        rows.append(collector.add(case, _chosen(tries), observers.progress, observed=observed))
+    return collector, rows
+
+
+def finished(collector: RowCollector, observers: Observers) -> Report:
+    """The report, once GPUs were looked at after the last row; every rank calls it."""
     if observers.path_observer is not None:
         collector.after_rows(observers.path_observer.look_while_idle(observers.read_condition()))
-    report = collector.report()
-    return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
+    return collector.report()
 
 
 def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
@@ -120,13 +143,15 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class VariantRun:
+    """A variant that can run, its sweep, and the cases that it has."""
+
     variant: SweepVariant
     sweep: Sweep
     cases: Sequence[Case]
 
 
-def _plan(runs: Sequence[_Run]) -> Iterator[tuple[_Run, Case]]:
+def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
     """Every row to be measured: of each case all variants that have it, then the first again."""
     own, *others = runs
     for case in own.cases:
@@ -138,7 +163,7 @@ def _plan(runs: Sequence[_Run]) -> Iterator[tuple[_Run, Case]]:
 
 
 @dataclass(slots=True)
-class _Preparation:
+class VariantPreparation:
     """Opens the variants, and finds out which cases each can run; `refused` are the others."""
 
     request: SweepRequest
@@ -148,11 +173,11 @@ class _Preparation:
     refused: "list[RefusedRow]" = field(default_factory=list)
     _buffers: list[tuple[Backend, Buffers]] = field(default_factory=list)
 
-    def prepare(self, variants: Sequence[SweepVariant]) -> list[_Run]:
+    def prepare(self, variants: Sequence[SweepVariant]) -> list[VariantRun]:
         """Open every variant, and run every operation once in it. The first has to work."""
         every_case = tuple(cases(self.request, self.group.size))
         own, *others = variants
-        runs = [_Run(own, self._sweep(own, None), every_case)]
+        runs = [VariantRun(own, self._sweep(own, None), every_case)]
 
         def try_others() -> None:
             found = [self._run(variant, every_case) for variant in others]
@@ -166,9 +191,7 @@ class _Preparation:
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
         """The sweep of a variant; all variants of a backend share its buffers."""
-        backend = variant.backend
-        if isinstance(backend, NamedBackend):
-            raise TypeError(f"{backend.name} is not there")
+        backend = variant.opened
         buffers = next((buffers for other, buffers in self._buffers if shares_memory(other, backend)), None)
         if buffers is None:
             buffers = Buffers.of(backend, max(self.request.sizes))
@@ -176,7 +199,7 @@ class _Preparation:
         job = job_facts(backend, self.identities)
         return Sweep(self.request, self.group, backend, job, buffers, self.observers, issue)
 
-    def _run(self, variant: SweepVariant, every_case: Sequence[Case]) -> _Run | None:
+    def _run(self, variant: SweepVariant, every_case: Sequence[Case]) -> VariantRun | None:
         if variant.refused:
             self._refuse(variant, None, variant.refused)
             return None
@@ -185,7 +208,7 @@ class _Preparation:
             return None
         if self.observers.path_observer is not None and variant.logs_choices:
             self.observers.path_observer.try_setting(variant.name, usable, sweep.try_once)
-        return _Run(variant, sweep, usable)
+        return VariantRun(variant, sweep, usable)
 
     def _tried(self, variant: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
         """The sweep, and the cases whose operation ran; after a refusal its type and reduction are not tried further.

@@ -11,7 +11,7 @@ from gpubench.model.terms.noise import Noise
 LARGE_BYTES = 16 * 2**20
 _LARGE, _SMALL, _SMALL_US = 0.02, 0.05, 0.5
 """By how much one run may differ from another as a whole: on four H200s medians of NCCL's collectives kept within 2 %
-from 16 MiB on, and within 5 % or 0.5 µs below (README, "Beside nccl-tests")."""
+from 16 MiB on, and within 5 % or 0.5 µs below (docs/validation.md)."""
 
 _NETWORK_SMALL = 0.10
 """The same below 16 MiB over a network: of three runs of seven collectives on the same two nodes the middles differed

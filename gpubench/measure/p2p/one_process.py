@@ -5,7 +5,17 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.measure.p2p.request import Bench, Copy, HostCopy, P2pRequest, PairCopy, random_data
+from gpubench.measure.p2p.managed import ManagedBench
+from gpubench.measure.p2p.request import (
+    Bench,
+    Copy,
+    HostCopy,
+    ManagedCopy,
+    P2pRequest,
+    PairCopy,
+    PatternCopy,
+    random_data,
+)
 from gpubench.measure.paths.counters import Meter
 from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.idle_gpu import IdleGpu
@@ -14,6 +24,7 @@ from gpubench.model.terms.copies import Direction, Engine, HostMemory, Place, pa
 from gpubench.model.terms.data_pattern import POISON
 from gpubench.ports.copies import Copies, CopyStream
 from gpubench.ports.link_counters import LinkCounters
+from gpubench.ports.managed import ManagedMemory
 from gpubench.ports.memory import Memory, Region
 
 _IDENTITIES = {HostMemory.PINNED: 254, HostMemory.PAGEABLE: 255}
@@ -29,7 +40,12 @@ class CopyBench(Bench):
     """
 
     def __init__(
-        self, request: P2pRequest, copies: Copies, counters: LinkCounters, window: IdleWindow | None = None
+        self,
+        request: P2pRequest,
+        copies: Copies,
+        counters: LinkCounters,
+        window: IdleWindow | None = None,
+        managed: ManagedMemory | None = None,
     ) -> None:
         self._request = request
         self._window = window
@@ -41,6 +57,9 @@ class CopyBench(Bench):
         self._arrived: dict[Place, Memory] = {}
         self._unusable: dict[Place, str] = {}
         slots = max(1, len(copies.gpus) - 1) if request.patterns else 1
+        self._managed: ManagedBench | None = None
+        if managed is not None and not all(each.lacks for each in request.managed):
+            self._managed = ManagedBench(request, copies, managed, self._meter, self._buffers)
         for gpu in range(len(copies.gpus)):
             self._allocate(gpu, request.largest, max(request.largest, slots * request.pattern_bytes))
 
@@ -69,11 +88,26 @@ class CopyBench(Bench):
 
     def _cell(self, copy: Copy) -> Cell:
         try:
+            if isinstance(copy, ManagedCopy):
+                return self._of_managed(copy)
             return self._measured(copy, self._streams(copy))
         except CouldNotMeasureError as error:
             return Cell(error=error.seen)
 
-    def _streams(self, copy: Copy) -> list[CopyStream]:
+    def _of_managed(self, copy: ManagedCopy) -> Cell:
+        if self._managed is None:
+            raise CouldNotMeasureError("managed memory is not used here")
+        return self._managed.cell(copy)
+
+    def _buffers(self, place: Place) -> tuple[Memory, Memory]:
+        """The plain buffers of a place, made where it has none yet; CouldNotMeasureError where it cannot have any."""
+        if place not in {*self._sent, *self._unusable}:
+            self._allocate(place, self._request.largest, self._request.largest)
+        if place in self._unusable:
+            raise CouldNotMeasureError(self._unusable[place])
+        return self._sent[place], self._arrived[place]
+
+    def _streams(self, copy: PairCopy | HostCopy | PatternCopy) -> list[CopyStream]:
         """Copies made at once, each stream into a place of its own at its destination."""
         if isinstance(copy, PairCopy):
             series, (source, destination) = copy.series, copy.pair
@@ -117,7 +151,7 @@ class CopyBench(Bench):
         except CouldNotMeasureError as error:
             self._unusable[place] = error.seen
 
-    def _measured(self, copy: Copy, streams: Sequence[CopyStream]) -> Cell:
+    def _measured(self, copy: PairCopy | HostCopy | PatternCopy, streams: Sequence[CopyStream]) -> Cell:
         """Timed in samples; fresh data are sent in the last, and the counters of one end are read around it."""
         method = self._request.method
         first = self._copies.seconds(streams, method.warmup) / method.warmup
@@ -178,7 +212,7 @@ def _issuer(direction: Direction, pair: Pair) -> int:
     return pair[1] if direction is Direction.READ else pair[0]
 
 
-def _counted_gpu(copy: Copy) -> int | None:
+def _counted_gpu(copy: PairCopy | HostCopy | PatternCopy) -> int | None:
     """The GPU whose links tell which way a copy went: of a pair the source; of many pairs none."""
     if isinstance(copy, PairCopy):
         return copy.pair[0]

@@ -2,17 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Series
 from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemory
 from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.model.terms.managed import ManagedSupport, ManagedWay
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.units import format_size
 
 _MOST_REPEATS = 100
 """Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes."""
+
+_TO_HOST = (ManagedWay.PINNED_KERNEL, ManagedWay.PREFETCH, ManagedWay.IN_PLACE)
+"""A kernel's page faults fetch; to the host it only writes."""
+
+_BETWEEN_GPUS = (ManagedWay.PREFETCH, ManagedWay.FAULTS, ManagedWay.IN_PLACE)
+"""What a kernel does with plain memory of another GPU is a series of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +81,33 @@ class PatternCopy:
         return f"{self.pattern} {self.direction}"
 
 
-Copy = PairCopy | HostCopy | PatternCopy
+@dataclass(frozen=True, slots=True)
+class ManagedCopy:
+    """Bytes of managed memory, or what they compare with, from one end to another; an end of None is the host."""
+
+    way: ManagedWay
+    source: int | None
+    destination: int | None
+
+    @property
+    def by(self) -> int:
+        """The GPU that fetches the bytes, or that brings them to the host."""
+        return cast("int", self.source if self.destination is None else self.destination)
+
+    def __str__(self) -> str:
+        ends = ("host" if end is None else str(end) for end in (self.source, self.destination))
+        return f"managed {self.way} {'-'.join(ends)}"
+
+
+Copy = PairCopy | HostCopy | PatternCopy | ManagedCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pRequest:
-    """A request. `pairs` are positions of GPUs; `series` come in this order, those without peer access first."""
+    """A request. `pairs` are positions of GPUs; `series` come in this order, those without peer access first.
+
+    `managed_bytes` is the size of managed memory that moves, `managed` what CUDA says of it for every GPU.
+    """
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
@@ -88,11 +116,14 @@ class P2pRequest:
     pattern_bytes: int
     method: Method
     check: bool
+    managed_bytes: int | None = None
+    managed: tuple[ManagedSupport, ...] = ()
 
     @property
     def largest(self) -> int:
         """Bytes of the largest copy."""
-        return max([each.size_bytes for each in self.series] + ([self.host_bytes] if self.host_bytes else []))
+        sizes = (*(each.size_bytes for each in self.series), self.host_bytes, self.managed_bytes)
+        return max(filter(None, sizes), default=0)
 
     @property
     def pattern_copies(self) -> list[PatternCopy]:
@@ -106,9 +137,20 @@ class P2pRequest:
                 for gpu in range(gpus):
                     yield HostCopy(memory, gpu, to_gpu)
 
+    def managed_copies(self, gpus: int) -> Iterator[ManagedCopy]:
+        """Every way to every GPU and back to the host, and between the pairs, where that was asked for."""
+        if not self.managed_bytes:
+            return
+        for gpu in range(gpus) if self.host_bytes else ():
+            yield from (ManagedCopy(way, None, gpu) for way in ManagedWay)
+            yield from (ManagedCopy(way, gpu, None) for way in _TO_HOST)
+        for source, destination in self.pairs:
+            yield from (ManagedCopy(way, source, destination) for way in _BETWEEN_GPUS)
+
     def steps(self, gpus: int) -> int:
         """The number of copies, each of which is a step of the progress."""
-        return len(list(self.host_copies(gpus))) + len(self.series) * len(self.pairs) + len(self.pattern_copies)
+        alone = len(list(self.host_copies(gpus))) + len(list(self.managed_copies(gpus)))
+        return alone + len(self.series) * len(self.pairs) + len(self.pattern_copies)
 
 
 class Bench(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gpubench.measure.p2p.expected import ExpectedCopy
 from gpubench.measure.p2p.machine import PROCESS, CopyMachine
 from gpubench.measure.p2p.matrix import Judged, bandwidth_gb_s, verdict_without_bandwidth
-from gpubench.measure.p2p.request import HostCopy
+from gpubench.measure.p2p.request import HostCopy, ManagedCopy
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
 from gpubench.model.paths.selection import names
 from gpubench.model.paths.topology import rounded
@@ -122,3 +122,40 @@ def _verified(cell: Cell) -> str | None:
     if not cell.seconds:
         return None
     return "no" if cell.wrong is None else "last"
+
+
+def managed_row(machine: CopyMachine, copy: ManagedCopy, cell: Cell, size_bytes: int, lacks: str) -> PairRow:
+    """A pass over managed memory, or a kernel's over pinned memory, as a row; `lacks` is why nothing was measured."""
+    ends = copy.source, copy.destination
+    names = [HOST if end is None else machine.label(end) for end in ends]
+    bus_ids = [None if end is None else machine.gpus[end].bus_id for end in ends]
+    pair = None if copy.source is None or copy.destination is None else (copy.source, copy.destination)
+    limit = machine.wiring.to_host(copy.by).gb_s if pair is None else machine.wiring.limit(pair).gb_s
+    bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
+    known = (Verdict.SKIP, f"not measured: {lacks}") if lacks else verdict_without_bandwidth(cell, "", is_judged=False)
+    verdict, note = known or (None, "")
+    host = machine.host(copy.by)
+    return PairRow(
+        source=names[0],
+        destination=names[1],
+        source_bus_id=bus_ids[0],
+        destination_bus_id=bus_ids[1],
+        source_node=host,
+        destination_node=host,
+        scope=PROCESS,
+        origin=machine.origin,
+        direction=Direction.WRITE if copy.destination is None else Direction.READ,
+        engine=copy.way,
+        size_bytes=size_bytes,
+        bandwidth_gb_s=bandwidth,
+        latency_us=_microseconds(cell),
+        limit_gb_s=rounded(limit),
+        limit_percent=percent(bandwidth, limit),
+        nvlink_bytes=cell.carried.nvlink_bytes,
+        pcie_bytes=cell.carried.pcie_bytes,
+        path_class=None if pair is None else machine.wiring.path(pair),
+        host_staged=None if pair is None or not cell.seconds else cell.is_staged,
+        verified=_verified(cell),
+        verdict=verdict,
+        note="; ".join(filter(None, ("managed memory" if copy.way.is_managed else HostMemory.PINNED.full_name, note))),
+    )

@@ -8,10 +8,11 @@ from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.expected import PastBandwidth, expected_copy, late_verdict, no_past
 from gpubench.measure.p2p.findings import findings_of
 from gpubench.measure.p2p.machine import NETWORK, CopyMachine
+from gpubench.measure.p2p.managed_findings import managed_findings
 from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s, verdict_without_bandwidth
 from gpubench.measure.p2p.patterns import measured_both_ways, pattern_rows
-from gpubench.measure.p2p.request import Bench, HostCopy, P2pRequest, PairCopy, PatternCopy, label
-from gpubench.measure.p2p.rows import host_row, pair_row
+from gpubench.measure.p2p.request import Bench, HostCopy, ManagedCopy, P2pRequest, PairCopy, PatternCopy, label
+from gpubench.measure.p2p.rows import host_row, managed_row, pair_row
 from gpubench.model.facts.idle_gpu import both
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Reference, Series, is_near, judge, siblings_gb_s
 from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Report, Section, Table
@@ -19,6 +20,7 @@ from gpubench.model.results.rows.causes import CAUSES_SECTION
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.terms.copies import Direction, Engine
+from gpubench.model.terms.managed import ManagedWay
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.listener import Listener
@@ -58,6 +60,7 @@ class P2pRun:
         self._wrong_with_host: list[str] = []
         self._host_cells: list[tuple[HostCopy, Cell]] = []
         self._host_rows: list[PairRow] = []
+        self._managed: dict[ManagedCopy, Cell] = {}
         self._done = 0
         self._total = request.steps(len(machine.gpus))
 
@@ -69,6 +72,7 @@ class P2pRun:
         if any(series.peer for series in self._request.series) or self._request.patterns:
             self._refused = self._bench.enable_peer_access()
         self._measure_series(peer=True)
+        self._measure_managed()
         copies = self._request.pattern_copies
         measured = self._bench.measure(copies)
         for copy in copies:
@@ -101,6 +105,22 @@ class P2pRun:
                 self._wrong_with_host.append(device)
             self._host_rows.append(row)
             self._listener.row(row)
+
+    def _measure_managed(self) -> None:
+        """Managed memory of GPUs whose driver takes what is asked for; a row of each way says why not of the others."""
+        size_bytes = self._request.managed_bytes or 0
+        lacks = {copy: self._lacks(copy) for copy in self._request.managed_copies(len(self._machine.gpus))}
+        measured = self._bench.measure([copy for copy, reason in lacks.items() if not reason])
+        for copy, reason in lacks.items():
+            self._tell(str(copy))
+            self._managed[copy] = Cell() if reason else next(measured)
+            if copy.way is not ManagedWay.RESIDENT:
+                self._listener.row(managed_row(self._machine, copy, self._managed[copy], size_bytes, reason))
+
+    def _lacks(self, copy: ManagedCopy) -> str:
+        support = self._request.managed
+        ends = [end for end in (copy.source, copy.destination) if end is not None and copy.way.is_managed]
+        return next((support[end].lacks for end in ends if support[end].lacks), "")
 
     def _measure_series(self, *, peer: bool) -> None:
         """A matrix of each series between the pairs that it is for: on a node, or across nodes."""
@@ -174,7 +194,9 @@ class P2pRun:
         machine = self._machine
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
+        others += [(str(copy), cell) for copy, cell in self._managed.items()]
         findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others)
+        findings += managed_findings(self._request, self._managed, machine, self._matrices)
         findings += beside_pairs(machine.facts(self._host_rows))
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)

@@ -1,22 +1,8 @@
-"""Phase 0 of real nodes, before anything is measured: what is wrong by their facts, and which NIC a rail uses."""
+"""Which NIC a rail uses, by the facts of real nodes."""
 
 from collections.abc import Sequence
 
-from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
-from gpubench.model.results.measurements import Need
-from gpubench.model.terms.verdict import Finding
-
-_OF_FACTS = tuple(check for check in CHECKS if check.needs is Need.FACTS)
-
-
-def fact_findings(nodes: Sequence[Topology]) -> tuple[Finding, ...]:
-    """The findings that `gpubench check --quick` has on these nodes, where they have GPUs, but for their profiles."""
-    if not any(node.gpus for node in nodes):
-        return ()
-    return run(_OF_FACTS, Facts(nodes, group(nodes)))
 
 
 def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from gpubench.measure.scan.decoding import FaultyPart, PartKind
-from gpubench.measure.scan.prediction import LEAST_SHARE, CollectiveOfNodes
+from gpubench.measure.scan.prediction import CollectiveOfNodes
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.rows.scan import OF_ONE_NODE
 from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric
@@ -245,11 +245,11 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
 
 def collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes]) -> Iterator[Finding]:
     """A collective of all that falls short of its parts, and which halves do."""
-    if not groups or groups[0].share >= LEAST_SHARE:
+    if not groups or not groups[0].falls_short:
         return
     whole = groups[0]
     said = [f"{each.name} {_reached(each)}" for each in groups]
-    halves = [each for each in groups[1:] if each.share < LEAST_SHARE]
+    halves = [each for each in groups[1:] if each.falls_short]
     where = (
         "in " + " and ".join(f"{each.name} ({_hosts(fabric, each)})" for each in halves)
         if halves
@@ -260,7 +260,7 @@ def collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes])
         Verdict.ERROR if whole.gb_s is None else Verdict.WARN,
         f"a collective of {len(whole.nodes)} nodes",
         "; ".join(said),
-        f"{LEAST_SHARE:.0%} of what the slowest of the parts allows",
+        f"{whole.least_share:.0%} of what the slowest of the parts allows",
         f"what pairs do not show: {where}",
         "gpubench allreduce on these nodes",
     )

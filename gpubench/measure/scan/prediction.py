@@ -6,26 +6,33 @@ from dataclasses import dataclass
 
 from gpubench.measure.scan.rounds import ScanCourse
 
-LEAST_SHARE = 0.9
-"""A collective that reaches less of what is predicted is looked into."""
+DEVIATIONS, LEAST_LOSS = 5.0, 0.1
+"""A collective is looked into that is so many deviations of a figure, and at least this share, below what is predicted:
+it is as slow as the slowest of many figures."""
 
 _LEAST_NODES, _LEAST_SCORE = 4, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveOfNodes:
-    """A collective of some nodes: GB/s that a node sends on all its rails, measured, and predicted from its cells."""
+    """A collective of some nodes: GB/s that pass a node on all rails, both ways, measured, and as its cells allow."""
 
     name: str
     nodes: tuple[int, ...]
     gb_s: float | None
     predicted_gb_s: float
+    least_share: float
     failure: str = ""
 
     @property
     def share(self) -> float:
         """Measured over predicted; 0 where nothing was measured."""
         return (self.gb_s or 0.0) / self.predicted_gb_s if self.predicted_gb_s else 0.0
+
+    @property
+    def falls_short(self) -> bool:
+        """True where it reaches less than its parts allow, or nothing."""
+        return self.gb_s is None or self.share < self.least_share
 
 
 MeasureCollective = Callable[[Sequence[int]], tuple[float | None, str]]
@@ -60,7 +67,7 @@ def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> It
     nodes = [node for node in course.living() if node not in left_out]
     whole = _measured(course, "all", nodes, measure)
     yield whole
-    if whole.share >= LEAST_SHARE or len(nodes) < _LEAST_NODES:
+    if not whole.falls_short or len(nodes) < _LEAST_NODES:
         return
     half = len(nodes) // 2
     mixed = list(nodes)
@@ -76,7 +83,8 @@ def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> It
 
 def _measured(course: ScanCourse, name: str, nodes: Sequence[int], measure: MeasureCollective) -> CollectiveOfNodes:
     gb_s, failure = measure(nodes)
-    return CollectiveOfNodes(name, tuple(nodes), gb_s, predicted_gb_s(course, nodes), failure)
+    least = 1 - max(DEVIATIONS * course.yardstick.deviation, LEAST_LOSS)
+    return CollectiveOfNodes(name, tuple(nodes), gb_s, predicted_gb_s(course, nodes), least, failure)
 
 
 def _usual(course: ScanCourse, rail: int) -> float | None:

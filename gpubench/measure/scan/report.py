@@ -20,7 +20,7 @@ from gpubench.measure.scan.findings import (
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaf_findings import between_leaves, leaf_pair_findings
 from gpubench.measure.scan.leaves import LeafLevel
-from gpubench.measure.scan.prediction import LEAST_SHARE, CollectiveOfNodes
+from gpubench.measure.scan.prediction import CollectiveOfNodes
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.scan import (
@@ -251,8 +251,8 @@ def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:
 
 
 def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
+    well = Verdict.INCONCLUSIVE if is_too_noisy(result.sure_loss_percent) else Verdict.PASS
     for group in result.collectives:
-        short = Verdict.PASS if group.share >= LEAST_SHARE else Verdict.WARN
         yield ScanCollectiveRow(
             subject=group.name,
             nodes=tuple(result.course.fabric.hosts[node] for node in group.nodes),
@@ -260,7 +260,7 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
             predicted_gb_s=group.predicted_gb_s,
             percent=percent(group.gb_s, group.predicted_gb_s),
             note=group.failure or None,
-            verdict=Verdict.ERROR if group.gb_s is None else short,
+            verdict=Verdict.ERROR if group.gb_s is None else Verdict.WARN if group.falls_short else well,
             origin=result.origin,
         )
 

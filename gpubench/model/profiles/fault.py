@@ -66,7 +66,7 @@ _FORMS = {
 class FaultKey:
     """One thing that can be broken: on which subject, by what values, with what effect.
 
-    `only_scan` is whether `gpubench scan` alone knows what it does.
+    `command` is the only one that knows what it does, empty where several do.
     """
 
     subject: Subject
@@ -74,7 +74,7 @@ class FaultKey:
     effect: str
     kind: ValueKind = ValueKind.WORD
     words: tuple[str, ...] = ()
-    only_scan: bool = False
+    command: str = ""
 
     @property
     def values(self) -> str:
@@ -90,8 +90,11 @@ class FaultKey:
 
 
 def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
-    return FaultKey(subject, key, effect, kind, only_scan=True)
+    return FaultKey(subject, key, effect, kind, command="scan")
 
+
+TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
+"""Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
 
 FAULT_KEYS = (
     FaultKey(Subject.GPU, "nvlink", "only so many of its NVLinks are active", ValueKind.COUNT),
@@ -135,6 +138,9 @@ FAULT_KEYS = (
     FaultKey(Subject.NODE, "iommu", "the IOMMU translates addresses", words=("on",)),
     FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
+    FaultKey(
+        Subject.NODE, "traffic", "watch sees such a job there in the place of training", words=TRAFFIC, command="watch"
+    ),
     _of_scan(Subject.NODE, "bandwidth", "all its NICs deliver this share (0 to 1)"),
     _of_scan(Subject.NODE, "dips", "this share of its figures is 5 to 40 % too low"),
     _of_scan(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
@@ -165,10 +171,10 @@ class Fault:
         return self.node or 0
 
     @property
-    def only_scan(self) -> bool:
-        """True where it sets something that `gpubench scan` alone knows."""
-        known = {each.key for each in FAULT_KEYS if each.subject is self.subject and each.only_scan}
-        return any(key in known for key, _ in self.settings)
+    def command(self) -> str:
+        """The only command that knows what it does; empty where several do."""
+        known = {each.key: each.command for each in FAULT_KEYS if each.subject is self.subject and each.command}
+        return next((known[key] for key, _ in self.settings if key in known), "")
 
     def get(self, key: str) -> str | None:
         """The value of a key, None where the fault does not set it."""

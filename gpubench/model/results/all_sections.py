@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 
 from gpubench.model.results.rank_times import RankTimeRow
-from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, CollectiveRow, PairRow
+from gpubench.model.results.report import (
+    FINDINGS_SECTION,
+    OVERLAP_SECTION,
+    PAIRS_SECTION,
+    TRAFFIC_SECTION,
+    CollectiveRow,
+    PairRow,
+)
 from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
 from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 from gpubench.model.results.rows.checks import CheckRow, VerdictRow
@@ -16,6 +23,8 @@ from gpubench.model.results.rows.comparison import (
 )
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
 from gpubench.model.results.rows.explain import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
+from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.results.rows.scan import (
     CELLS_SECTION,
@@ -29,6 +38,7 @@ from gpubench.model.results.rows.scan import (
     ScanPartRow,
     ScanRoundRow,
 )
+from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, TrafficRow
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.winners import RefusedRow, WinnerRow
 from gpubench.model.terms.verdict import Finding
@@ -45,6 +55,7 @@ TABLES: Mapping[str, type] = {
     "tree": TreeRow,
     "findings": Finding,
     "patterns": PatternRow,
+    LIBRARIES_SECTION: LibraryRow,
     "evidence": EvidenceRow,
     "fallback": FallbackRow,
     "rank_times": RankTimeRow,
@@ -69,6 +80,10 @@ TABLES: Mapping[str, type] = {
     ROUNDS_SECTION: ScanRoundRow,
     SCAN_COLLECTIVES_SECTION: ScanCollectiveRow,
     EXCLUSIONS_SECTION: ExclusionRow,
+    TRAFFIC_SECTION: TrafficRow,
+    JOBS_SECTION: JobRow,
+    OVERLAP_SECTION: OverlapRow,
+    SHORTEST_STEPS_SECTION: ShortestStepRow,
 }
 """The row type of every section that is a table."""
 
@@ -78,9 +93,12 @@ MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")
 MAIN_SECTIONS: Mapping[str, str] = {
     "topo": PAIRS_SECTION,
     "p2p": PAIRS_SECTION,
+    "libraries": LIBRARIES_SECTION,
     "check": FINDINGS_SECTION,
     "explain": PATHS_SECTION,
     "compare": COMPARISON_SECTION,
     "scan": CELLS_SECTION,
+    "watch": JOBS_SECTION,
+    OVERLAP_SECTION: OVERLAP_SECTION,
 }
 """By command: the section that formats show which show only one. Of a collective these are its rows."""

@@ -20,12 +20,17 @@ NOTHING_TO_CONNECT = "nothing-to-connect"
 """The finding that a log is of ranks that are alone."""
 
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
-_STRICT = "strict"
+_STRICT, _BRIEF = "strict", "brief"
 
 
 def is_strict(options: Mapping[str, Any]) -> bool:
     """True if the options of a run say --strict."""
     return options.get(_STRICT) is True
+
+
+def is_brief(options: Mapping[str, Any]) -> bool:
+    """True if a check was one of ten lines, that of `gpubench` alone."""
+    return options.get(_BRIEF) is True
 
 
 def exit_code_of(metadata: Metadata, report: Report) -> int:
@@ -36,6 +41,8 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     judges = metadata.subject in JUDGING_COMMANDS
+    if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
+        return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
     if verdict is Verdict.SKIP:
         return errors.COULD_NOT_MEASURE if strict or judges else errors.DONE
     if verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan":

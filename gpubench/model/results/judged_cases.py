@@ -71,6 +71,8 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
 
 def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
     for record in records:
+        if "verdict" not in record:
+            continue  # what a watch saw in one interval: its jobs are judged
         if "path_class" in record and record.get("bandwidth_gb_s") is None and record["verdict"] is None:
             continue  # a pair that was looked at and not measured: `topo` judges none
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
@@ -80,7 +82,9 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
 
 def _name(record: Mapping[str, Any]) -> str:
     naming: Sequence[Callable[[], str]] = (
-        lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
+        lambda: " ".join(
+            str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)
+        ),
         lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
@@ -97,7 +101,9 @@ def _seen(record: Mapping[str, Any]) -> str:
     words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
     if record.get("wrong"):
         words.append(f"{record['wrong']} wrong elements")
-    remarks = (str(record[name]) for name in ("how", "cause_seen", "advice", "note", "meaning") if record.get(name))
+    remarks = (
+        str(record[name]) for name in ("how", "seen", "cause_seen", "advice", "note", "meaning") if record.get(name)
+    )
     return "; ".join((*words, *remarks))
 
 

@@ -12,9 +12,10 @@ from enum import StrEnum
 from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
-from gpubench.model.terms.backends import ROW_BACKENDS
+from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.overlap.asked import OVERLAP
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Mode
 from gpubench.model.terms.sweep import DroppedSize
@@ -27,6 +28,8 @@ SCHEMA_VERSION = 1
 ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
 PAIRS_SECTION = "pairs"
+TRAFFIC_SECTION = "traffic"
+OVERLAP_SECTION = OVERLAP
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 BACKENDS = ROW_BACKENDS
 
@@ -187,7 +190,9 @@ class PairRow(Record):
     scope: str | None = None
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
     direction: str | None = None  #: write (by the source), read (by the destination), both (at once, summed)
-    engine: str | None = None  #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory)
+    #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory); of managed memory prefetch,
+    #: faults (a kernel's page faults) and in place (a kernel, pages that stay)
+    engine: str | None = None
     peer: str | None = None  #: peer access on or off
     size_bytes: int | None = None  #: bytes of a copy
     bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
@@ -223,7 +228,7 @@ class Metadata:
     subject: str  #: the subcommand
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
     hosts: Annotated[Sequence[str], {"minItems": 1}]  #: every host, in the order of the job
-    collective: str | None = None  #: null where none ran
+    collective: str | None = None  #: of which the rows are; null where they are of something else
     backend: Annotated[str | None, BACKENDS] = None  #: what moved the data; null where no collective ran
     ranks: Sequence[RankIdentity] = ()  #: who ran where
     libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and files of what did the work
@@ -242,7 +247,11 @@ class Metadata:
 
     @property
     def rows_section(self) -> str:
-        """The section that rows belong to which come one by one: `rows` of a collective, else `pairs`."""
+        """The section of rows that come one by one: `rows` of a collective, `traffic`, `overlap`, else `pairs`."""
+        if self.subject == "watch":
+            return TRAFFIC_SECTION
+        if self.subject == OVERLAP_SECTION:
+            return OVERLAP_SECTION
         return ROWS_SECTION if self.collective is not None else PAIRS_SECTION
 
     def to_record(self) -> dict[str, Any]:

@@ -1,10 +1,17 @@
 """The sentence of a scan: how many nodes and leaves are bad, which, and how many are well."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from gpubench.model.results.report import Metadata, Report
-from gpubench.model.results.rows.scan import OF_ONE_NODE, PARTS_SECTION, PartKind, ScanPartRow
+from gpubench.model.results.rows.scan import (
+    CELLS_SECTION,
+    OF_ONE_NODE,
+    PARTS_SECTION,
+    PartKind,
+    ScanCellRow,
+    ScanPartRow,
+)
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 
@@ -12,6 +19,7 @@ _MOST_PARTS = 5
 
 _HANGING = (PartKind.NODE_HANGS, PartKind.RAIL_HANGS)
 _OF_HANGING = ("deadline", "stopped", "kernel")
+_JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
 def scan_sentence(metadata: Metadata, report: Report) -> str:
@@ -20,7 +28,8 @@ def scan_sentence(metadata: Metadata, report: Report) -> str:
     bad = [row for row in rows if row.verdict == Verdict.FAIL]
     nodes = len(metadata.hosts)
     if bad:
-        return _of_bad(bad, nodes)
+        doubtful = {cell.node for cell in report.rows(CELLS_SECTION, ScanCellRow) if cell.verdict not in _JUDGED}
+        return _of_bad(bad, nodes, doubtful)
     suspects = {node for row in rows for node in row.nodes if row.kind in OF_ONE_NODE}
     sure = _sure(metadata.options)
     if rows:
@@ -32,7 +41,8 @@ def scan_sentence(metadata: Metadata, report: Report) -> str:
     return f"all {_number(nodes)} nodes are well{sure}"
 
 
-def _of_bad(bad: Sequence[ScanPartRow], nodes: int) -> str:
+def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str]) -> str:
+    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure."""
     of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
@@ -41,10 +51,12 @@ def _of_bad(bad: Sequence[ScanPartRow], nodes: int) -> str:
     subjects += [counted(len(between), "part") + " of the network"] if between else []
     if not of_nodes and len(between) == 1:
         verb = "is"
-    well = nodes - len(of_nodes | behind)
+    unsure = len(doubtful - of_nodes - behind)
+    well = nodes - len(of_nodes | behind) - unsure
     slowed = len(behind - of_nodes)
     rest = [f"{_number(slowed)} are slowed by the network"] if slowed else []
-    rest += [f"{_number(well)} {'is' if well == 1 else 'are'} well"]
+    rest += [f"{_number(unsure)} could not be judged"] if unsure else []
+    rest += [f"{_number(well)} {'is' if well == 1 else 'are'} well"] if well or not rest else []
     return f"{' and '.join(subjects)} {verb} bad: {_listed(bad)}; {', '.join(rest)}"
 
 

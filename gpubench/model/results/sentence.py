@@ -3,20 +3,25 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
+from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
+from gpubench.model.facts.libraries import NCCL
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
-from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.overlap.sentence import overlap_sentence
+from gpubench.model.results.report import OVERLAP_SECTION, Metadata, Report
 from gpubench.model.results.result_file import MODELS
 from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, path_words, speed_words
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
+from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
-from gpubench.model.results.topo.rows import GpuRow
-from gpubench.model.terms.backends import NCCL, NCCL_ALONE, TORCH, TORCH_NCCL
+from gpubench.model.results.topo.rows import GpuRow, NodeRow
+from gpubench.model.results.watch.sentence import watch_sentence
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
@@ -24,7 +29,7 @@ from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
-_OF_FILES = ("explain", "compare")
+_OF_FILES = ("explain", "compare", "libraries")
 
 
 def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
@@ -41,13 +46,12 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
         return scan_sentence(metadata, report)
     root = worst(report.findings)
+    if metadata.subject == "watch" and root is None:
+        return watch_sentence(report)
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
-        parts = (
-            _machine(metadata, report),
-            ", ".join(_well(report, figures)),
-            _beside(metadata, report),
-            _speed(metadata, figures),
-        )
+        beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
+        well, backends = ", ".join(_well(report, figures)), _beside(metadata, report)
+        parts = _machine(metadata, report), beside, well, backends, _speed(metadata, figures)
         return "; ".join(filter(None, parts))
     if root is None:
         return _reached(metadata, figures)
@@ -107,6 +111,8 @@ def _machine(metadata: Metadata, report: Report) -> str:
         names = [str(each).partition(" ")[2] for each in described.values()]
     if not names:
         names = _checked(metadata, report)
+    if not names and any(not row.gpus and not row.failures for row in report.rows("nodes", NodeRow)):
+        return "no GPU"
     if not names:
         return _job(report)
     return ", ".join(f"{count} × {model}" for model, count in Counter(map(_model, names)).items())
@@ -133,6 +139,11 @@ def _job(report: Report) -> str:
         if EXCERPT in found:
             return f"{pairs} in this part of a log, of how many it does not say"
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
+    libraries = [row for row in report.rows(LIBRARIES_SECTION, LibraryRow) if row.found]
+    if libraries:
+        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL)
+        nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
+        return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
     return f"{counted(len(compared), 'row')} compared" if compared else ""
 
@@ -160,7 +171,7 @@ def _beside(metadata: Metadata, report: Report) -> str:
     named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
     of_it = [row for row in rows if row.backend == named]
     words = [speed_words(of_it)]
-    if named == TORCH_NCCL and rows[0].first == NCCL:
+    if named == TORCH_NCCL and rows[0].first == NCCL_BACKEND:
         own, library = metadata.libraries.get("torch's NCCL"), metadata.libraries.get("NCCL")
         words.append(
             f"with the same libnccl {own}" if own == library else f"with another libnccl: {own}, not {library}"

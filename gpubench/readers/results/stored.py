@@ -10,6 +10,7 @@ from gpubench.model.results.all_sections import MAIN_SECTIONS, MATRICES, TABLES
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
     FINDINGS_SECTION,
+    OVERLAP_SECTION,
     PAIR_COLUMNS,
     ROWS_SECTION,
     Matrix,
@@ -19,6 +20,8 @@ from gpubench.model.results.report import (
     Section,
     Table,
 )
+from gpubench.model.results.rows.overlap import OverlapRow
+from gpubench.model.results.rows.watch import TrafficRow
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents.characters import check_text
@@ -33,7 +36,7 @@ _WANTED = Wanted(
     example="result.json",
 )
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "metadata", FINDINGS_SECTION)
-_P2P = "p2p"
+_P2P, _WATCH = "p2p", "watch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     streamed = {ROWS_SECTION: COLLECTIVE_COLUMNS} if metadata.collective is not None else {}
     if metadata.subject == _P2P:
         streamed = {metadata.rows_section: PAIR_COLUMNS}
+    if metadata.subject == _WATCH:
+        streamed = {metadata.rows_section: TrafficRow.columns()}
+    if metadata.subject == OVERLAP_SECTION:
+        streamed = {OVERLAP_SECTION: OverlapRow.columns()}
     sections = {key: _section(key, value, name) for key, value in document.items() if key not in _HEAD}
     tables = [sections.pop(each) for each in streamed if each in sections]
     findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)

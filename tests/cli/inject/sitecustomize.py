@@ -33,7 +33,7 @@ def _install(kind: str) -> None:
     rows = 0
     barrier = mpi.MpiGroup.barrier
     measure_row = collective.Sweep.row
-    verify = collective.Sweep._verify
+    verify = collective.Sweep.verify
 
     def row(self: Any, number: int, case: Any) -> Any:
         nonlocal rows
@@ -67,7 +67,7 @@ def _install(kind: str) -> None:
         mpi.MpiGroup.barrier = late_barrier  # type: ignore[method-assign]
     collective.Sweep.row = row  # type: ignore[method-assign]
     if kind == "spoil":
-        collective.Sweep._verify = spoiled  # type: ignore[assignment,method-assign]
+        collective.Sweep.verify = spoiled  # type: ignore[assignment,method-assign]
 
 
 _ENTERED = {"warm-up": 14, "operation": 4, "verification": 4, "output": 4}

@@ -9,7 +9,7 @@ import pytest
 
 from gpubench.cli.options.collective import sections
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.formats.text.fallback import fallback_lines
+from gpubench.formats.text.machine.fallback import fallback_lines
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel import ChannelReceiver, report_in
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow

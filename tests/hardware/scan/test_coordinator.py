@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from gpubench.hardware.scan import coordinator as module
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks, RingFailure
 from gpubench.hardware.scan.messages import (
     MessageType,
     Outcome,
+    RingOrder,
     RoundOrder,
     RoundReply,
     framed,
@@ -32,7 +33,7 @@ from gpubench.model.results.scan_rounds import (
 )
 
 SECRET = b"the secret of a job of the tests"
-Answer = Callable[[RoundOrder], RoundReply | None]
+Answer = Callable[[RoundOrder | RingOrder], RoundReply | None]
 """What a supervisor answers; None: it hangs up."""
 
 
@@ -44,7 +45,7 @@ def failing(outcome: Outcome, remark: str = "") -> Answer:
     return lambda order: RoundReply(order.number, ((0, 0.0, outcome), (1, 0.0, outcome)), remark)
 
 
-def silent(_order: RoundOrder) -> RoundReply | None:
+def silent(_order: RoundOrder | RingOrder) -> RoundReply | None:
     threading.Event().wait(3)
     return None
 
@@ -79,7 +80,8 @@ def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float)
                     figures = [LocalFigure(0, 0, LocalQuantity.MEMORY, 10.0 + rank)]
                     connection.sendall(framed(packed_local(figures)))
                     continue
-                reply = answer(RoundOrder.of(message[1:]))
+                kind = RingOrder if message[0] == MessageType.RING_ORDER else RoundOrder
+                reply = answer(kind.of(message[1:]))
                 if reply is None:
                     return
                 connection.sendall(framed(reply.packed()))
@@ -144,3 +146,31 @@ def test_phase_0_and_clocks_of_all_nodes() -> None:
         offsets = found.clock_offsets()
     assert sorted(local) == [LocalFigure(node, 0, LocalQuantity.MEMORY, 10.0 + node) for node in (0, 1)]
     assert offsets == {node: pytest.approx(-3600, abs=5) for node in (0, 1)}
+
+
+def test_a_ring_is_as_fast_as_its_slowest_node_on_every_rail() -> None:
+    seen: list[RingOrder] = []
+
+    def answer(gb_s: float) -> Answer:
+        def reply(order: RoundOrder | RingOrder) -> RoundReply:
+            assert isinstance(order, RingOrder)
+            seen.append(order)
+            return RoundReply(order.number, ((0, gb_s, Outcome.DONE), (1, 2 * gb_s, Outcome.DONE)))
+
+        return reply
+
+    with coordinated(answer(10.0), answer(1.0), answer(12.0), answer(11.0)) as found:
+        assert found.collective([0, 2, 3]) == 10.0 + 20.0
+    orders = sorted(seen, key=lambda order: order.place)
+    assert [(order.before, order.after, order.size) for order in orders] == [(3, 2, 3), (0, 3, 3), (2, 0, 3)]
+
+
+def test_a_ring_that_breaks_is_of_the_node_whose_own_worker_failed() -> None:
+    with coordinated(failing(Outcome.BROKEN), done(1.0), failing(Outcome.OWN_WORKER_DIED, "signal 9")) as found:
+        assert found.collective([0, 1, 2]) == RingFailure(2, "its worker died (signal 9)", is_own=True)
+
+
+def test_a_ring_with_a_node_that_hangs_up_is_of_that_node() -> None:
+    with coordinated(failing(Outcome.BROKEN), lambda _order: None, done(1.0)) as found:
+        assert found.collective([0, 1, 2]) == RingFailure(1, "its supervisor is gone", is_own=True)
+        assert found.gone == {1: "its supervisor is gone"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpubench.hardware.scan.messages import (
     Frames,
+    RingOrder,
     RoundOrder,
     RoundReply,
     framed,
@@ -34,6 +35,14 @@ SECRET = b"s" * 32
 def test_orders_are_read_back(number: int, partner: int, listens: bool, deadline_s: float, retired: int) -> None:
     order = RoundOrder(number, partner, listens, deadline_s, retired)
     assert RoundOrder.of(order.packed()[1:]) == order
+
+
+@given(*[st.integers(0, 2**32 - 1)] * 5, st.floats(0, 1e6))
+def test_orders_of_rings_are_read_back(
+    number: int, before: int, after: int, place: int, size: int, deadline_s: float
+) -> None:
+    order = RingOrder(number, before, after, place, size, deadline_s)
+    assert RingOrder.of(order.packed()[1:]) == order
 
 
 @given(st.lists(st.tuples(st.integers(0, 63), st.floats(0, 1e6), st.integers(0, 6)), max_size=16), st.text(max_size=80))

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, Queue
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.scan import nccl_rail
+from gpubench.hardware.scan import nccl_rail, ring
 from gpubench.hardware.scan.host_exchange import WrongDataError
 from gpubench.hardware.scan.nccl_rail import EXCHANGED_BYTES, NcclRail
+from gpubench.hardware.scan.ring import PAIR, Ring
 from gpubench.model.terms.data_pattern import Block, DataPattern
+from tests.hardware.scan.rings import everywhere
 
 ID = bytes(128)
 
@@ -40,9 +43,9 @@ class Memory:
 
 @dataclass
 class Wire:
-    """What the two ranks of a communicator send each other."""
+    """What the ranks of a communicator send each other."""
 
-    ways: tuple["Queue[object]", "Queue[object]"] = field(default_factory=lambda: (Queue(), Queue()))
+    ways: "defaultdict[tuple[int, int], Queue[object]]" = field(default_factory=lambda: defaultdict(Queue))
     damages: bool = False
 
 
@@ -55,11 +58,14 @@ class Communicator:
         self._wire, self._memories, self._rank = wire, memories, rank
         self.ended = ""
 
-    def exchange(self, send: int, receive: int, size_bytes: int, _stream: int, deadline: float) -> None:
+    def exchange(
+        self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, _stream: int, deadline: float
+    ) -> None:
         assert size_bytes == EXCHANGED_BYTES
-        self._wire.ways[self._rank].put(self._memories[send].holds)
+        (send, receive), (to, source) = addresses, peers
+        self._wire.ways[self._rank, to].put(self._memories[send].holds)
         try:
-            arrived = self._wire.ways[1 - self._rank].get(timeout=max(0.0, deadline - time.monotonic()))
+            arrived = self._wire.ways[source, self._rank].get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
             raise TimeoutError from None
         self._memories[receive].holds = "damaged" if self._wire.damages else arrived
@@ -83,10 +89,10 @@ class End:
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End]:
+def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End, End]:
     wire, found = Wire(), []
     local = threading.local()
-    for _ in range(2):
+    for _ in range(3):
         memories = {1: Memory(1), 2: Memory(2)}
         free = iter(memories.values())
         device: Any = SimpleNamespace(
@@ -111,61 +117,63 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End]:
         end.rail._buffers = device.allocate(0), device.allocate(0)
         monkeypatch.setattr(end.rail, "_open", open_rail(end.rail))
 
-    def make(_library: object, unique_id: bytes, rank: int, _deadline: float) -> Communicator:
+    def make(_library: object, unique_id: bytes, rank: int, ranks: int, _deadline: float) -> Communicator:
         assert unique_id == ID
+        assert rank < ranks
         made = Communicator(wire, local.device.memories, rank)
         local.end.made.append(made)
         return made
 
     monkeypatch.setattr(nccl_rail, "new_unique_id", lambda _library: ID)
-    monkeypatch.setattr(nccl_rail, "PairCommunicator", make)
-    monkeypatch.setattr(nccl_rail, "_SECONDS_OF_COPYING", 0.0)
-    return wire, found[0][0], found[1][0]
+    monkeypatch.setattr(nccl_rail, "BoundedCommunicator", make)
+    monkeypatch.setattr(ring, "_MOST_REPEATS", 2)
+    return wire, found[0][0], found[1][0], found[2][0]
 
 
-def both(one: End, other: End, seconds: float = 20.0) -> list[float | Exception]:
-    """What each end found, or raised."""
-    sockets, found = socket.socketpair(), dict[int, float | Exception]()
+def all_of(*ends: End, seconds: float = 20.0) -> list[float | Exception]:
+    """What each end of a ring found, or raised."""
 
-    def run(place: int, end: End) -> None:
-        with sockets[place] as connection:
-            try:
-                found[place] = end.rail.exchange(connection, time.monotonic() + seconds, leads=place == 0)
-            except Exception as error:  # noqa: BLE001 - what it was is what the test looks at
-                found[place] = error
+    def run(own: Ring) -> float | Exception:
+        try:
+            return ends[own.place].rail.exchange(own, time.monotonic() + seconds)
+        except Exception as error:  # noqa: BLE001 - what it was is what the test looks at
+            return error
 
-    threads = [threading.Thread(target=run, args=each) for each in enumerate((one, other))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return [found[place] for place in range(2)]
+    return everywhere(len(ends), run)
 
 
-def test_both_ends_have_a_figure_and_close(ends: tuple[Wire, End, End]) -> None:
-    _, one, other = ends
+def test_both_ends_have_a_figure_and_close(ends: tuple[Wire, End, End, End]) -> None:
+    _, *own = ends
     for number in (1, 2):
-        assert all(isinstance(each, float) and each > 0 for each in both(one, other))
-        assert [each.ended for end in (one, other) for each in end.made] == ["closed"] * 2 * number
+        assert all(isinstance(each, float) and each > 0 for each in all_of(*own[:2]))
+        assert [each.ended for end in own for each in end.made] == ["closed"] * 2 * number
 
 
-def test_data_that_arrive_damaged_are_no_figure(ends: tuple[Wire, End, End]) -> None:
-    wire, one, other = ends
+def test_three_are_a_ring_that_sends_one_way(ends: tuple[Wire, End, End, End]) -> None:
+    wire, *own = ends
+    assert all(isinstance(each, float) and each > 0 for each in all_of(*own))
+    assert set(wire.ways) == {(0, 1), (1, 2), (2, 0)}
+    assert [each.ended for end in own for each in end.made] == ["closed"] * 3
+
+
+def test_data_that_arrive_damaged_are_no_figure(ends: tuple[Wire, End, End, End]) -> None:
+    wire, one, other, _ = ends
     wire.damages = True
-    found = both(one, other)
+    found = all_of(one, other)
     assert [type(each) for each in found] == [WrongDataError, WrongDataError]
     assert str(found[0]) == f"{EXCHANGED_BYTES // 8} wrong elements"
     assert [each.ended for end in (one, other) for each in end.made] == ["aborted"] * 2
 
 
-def test_a_partner_that_leaves_or_says_nothing_is_given_up(ends: tuple[Wire, End, End]) -> None:
-    _, one, _ = ends
+def test_a_partner_that_leaves_or_says_nothing_is_given_up(ends: tuple[Wire, End, End, End]) -> None:
+    _, one, _, _ = ends
     for leaves in (True, False):
         mine, its = socket.socketpair()
         if leaves:
             its.close()
+        mine.settimeout(0.2)
         with pytest.raises(OSError) as caught, mine:  # noqa: PT011 - TimeoutError is one
-            one.rail.exchange(mine, time.monotonic() + 0.2, leads=True)
+            one.rail.exchange(Ring(0, PAIR, mine, mine), time.monotonic() + 0.2)
         assert leaves != isinstance(caught.value, TimeoutError)
         its.close()
     assert {each.ended for each in one.made} <= {"aborted"}

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from gpubench.hardware.scan.messages import Outcome, RoundReply
@@ -94,3 +95,25 @@ def test_nobody_there_is_the_deadline() -> None:
     with two() as (one, _):
         reply = one.round(1, {0: WorkerTask(1, 0, 1, 0, 0.5)}, 0.5)
     assert reply.figures == ((0, 0.0, Outcome.DEADLINE),)
+
+
+def test_three_workers_are_a_ring_and_all_take_the_time_of_the_slowest() -> None:
+    supervisors = [Supervisor("host", rank, {0: 0}, SECRET) for rank in range(3)]
+    for each in supervisors:
+        each.workers[0]._start()
+    places = [(("127.0.0.1", each.workers[0].port),) for each in supervisors]
+
+    def measure(rank: int) -> RoundReply:
+        behind = places[(rank + 1) % 3]
+        task = WorkerTask(1000, 0, (rank - 1) % 3, rank, DEADLINE, behind, ring=3, place=rank)
+        return supervisors[rank].round(1000, {0: task}, DEADLINE)
+
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            replies = list(threads.map(measure, range(3)))
+    finally:
+        for each in supervisors:
+            each.close()
+    figures = [gb_s for reply in replies for _, gb_s, outcome in reply.figures if outcome == Outcome.DONE]
+    assert len(figures) == 3
+    assert 0 < max(figures) < 2 * min(figures)

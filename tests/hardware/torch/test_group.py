@@ -57,7 +57,7 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
     monkeypatch.setattr(library, "find_spec", lambda _name: object())
     rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1))
-    group = rendezvous.start(LaunchedBy(TORCHRUN, 0, 1))
+    group = rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
     identity, nodes = ranks_of_jobs.own_identity(group)
     assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
     rendezvous.finish()
@@ -72,7 +72,7 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: True)
     torch.distributed.init_process_group = lambda *_given, **_more: (_ for _ in ()).throw(RuntimeError("no route"))
     with pytest.raises(CouldNotMeasureError, match="cannot begin with gloo: no route"):
-        rendezvous.start(LaunchedBy(TORCHRUN, 0, 1))
+        rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
 
 
 def test_what_needs_mpi_is_refused() -> None:

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from gpubench.measure.scan.facts import fact_findings, nic_names
+from gpubench.jobs.scan.facts import fact_findings
+from gpubench.measure.scan.facts import nic_names
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies
+from gpubench.profiles.nodes import matched_profiles
 from tests.conditions.test_checks import machine
 
 
@@ -13,15 +15,23 @@ def nodes(*faults: str) -> list[Snapshot]:
 
 
 def test_what_a_check_says_of_facts_is_said_of_the_node() -> None:
-    assert fact_findings(topologies(nodes())) == ()
-    found = fact_findings(topologies(nodes("node2.gpu5:nvlink=12")))
+    healthy = topologies(nodes())
+    profiles = matched_profiles(healthy, {})
+    assert None not in profiles
+    assert fact_findings(healthy, profiles) == []
+    found = fact_findings(topologies(nodes("node2.gpu5:nvlink=12")), profiles)
     assert {"nvlink-down", "node-differs"} <= {each.id for each in found}
     assert all("node2" in each.subject for each in found)
 
 
+def test_what_only_a_profile_tells_is_said_too() -> None:
+    everywhere = topologies(nodes(*(f"node{number}.gpu{gpu}:nvlink=12" for number in range(4) for gpu in range(8))))
+    assert {each.id for each in fact_findings(everywhere, matched_profiles(everywhere, {}))} >= {"below-profile"}
+
+
 def test_nodes_without_gpus_are_not_asked_for_a_driver() -> None:
     bare = [replace(each, gpus=(), pairs=()) for each in nodes()]
-    assert fact_findings(topologies(bare)) == ()
+    assert fact_findings(topologies(bare), [None] * len(bare)) == []
     assert nic_names(topologies(bare), 2) == (None, None)
 
 

@@ -63,8 +63,9 @@ def test_faults_as_people_write_them() -> None:
     assert parse_fault("node1.nic0:rate=200").where == "node1.nic0"
     assert str(parse_fault("leaf4.rail2:bandwidth=0.6")) == "leaf4.rail2:bandwidth=0.6"
     assert str(parse_fault("leaf4:uplink=0.6")) == "leaf4:uplink=0.6"
-    assert parse_fault("node17:dies=round3").only_scan
-    assert not parse_fault("gpu5:speed=0.5").only_scan
+    assert parse_fault("node17:dies=round3").command == "scan"
+    assert parse_fault("node0:traffic=staged").command == "watch"
+    assert not parse_fault("gpu5:speed=0.5").command
 
 
 @pytest.mark.parametrize(

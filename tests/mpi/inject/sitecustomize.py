@@ -6,6 +6,7 @@ GPUBENCH_TEST_NODES names a simulated machine and its faults: `check` then finds
 GPUBENCH_TEST_SLOW_HOST names one whose memory takes four times as long to copy; with `none` all take as long.
 The rank that GPUBENCH_TEST_STUCK names does not come back from its first operation; GPUBENCH_TEST_START_SECONDS is what
 an initialisation has, in the place of 300.
+GPUBENCH_TEST_TRAFFIC names a simulated machine and its faults: `watch` then sees one of its nodes on each rank.
 """
 
 import os
@@ -30,3 +31,10 @@ if _nodes and os.environ.get("OMPI_COMM_WORLD_RANK"):
     from tests.mpi.believed_nodes import install as install_nodes
 
     install_nodes(*_nodes.split(), hosts=os.environ["GPUBENCH_TEST_HOSTS"].split(","))
+
+_traffic = os.environ.get("GPUBENCH_TEST_TRAFFIC")
+
+if _traffic and os.environ.get("OMPI_COMM_WORLD_RANK"):
+    from tests.mpi.believed_traffic import install as install_traffic
+
+    install_traffic(int(os.environ["OMPI_COMM_WORLD_RANK"]), *_traffic.split())

@@ -19,6 +19,16 @@ _NO_SCOPE = 0
 _KIB = 1024
 
 
+def read_link_bytes(answers: Answers, *, nvlink_only: bool = False, pcie_only: bool = False) -> LinkBytes:
+    """The counters of one GPU, all or those of one kind of link, which costs less."""
+    nvlink = [] if pcie_only else [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
+    pcie = [] if nvlink_only else [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
+    values = answers.fields(nvlink + pcie)
+    counts = [None if values.get(each) is None else values[each] * _KIB for each in nvlink] or [None, None]
+    counts += [values.get(each) for each in pcie] or [None, None]
+    return LinkBytes(*counts)
+
+
 class NvmlCounters:
     """Counters of the GPUs with these PCI bus ids, in their order, from the time that the driver was loaded.
 
@@ -37,12 +47,7 @@ class NvmlCounters:
         answers = self._gpus[gpu]
         if answers is None:
             return LinkBytes()
-        nvlink = [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
-        pcie = [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
-        values = answers.fields(nvlink + pcie)
-        sent, received = (None if values.get(each) is None else values[each] * _KIB for each in nvlink)
-        pcie_sent, pcie_received = (values.get(each) for each in pcie)
-        return LinkBytes(sent, received, pcie_sent, pcie_received)
+        return read_link_bytes(answers)
 
     def close(self) -> None:
         """Shut NVML down; nothing is counted from then on."""

@@ -10,7 +10,7 @@ from gpubench.model.facts.snapshot import Fabric, NvLink, PcieLink, RemappedRows
 from gpubench.model.paths.links import active_links, nvlink_gb_s
 from gpubench.model.paths.nodes import MachineKind, condense
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, rounded
-from gpubench.model.results.report import Record, RowsOfNode, made_of
+from gpubench.model.results.report import Record, RowsOfNode, Section, Table, made_of
 from gpubench.model.results.topo.rows import GpuRow, NicRow, NodeRow, NvlinkRow, RankRow
 
 
@@ -126,6 +126,15 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
             topology=node.fingerprint(),
             failures=[f"{failure.stage}: {failure.error}" for failure in snapshot.failures],
         )
+
+
+def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, Section]:
+    """The sections of nodes and of their devices, for a report that is about more than those."""
+    return {
+        "nodes": Table(NodeRow.columns(), lambda: node_rows(nodes, kinds)),
+        "gpus": Table(GpuRow.columns(), lambda: gpu_rows_of(nodes)),
+        "nics": Table(NicRow.columns(), lambda: (row for node in nodes for row in nic_rows(node))),
+    }
 
 
 def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.prospects import lead, prospect_lines, was_looked_at
+from gpubench.formats.text.machine.prospects import lead, prospect_lines, was_looked_at
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.fallback import shown, slowdown
 from gpubench.model.results.report import Report

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.nccl.pair import UNIQUE_ID_BYTES, PairCommunicator, PairError, new_unique_id
+from gpubench.hardware.nccl.bounded import BoundedCommunicator, CommunicatorError, new_unique_id
+from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
 
 SUCCESS, UNHANDLED_CUDA_ERROR, IN_PROGRESS = 0, 1, 7
 HANDLE = 0xBEEF
@@ -42,8 +43,8 @@ class Nccl:
         return [name for name, _ in self.calls]
 
 
-def connected(nccl: Nccl) -> PairCommunicator:
-    return PairCommunicator(nccl, ID, 1, time.monotonic() + 60)
+def connected(nccl: Nccl) -> BoundedCommunicator:
+    return BoundedCommunicator(nccl, ID, 1, 2, time.monotonic() + 60)
 
 
 def test_it_is_made_without_blocking_from_the_id_of_both() -> None:
@@ -81,7 +82,7 @@ def test_an_exchange_is_one_group_and_waits_until_it_is_issued() -> None:
     nccl = Nccl(ncclGroupEnd=IN_PROGRESS)
     communicator = connected(nccl)
     nccl.states = [IN_PROGRESS, SUCCESS]
-    communicator.exchange(0x1000, 0x2000, 4096, 0x33, time.monotonic() + 60)
+    communicator.exchange((0x1000, 0x2000), (0, 0), 4096, 0x33, time.monotonic() + 60)
     assert nccl.names[1:] == ["ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd"]
     send, receive = nccl.calls[2][1], nccl.calls[3][1]
     assert (send[0], send[1], send[3], send[5]) == (0x1000, 4096, 0, 0x33)
@@ -97,7 +98,7 @@ def test_what_is_not_done_by_the_deadline_is_aborted_once() -> None:
     nccl = Nccl(ncclCommInitRankConfig=IN_PROGRESS)
     nccl.states = [IN_PROGRESS]
     with pytest.raises(TimeoutError):
-        PairCommunicator(nccl, ID, 0, time.monotonic() + 0.01)
+        BoundedCommunicator(nccl, ID, 0, 2, time.monotonic() + 0.01)
     assert nccl.names == ["ncclCommInitRankConfig", "ncclCommAbort"]
 
 
@@ -106,8 +107,8 @@ def test_a_refusal_is_an_error_and_aborts(name: str) -> None:
     nccl = Nccl()
     communicator = connected(nccl)
     nccl.answers[name] = UNHANDLED_CUDA_ERROR
-    with pytest.raises(PairError, match="ncclResult_t 1"):
-        communicator.exchange(0, 0, 1, 0, time.monotonic() + 60)
+    with pytest.raises(CommunicatorError, match="ncclResult_t 1"):
+        communicator.exchange((0, 0), (0, 0), 1, 0, time.monotonic() + 60)
     assert nccl.names[-2:] == ["ncclGroupEnd", "ncclCommAbort"], "an open group takes up what comes next"
 
 
@@ -116,7 +117,7 @@ def test_an_error_that_comes_later_is_noticed() -> None:
     communicator = connected(nccl)
     communicator.check()
     nccl.states = [UNHANDLED_CUDA_ERROR]
-    with pytest.raises(PairError):
+    with pytest.raises(CommunicatorError):
         communicator.check()
     communicator.abort()
     assert nccl.names.count("ncclCommAbort") == 1

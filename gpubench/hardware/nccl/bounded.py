@@ -1,4 +1,4 @@
-"""Communicators of two ranks that do not block: made, used and given up within a deadline.
+"""Communicators that do not block: made, used and given up within a deadline.
 
 A blocking call of NCCL's waits for a rank that died for ever. With `blocking = 0` (NCCL 2.14 and later) calls return at
 once, and `ncclCommGetAsyncError` says when what they began is done (NCCL user guide, "Fault Tolerance").
@@ -9,33 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-RANKS = 2
-UNIQUE_ID_BYTES = 128
+from gpubench.hardware.nccl.configuration import INITIALISE, UniqueId, not_blocking
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclSuccess and ncclInProgress in nccl.h."""
 
-_MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21400
-"""Of `ncclConfig_t` as NCCL 2.14 has it; later ones take what it lacks from their defaults (init.cc)."""
-
 _SECONDS_BETWEEN_LOOKS = 20e-6
-
-
-class _UniqueId(ctypes.Structure):
-    """`ncclUniqueId`, which is handed over by value."""
-
-    _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
-
-
-class _Config(ctypes.Structure):
-    """The beginning of `ncclConfig_t`, as long as NCCL 2.14 had it."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-    )
 
 
 class CFunctions(Protocol):
@@ -45,44 +24,44 @@ class CFunctions(Protocol):
         """One that takes arguments of these types of ctypes'."""
 
 
-class PairError(OSError):
-    """NCCL could not connect two ranks, or carry data between them."""
+class CommunicatorError(OSError):
+    """NCCL could not connect ranks, or carry data between them."""
 
 
 def new_unique_id(library: CFunctions) -> bytes:
-    """What both ranks of a communicator have to know. Raises PairError."""
-    made = _UniqueId()
+    """What all ranks of a communicator have to know. Raises CommunicatorError."""
+    made = UniqueId()
     status = library.function("ncclGetUniqueId", ctypes.c_void_p)(ctypes.addressof(made))
     if status:
-        raise PairError(f"ncclGetUniqueId returned {status}")
+        raise CommunicatorError(f"ncclGetUniqueId returned {status}")
     return bytes(made)
 
 
-class PairCommunicator:
-    """A communicator of this rank, 0 or 1, and one other.
+class BoundedCommunicator:
+    """A communicator of this rank and others.
 
-    Raises TimeoutError where anything is not done by its deadline, of the monotonic clock, and PairError where NCCL
-    fails. After either it is aborted.
+    Raises TimeoutError where anything is not done by its deadline, of the monotonic clock, and CommunicatorError where
+    NCCL fails. After either it is aborted.
     """
 
-    def __init__(self, library: CFunctions, unique_id: bytes, rank: int, deadline: float) -> None:
+    def __init__(self, library: CFunctions, unique_id: bytes, rank: int, ranks: int, deadline: float) -> None:
         self._library = library
-        self._peer = 1 - rank
         self._handle = ctypes.c_void_p()
-        config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION, 0)
-        begin = library.function(
-            "ncclCommInitRankConfig", ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.c_void_p
-        )
+        config = not_blocking()
+        begin = library.function(INITIALISE, ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p)
         handle, settings = ctypes.addressof(self._handle), ctypes.addressof(config)
-        self._settle(begin(handle, RANKS, _UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)
+        self._settle(begin(handle, ranks, UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)
 
-    def exchange(self, send: int, receive: int, size_bytes: int, stream: int, deadline: float) -> None:
-        """Put an exchange on a stream: so many bytes from one address to the other rank, and its own to the other."""
+    def exchange(
+        self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int, deadline: float
+    ) -> None:
+        """Put an exchange on a stream: so many bytes of the first address to the first peer, and from the second."""
+        (send, receive), (to, source) = addresses, peers
         types = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
         calls: Sequence[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = (
             ("ncclGroupStart", (), ()),
-            ("ncclSend", types, (send, size_bytes, 0, self._peer, self._handle, stream)),
-            ("ncclRecv", types, (receive, size_bytes, 0, self._peer, self._handle, stream)),
+            ("ncclSend", types, (send, size_bytes, 0, to, self._handle, stream)),
+            ("ncclRecv", types, (receive, size_bytes, 0, source, self._handle, stream)),
         )
         answers = (self._library.function(name, *kinds)(*arguments) for name, kinds, arguments in calls)
         refused = next((status for status in answers if status not in (_SUCCESS, _IN_PROGRESS)), _SUCCESS)
@@ -91,11 +70,11 @@ class PairCommunicator:
         self._settle(refused or ended, deadline)
 
     def check(self) -> None:
-        """Raise PairError where NCCL has noticed an error meanwhile."""
+        """Raise CommunicatorError where NCCL has noticed an error meanwhile."""
         self._settle(_SUCCESS, float("inf"))
 
     def close(self, deadline: float) -> None:
-        """End it together with the other rank."""
+        """End it together with the other ranks."""
         self._settle(self._library.function("ncclCommFinalize", ctypes.c_void_p)(self._handle), deadline)
         self._library.function("ncclCommDestroy", ctypes.c_void_p)(self._handle)
         self._handle = ctypes.c_void_p()
@@ -121,4 +100,4 @@ class PairCommunicator:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         if status not in (_SUCCESS, _IN_PROGRESS):
             self.abort()
-            raise PairError(f"NCCL: ncclResult_t {status}")
+            raise CommunicatorError(f"NCCL: ncclResult_t {status}")

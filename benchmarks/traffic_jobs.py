@@ -1,0 +1,175 @@
+"""Jobs with one kind of traffic each, for whoever watches this host's GPUs: `python -m benchmarks.traffic_jobs KIND`.
+
+They are what users run: PyTorch processes that reduce gradients, load data, write checkpoints or answer requests, and a
+process of CuPy that copies from GPU to GPU. `inference` is a job a GPU; `training`, `waiting`, `loading` and
+`checkpoint` are one job of a process a GPU, with the variables that torchrun sets. What stages them comes from outside:
+
+    python -m benchmarks.traffic_jobs training --seconds 20
+    NCCL_P2P_DISABLE=1 python -m benchmarks.traffic_jobs training --seconds 20
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+ELEMENTS = 2**27
+"""Of the buffers, 256 MiB each in half precision."""
+
+Step = Callable[[], object]
+
+
+def training(torch: Any, _rank: int) -> Step:
+    """Gradients are computed and reduced by bucket, as DistributedDataParallel does."""
+    layer = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    buckets = [torch.ones(ELEMENTS // 8, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+
+    def step() -> None:
+        works = []
+        for bucket in buckets:
+            layer @ layer
+            works.append(torch.distributed.all_reduce(bucket, async_op=True))
+        for work in works:
+            work.wait()
+        torch.cuda.synchronize()
+
+    return step
+
+
+def loading(torch: Any, _rank: int) -> Step:
+    """Batches come from pinned host memory."""
+    batch = torch.ones(ELEMENTS, dtype=torch.bfloat16).pin_memory()
+    return lambda: (batch.to("cuda", non_blocking=True), torch.cuda.synchronize())
+
+
+def checkpoint(torch: Any, _rank: int) -> Step:
+    """Weights go to pinned host memory."""
+    weights = torch.ones(ELEMENTS, dtype=torch.bfloat16, device="cuda")
+    saved = torch.empty_like(weights, device="cpu", pin_memory=True)
+    return lambda: (saved.copy_(weights, non_blocking=True), torch.cuda.synchronize())
+
+
+def inference(torch: Any, _rank: int) -> Step:
+    """Requests come and answers go, both at once, and a model computes in between."""
+    layer = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    request = torch.ones(ELEMENTS, dtype=torch.bfloat16).pin_memory()
+    answer, result = torch.empty_like(request, pin_memory=True), torch.ones_like(request, device="cuda")
+    ways = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def step() -> None:
+        with torch.cuda.stream(ways[0]):
+            request.to("cuda", non_blocking=True)
+        with torch.cuda.stream(ways[1]):
+            answer.copy_(result, non_blocking=True)
+        layer @ layer
+        torch.cuda.synchronize()
+
+    return step
+
+
+def waiting(torch: Any, rank: int) -> Step:
+    """Rank 0 computes for long before it joins the others, which wait for it inside NCCL."""
+    layer = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    bucket = torch.ones(ELEMENTS // 8, dtype=torch.bfloat16, device="cuda")
+
+    def step() -> None:
+        if rank == 0:
+            time.sleep(4)
+        layer @ layer
+        torch.distributed.all_reduce(bucket)
+        torch.cuda.synchronize()
+
+    return step
+
+
+def copies(peer_access: bool) -> None:  # noqa: FBT001
+    """One process copies from GPU 0 to GPU 1 with CuPy, with peer access or without."""
+    cupy: Any = import_module("cupy")
+    size_bytes = 2 * ELEMENTS
+    memory = []
+    for gpu in (0, 1):
+        with cupy.cuda.Device(gpu):
+            memory.append(cupy.cuda.runtime.malloc(size_bytes))
+    with cupy.cuda.Device(0):
+        if peer_access:
+            cupy.cuda.runtime.deviceEnablePeerAccess(1)
+        stream = cupy.cuda.Stream(non_blocking=True)
+
+        def step() -> None:
+            cupy.cuda.runtime.memcpyPeerAsync(memory[1], 1, memory[0], 0, size_bytes, stream.ptr)
+            stream.synchronize()
+
+        repeat(step)
+
+
+JOBS: dict[str, Callable[[Any, int], Step]] = {
+    "training": training,
+    "waiting": waiting,
+    "loading": loading,
+    "checkpoint": checkpoint,
+}
+ALONE: dict[str, Callable[[Any, int], Step]] = {"inference": inference}
+COPIES = {"copies": True, "copies-without-peer-access": False}
+
+
+def main() -> None:
+    """Start the processes of a job, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=[*JOBS, *ALONE, *COPIES])
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--gpus", type=int, default=2)
+    arguments = parser.parse_args()
+    os.environ["TRAFFIC_SECONDS"] = str(arguments.seconds)
+    if arguments.kind in COPIES:
+        copies(COPIES[arguments.kind])
+    elif "RANK" in os.environ:
+        be_a_rank(arguments.kind)
+    else:
+        start(arguments)
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """A process a GPU, with the variables that torchrun sets; those of inference know nothing of each other."""
+    together = arguments.kind in JOBS
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29551", "WORLD_SIZE": str(arguments.gpus)}
+    alone = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "1"}
+    command = [sys.executable, "-m", "benchmarks.traffic_jobs", *sys.argv[1:]]
+    children = []
+    for gpu in range(arguments.gpus):
+        place = {"RANK": str(gpu if together else 0), "LOCAL_RANK": str(gpu)}
+        children.append(subprocess.Popen(command, env={**os.environ, **(address if together else alone), **place}))
+    sys.exit(max(child.wait() for child in children))
+
+
+def be_a_rank(kind: str) -> None:
+    """Make the traffic of one GPU until time is up."""
+    torch: Any = import_module("torch")
+    rank, gpu = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(gpu)
+    if kind in JOBS:
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", gpu))
+        torch.distributed.barrier()
+    step = {**JOBS, **ALONE}[kind](torch, rank)
+    step()
+    if kind in JOBS:
+        torch.distributed.barrier()
+    repeat(step)
+    # Ranks end at different steps: without NCCL's own farewell, which would wait for those that are gone.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def repeat(step: Step) -> None:
+    """Steps until the time is up; when the first began is printed, as seconds of the system's clock."""
+    print(f"first traffic at {time.time():.3f}", flush=True)
+    end = time.monotonic() + float(os.environ["TRAFFIC_SECONDS"])
+    while time.monotonic() < end:
+        step()
+
+
+if __name__ == "__main__":
+    main()

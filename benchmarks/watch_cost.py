@@ -1,0 +1,139 @@
+"""What a watch costs: a core's time, and an all-reduce's beside it and without it, in turns, on this host's GPUs.
+
+    python -m benchmarks.watch_cost --pairs 20
+
+One job of NCCL runs all the time and times its all-reduces in blocks; the watch is there for every other block, and who
+goes first changes from pair to pair. Passes when the watch takes no more than 1 % of a core and the median of the
+ratios of paired blocks is no more than 1.001, or the difference is one that chance alone makes.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+MOST_CORE_PERCENT, MOST_RATIO = 1.0, 1.001
+CHANCE, RELABELLINGS = 0.01, 10_000
+_SETTLES_SECONDS = 3.0
+"""A watch that has started reads this machine once, by three processes, before its first interval."""
+
+
+def main() -> None:
+    """Be a rank of the job, or start the ranks and watches."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10, help="of blocks with and without (default 10)")
+    parser.add_argument("--seconds", type=float, default=4, help="of a block (default 4)")
+    parser.add_argument("--size", type=int, default=2**26, help="bytes of an all-reduce (default 64M)")
+    parser.add_argument("--gpus", type=int, default=2)
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        be_a_rank(arguments)
+    else:
+        sys.exit(start(arguments))
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """Ranks with the variables that torchrun sets; the exit code of the first."""
+    command = [sys.executable, "-m", "benchmarks.watch_cost", *sys.argv[1:]]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29552", "WORLD_SIZE": str(arguments.gpus)}
+    children = [
+        subprocess.Popen(command, env={**os.environ, **address, "RANK": str(gpu), "LOCAL_RANK": str(gpu)})
+        for gpu in range(arguments.gpus)
+    ]
+    return max(child.wait() for child in children)
+
+
+def be_a_rank(arguments: argparse.Namespace) -> None:
+    """Time blocks; the first rank has the watch come and go, and judges."""
+    torch: Any = import_module("torch")
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    data = torch.ones(arguments.size // 2, dtype=torch.bfloat16, device="cuda")
+    block(torch, data, 1.0)
+    ratios, cores = [], []
+    for pair in range(arguments.pairs):
+        times = {}
+        for watched in (True, False) if pair % 2 else (False, True):
+            watch = start_watch() if watched and rank == 0 else None
+            torch.distributed.barrier()
+            time.sleep(_SETTLES_SECONDS if watched else 0.5)
+            before = None if watch is None else core_seconds(watch.pid)
+            begun = time.monotonic()
+            times[watched] = block(torch, data, arguments.seconds)
+            if watch is not None and before is not None:
+                cores.append(100 * (core_seconds(watch.pid) - before) / (time.monotonic() - begun))
+                watch.send_signal(signal.SIGINT)
+                watch.wait()
+            torch.distributed.barrier()
+        ratios.append(times[True] / times[False])
+    torch.distributed.barrier()
+    if rank == 0:
+        judge(ratios, cores)
+    os._exit(0)
+
+
+def start_watch() -> "subprocess.Popen[bytes]":
+    """A watch of everything, once a second."""
+    return subprocess.Popen([sys.executable, "-m", "gpubench", "watch"], stdout=subprocess.DEVNULL)
+
+
+def core_seconds(pid: int) -> float:
+    """The time on a core that a process and its children have had, from /proc."""
+    pids = [pid]
+    for parent in pids:
+        with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:  # noqa: PTH123
+            pids += [int(each) for each in file.read().split()]
+    ticks = 0
+    for each in pids:
+        with open(f"/proc/{each}/stat", encoding="ascii") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def block(torch: Any, data: Any, seconds: float) -> float:
+    """The median of the microseconds of an all-reduce in batches of twenty, for so many seconds; ranks agree when."""
+    batches = []
+    stop = torch.zeros(1, device="cuda")
+    end = time.monotonic() + seconds
+    while True:
+        begin, finish = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(20):
+            torch.distributed.all_reduce(data)
+        finish.record()
+        finish.synchronize()
+        batches.append(begin.elapsed_time(finish) * 1000 / 20)
+        if len(batches) % 50 == 0:
+            stop.fill_(float(time.monotonic() > end))
+            torch.distributed.all_reduce(stop)
+            if stop.item() > 0:
+                return float(statistics.median(batches))
+
+
+def judge(ratios: list[float], cores: list[float]) -> None:
+    """Print both, and exit 1 where either is more than it may be."""
+    logs = np.log(np.array(ratios))
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (RELABELLINGS, len(logs)))
+    chance = float(np.mean(np.abs((signs * logs).mean(axis=1)) >= abs(logs.mean()) - 1e-15))
+    ratio, core = statistics.median(ratios), statistics.median(cores)
+    spread = f"{min(ratios):.5f} to {max(ratios):.5f}"
+    print(
+        f"all-reduce with a watch over without: median {ratio:.5f}, {spread}, {len(ratios)} pairs, chance {chance:.3f}"
+    )
+    print(f"the watch takes {core:.2f} % of a core ({min(cores):.2f} to {max(cores):.2f})")
+    failed = core > MOST_CORE_PERCENT or (ratio > MOST_RATIO and chance < CHANCE)
+    sys.stdout.flush()
+    os._exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

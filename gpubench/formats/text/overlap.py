@@ -1,0 +1,191 @@
+"""An overlap for people: a line a cap and size as it is measured, the caps with the shortest steps, the verdict."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.header import INDENT, rank_lines, software_lines
+from gpubench.formats.text.page import Page
+from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.winners import REFUSED_SECTION, RefusedRow
+from gpubench.model.terms.overlap.asked import OWN_CTAS, Partner
+from gpubench.model.terms.sweep import describe_dropped
+from gpubench.model.terms.units import counted, format_size
+
+_NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"}
+
+_Figure = tuple[str, int, int, Callable[[OverlapRow], str]]
+"""A column: its head, its width, when it goes from a narrow page (the highest first, 0 never), and what a row has."""
+
+_FIGURES: Sequence[_Figure] = (
+    ("size", 5, 0, lambda row: format_size(row.size_bytes)),
+    ("CTAs", 5, 0, lambda row: OWN_CTAS if row.ctas is None else str(row.ctas)),
+    ("alone", 8, 0, lambda row: _number(row.communication_alone_us)),
+    ("both", 8, 0, lambda row: _number(row.communication_together_us)),
+    ("κm", 6, 0, lambda row: _ratio(row.communication_slowdown)),
+    ("wait", 6, 2, lambda row: _ratio(row.waiting_slowdown)),
+    ("share", 6, 3, lambda row: _ratio(row.sharing_slowdown)),
+    ("ops", 6, 4, lambda row: str(row.partner_count)),
+    ("alone", 8, 5, lambda row: _number(row.partner_alone_us)),
+    ("both", 8, 6, lambda row: _number(row.partner_together_us)),
+    ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
+    ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
+    ("hidden", 7, 1, lambda row: f"{100 * row.hidden_share:.0f}%"),
+    ("MHz", 6, 7, lambda row: _whole(row.sm_clock_mhz)),
+    ("W", 5, 8, lambda row: _whole(row.power_w)),
+)
+_COMMUNICATION, _COMPUTATION = (2, 7), (7, 11)
+_MOST_NOTES = 6
+
+
+class OverlapView:
+    """Prints lines of fixed width, so that rows can be shown as they are measured."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._metadata = metadata
+        self._rows: list[OverlapRow] = []
+        self._figures = _fitting(page.width)
+        for line in _header(metadata, verbose=page.verbose):
+            page.wrap(line)
+
+    def row(self, row: Row) -> None:
+        """A line; before the first of a partner the heads."""
+        if not isinstance(row, OverlapRow):
+            raise TypeError(f"an overlap has no rows of {type(row).__name__}")
+        if not self._rows or self._rows[-1].partner != row.partner:
+            self._page.print("", *self._heads(row))
+        elif self._rows[-1].size_bytes != row.size_bytes and len(self._metadata.options["ctas"]) > 1:
+            self._page.print("")
+        self._rows.append(row)
+        cells = "".join(value(row).rjust(width) for _, width, _, value in self._figures)
+        self._page.print(cells, style="bold red" if row.wrong else "")
+
+    def end(self, report: Report) -> None:
+        """What was odd, the shortest steps, findings, verdict."""
+        self._page.print("")
+        for line in _note_lines(self._rows):
+            self._page.wrap(f"{INDENT}{line}")
+        for refused in report.rows(REFUSED_SECTION, RefusedRow):
+            self._page.wrap(f"{INDENT}{refused.setting}: NCCL refused: {refused.reason}")
+        self._shortest(report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow))
+        if self._metadata.options.get("evidence") == "shown":
+            self._page.evidence(report)
+        self._page.outcome(report)
+
+    def _heads(self, row: OverlapRow) -> Iterator[str]:
+        shown = self._figures
+        yield f"{_NAMES[Partner(row.partner)]}: each a {row.partner_operation}"
+        groups = []
+        for figure in shown:
+            number = _FIGURES.index(figure)
+            within = [name for name, (first, end) in _GROUPS.items() if first <= number < end]
+            groups.append(within[0] if within else "")
+        yield _group_line(groups, [width for _, width, _, _ in shown])
+        yield "".join(head.rjust(width) for head, width, _, _ in shown)
+
+    def _shortest(self, rows: Sequence[ShortestStepRow]) -> None:
+        if not rows:
+            return
+        several = len({row.partner for row in rows}) > 1
+        columns = [
+            *([Column("beside", [_NAMES[Partner(row.partner)] for row in rows])] if several else []),
+            Column("size", [format_size(row.size_bytes) for row in rows], right=True),
+            Column("CTAs", [OWN_CTAS if row.ctas is None else str(row.ctas) for row in rows], right=True),
+            Column("shortest step µs", [_number(row.step_us) for row in rows], right=True),
+            Column("NCCL's own µs", ["-" if row.own_step_us is None else _number(row.own_step_us) for row in rows],
+                   right=True),
+            Column("shorter by", [_gain(row) for row in rows], right=True),
+            Column("", [_doubt(row) for row in rows], 1),
+        ]  # fmt: skip
+        self._page.print("the cap with the shortest step:")
+        for line in lines(fitting(columns, self._page.width - len(INDENT))):
+            self._page.print(INDENT + line)
+        self._page.print("")
+
+
+_GROUPS = {"communication µs, slowed ×": _COMMUNICATION, "computation µs, slowed ×": _COMPUTATION}
+
+
+def _group_line(groups: Sequence[str], widths: Sequence[int]) -> str:
+    """The line above the heads: the name of a group over its columns."""
+    line, start = "", 0
+    while start < len(groups):
+        end = start
+        while end < len(groups) and groups[end] == groups[start]:
+            end += 1
+        width = sum(widths[start:end])
+        line += groups[start][: width - 1].rjust(width)
+        start = end
+    return line.rstrip()
+
+
+def _fitting(width: int) -> Sequence[_Figure]:
+    kept = list(_FIGURES)
+    while sum(each[1] for each in kept) > width:
+        spare = max(kept, key=lambda each: each[2])
+        if not spare[2]:
+            break
+        kept.remove(spare)
+    return kept
+
+
+def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    options = metadata.options
+    yield (
+        f"gpubench {metadata.gpubench_version}  overlap of {options['collective']}  backend {metadata.backend}  "
+        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
+        + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
+    )
+    if metadata.origin == "simulated" and metadata.profile:
+        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
+        yield f"{INDENT}{metadata.source}"
+    yield from rank_lines(metadata.ranks, verbose=verbose)
+    yield from software_lines(metadata, verbose=verbose)
+    types = ", ".join((*options["dtypes"], *options["ops"]))
+    if metadata.origin == "simulated":
+        yield f"{INDENT}{types}; one time a row, with noise from seed {options['seed']}"
+    else:
+        check = "every rank's data verified" if options["check"] else "data not verified"
+        yield f"{INDENT}{types}; steps of one collective and some operations, {options['seconds']:g} s a phase; {check}"
+    yield f"{INDENT}a collective begins as the partner's first operation does; size is the larger buffer of a rank"
+    yield f"{INDENT}κm = 1 + wait for SMs + share of bandwidth and power; κc while the collective is in flight"
+    for line in describe_dropped(metadata.dropped_sizes):
+        yield f"{INDENT}not measured: {line}"
+
+
+def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:
+    """What has to be known of rows, each remark once, with the rows that it is of."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        throttled = f"clocks were held down: {row.throttled_by}" if row.throttled_by else ""
+        where = f"{format_size(row.size_bytes)}/{OWN_CTAS if row.ctas is None else row.ctas}"
+        for note in filter(None, (row.note, throttled)):
+            found.setdefault(note, []).append(where)
+    for note, places in list(found.items())[:_MOST_NOTES]:
+        where = "every row" if len(places) == len(rows) else ", ".join(places)
+        yield f"{note} ({where})"
+
+
+def _gain(row: ShortestStepRow) -> str:
+    if row.gain_percent is None:
+        return "-"
+    return "its own" if row.ctas is None else f"{row.gain_percent:.1f} %"
+
+
+def _doubt(row: ShortestStepRow) -> str:
+    if row.ctas is None or row.beyond_noise is not False:
+        return ""
+    return f"within noise, {row.noise_percent:.1f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"

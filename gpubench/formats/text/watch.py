@@ -1,0 +1,247 @@
+"""A watch for people: devices with rates and bars, what every job does, and at the end what was concluded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from gpubench.formats.text.header import INDENT
+from gpubench.formats.text.page import Page, ReportView
+from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.results.rows.watch import JOBS_SECTION, DeviceKind, JobRow, TrafficRow, Way
+from gpubench.model.results.watch.frame import AlikeNodes, WatchFrame
+from gpubench.model.terms.grouping import grouped
+from gpubench.model.terms.units import compress_names, counted, format_share, spans
+from gpubench.model.terms.verdict import Verdict
+
+StyledLine = tuple[str, str]
+"""A line, and how rich shows it."""
+
+_BAR = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_FULL = "█"
+_GPU_HEAD = "GPU    NVLink out     in  PCIe out     in     %           MHz  used by"
+_NIC_HEAD = "NIC           out     in GB/s               %"
+_STYLES = {
+    Way.STAGED: "bold red",
+    Way.SOCKETS: "bold red",
+    Way.UNBALANCED: "bold yellow",
+    Way.WAITING: "bold yellow",
+    Way.UNKNOWN: "bold magenta",
+    Way.DIRECT: "bold green",
+}
+_RATES = (
+    *("nvlink_sent_gb_s", "nvlink_received_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s"),
+    *("network_sent_gb_s", "network_received_gb_s", "limit_percent"),
+)
+_MOST_KINDS = 6
+_LEAST_SHOWN_GB_S = 0.05
+
+
+def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
+    """An interval on a screen of that size: devices of the first node of the largest kind, then what jobs do.
+
+    What jobs do comes first where there is not room for all.
+    """
+    kinds = frame.kinds
+    below = list(_conclusions(frame, kinds, width))
+    room = max(height - len(below) - 2, 0)
+    first = kinds[0].hosts[0] if kinds else None
+    devices = list(device_lines([row for row in frame.rows if row.node == first], width))
+    if len(devices) > room:
+        left_out = len(devices) - max(room - 1, 0)
+        devices = [*devices[: max(room - 1, 0)], (f"and {left_out} more lines: the window is too low", "dim")][:room]
+    lines = [(header, "bold"), *devices, ("", ""), *below]
+    return [(line[:width], style) for line, style in lines[:height]]
+
+
+def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]:
+    """The devices of a node, a line each: rates in GB/s, the share of the limit with a bar, who uses it, what is odd.
+
+    Of network ports those that carry something, and RDMA ports.
+    """
+    gpus = [row for row in rows if row.device_kind == DeviceKind.GPU]
+    nics = [row for row in rows if row.device_kind == DeviceKind.NIC and _is_shown(row)]
+    if gpus:
+        yield _GPU_HEAD, "dim"
+        yield from ((_gpu_line(row)[:width], _row_style(row)) for row in gpus)
+    if nics:
+        yield _NIC_HEAD, "dim"
+        yield from ((_nic_line(row)[:width], _row_style(row)) for row in nics)
+
+
+def _is_shown(row: TrafficRow) -> bool:
+    carries = max(row.network_sent_gb_s or 0.0, row.network_received_gb_s or 0.0) >= 0.001
+    return carries or row.limit_gb_s is not None or row.note is not None
+
+
+def _gpu_line(row: TrafficRow) -> str:
+    cells = (
+        f"{row.device:<6} {_gb_s(row.nvlink_sent_gb_s):>10} {_gb_s(row.nvlink_received_gb_s):>6}",
+        f"{_gb_s(row.pcie_sent_gb_s):>9} {_gb_s(row.pcie_received_gb_s):>6}",
+        f" {format_share(row.limit_percent):>4} {bar(row.limit_percent)}",
+        f"{row.clock_mhz if row.clock_mhz is not None else '-':>4} ",
+    )
+    return " ".join((*cells, "; ".join(filter(None, (*_odd(row), _users(row), row.note))))).rstrip()
+
+
+def _nic_line(row: TrafficRow) -> str:
+    rates = f"{row.device:<10} {_gb_s(row.network_sent_gb_s):>6} {_gb_s(row.network_received_gb_s):>6}"
+    share = f"{'':<15}{format_share(row.limit_percent):>4} {bar(row.limit_percent)}"
+    return " ".join((rates, share, "; ".join(filter(None, (*_odd(row), row.note))))).rstrip()
+
+
+def _odd(row: TrafficRow) -> Iterator[str]:
+    """Clocks that are held down, and errors that were counted meanwhile."""
+    if row.throttle_reasons:
+        yield f"throttled: {', '.join(row.throttle_reasons)}"
+    for name, count in row.errors_grown.items():
+        yield f"+{count} {name}"
+
+
+def _users(row: TrafficRow) -> str:
+    if row.users is None:
+        return "users not known"
+    first, *others = row.users or ("",)
+    return first + (f" and {len(others)} more" if others else "")
+
+
+def _row_style(row: TrafficRow) -> str:
+    return "yellow" if row.throttle_reasons or any(row.errors_grown.values()) else ""
+
+
+def bar(percent: float | None) -> str:
+    """A share of a limit as a bar of eight cells."""
+    eighths = round(min(max(percent or 0.0, 0.0), 100.0) / 100 * _BAR * 8)
+    whole, part = divmod(eighths, 8)
+    return (_FULL * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR)
+
+
+def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> Iterator[StyledLine]:
+    """What jobs do, by kind of node, with the cause and the cure of what is wrong."""
+    if frame.waiting:
+        yield "waiting for the first bytes", "dim"
+    if not frame.jobs and not frame.silences:
+        yield "no process uses a GPU", ""
+    several = sum(len(kind.hosts) for kind in kinds) > 1
+    silent = dict(frame.silences)
+    for number, kind in enumerate(kinds[:_MOST_KINDS]):
+        lead = ""
+        if several:
+            lead = "" if number == 0 else "odd: "
+            lead += f"{counted(len(kind.hosts), 'node')} {compress_names(kind.hosts)}: "
+        reason = silent.get(kind.hosts[0])
+        if reason is not None:
+            yield f"{lead}{reason}; what else is known stands above"[:width], _STYLES[Way.UNKNOWN]
+        for job in kind.jobs:
+            yield from _job_lines(lead, job)
+    if len(kinds) > _MOST_KINDS:
+        yield f"and {len(kinds) - _MOST_KINDS} more kinds of nodes", ""
+
+
+def _job_lines(lead: str, job: JobRow) -> Iterator[StyledLine]:
+    style = _STYLES.get(Way(job.way), "")
+    yield f"{lead}{job_line(job)}", style
+    if job.cause is not None:
+        yield f"{INDENT}because: {job.cause_seen}", style
+        yield f"{INDENT}try:     {job.advice}", style
+    elif job.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR):
+        yield f"{INDENT}{job.seen.partition(': ')[2]}", style
+
+
+def job_line(job: JobRow) -> str:
+    """'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
+    rates = f"NVLink {_gb_s(job.nvlink_gb_s)}, PCIe {_gb_s(job.pcie_sent_gb_s)} out {_gb_s(job.pcie_received_gb_s)} in"
+    nics = f", NICs {_gb_s(job.network_gb_s)}" if (job.network_gb_s or 0.0) >= _LEAST_SHOWN_GB_S else ""
+    return f"{job.way:<7} {_devices(job.gpus)}  {rates}{nics} GB/s  {job.job}"
+
+
+def _devices(names: Sequence[str]) -> str:
+    return "GPU" + spans(sorted(int(name.removeprefix("GPU")) for name in names))
+
+
+def plain_lines(frame: WatchFrame) -> Iterator[str]:
+    """An interval where nothing can be drawn anew: a line a job, of equal nodes one."""
+    time = f"{frame.seconds:8.1f} s  "
+    kinds = frame.kinds
+    silent = dict(frame.silences)
+    several = sum(len(kind.hosts) for kind in kinds) > 1
+    if frame.waiting:
+        yield f"{time}waiting for the first bytes"
+        return
+    for kind in kinds:
+        where = f"{compress_names(kind.hosts)}  " if several else ""
+        if kind.hosts[0] in silent:
+            yield f"{time}{where}{silent[kind.hosts[0]]}"
+        for job in kind.jobs:
+            cause = (
+                f"  because {job.cause_seen}" if job.cause_seen and job.verdict in (Verdict.FAIL, Verdict.WARN) else ""
+            )
+            yield f"{time}{where}{job_line(job)}{cause}"
+    if not frame.jobs and not frame.silences:
+        yield f"{time}no process uses a GPU"
+
+
+class WatchView(ReportView):
+    """Mean rates of all devices over the watch, what each job did, findings, verdict."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        super().__init__(page, metadata)
+        self._rows: dict[tuple[str, str], list[TrafficRow]] = {}
+
+    def row(self, row: Row) -> None:
+        """Keep it for the means: who watches sees intervals elsewhere."""
+        if isinstance(row, TrafficRow):
+            self._rows.setdefault((row.node, row.device), []).append(row)
+
+    def end(self, report: Report) -> None:
+        """The whole; of a watch that was cut short there is nothing but the verdict."""
+        metadata = self._metadata
+        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
+        seconds = max((rows[-1].seconds for rows in self._rows.values()), default=0.0)
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {seconds:.0f} s{origin}")
+        if metadata.source:
+            self._page.wrap(f"{INDENT}from {metadata.source}")
+        self._page.defaults(metadata)
+        self._devices()
+        self._jobs(report.rows(JOBS_SECTION, JobRow))
+        self._page.outcome(report)
+
+    def _devices(self) -> None:
+        """Means by device, of nodes that carry alike the first's."""
+        by_node = grouped([_mean(rows) for rows in self._rows.values()], lambda row: row.node)
+        shown = list(by_node.items())[:1]
+        for node, rows in shown:
+            self._page.print("", f"{node}, means in GB/s" if len(by_node) > 1 else "means in GB/s")
+            for line, style in device_lines(rows, self._page.width):
+                self._page.print(line, style=style)
+        if len(by_node) > 1:
+            self._page.print(f"{len(by_node) - 1} more nodes: --format csv --section traffic has every interval")
+
+    def _jobs(self, rows: Sequence[JobRow]) -> None:
+        if rows:
+            self._page.print("")
+        alike = grouped(rows, lambda row: (row.way, tuple(row.gpus), row.cause, round(row.seconds)))
+        for members in alike.values():
+            first, hosts = members[0], compress_names(list(dict.fromkeys(row.node for row in members)))
+            where = f"  on {hosts}" if len(self._metadata.hosts) > 1 else ""
+            self._page.wrap(f"{first.seconds:6.1f} s  {job_line(first)}{where}", 10, _STYLES.get(Way(first.way), ""))
+        self._page.print("")
+
+
+def _mean(rows: Sequence[TrafficRow]) -> TrafficRow:
+    """One row of the means of what is known; errors are summed up."""
+    values = {name: [v for row in rows if (v := getattr(row, name)) is not None] for name in _RATES}
+    errors: dict[str, int] = {}
+    for row in rows:
+        for name, count in row.errors_grown.items():
+            errors[name] = errors.get(name, 0) + count
+    means = {name: fmean(each) if each else None for name, each in values.items()}
+    last = rows[-1]
+    note = last.note if any(each is None for each in means.values()) else None
+    return replace(last, **means, errors_grown=errors, note=note)  # type: ignore[arg-type]
+
+
+def _gb_s(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,55 @@
+"""The pace of a watch: the wait for the end of an interval, by a real clock or by one that leaps."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+Wait = Callable[[float], bool]
+"""Waits so many seconds; true where somebody asks to end the watch."""
+
+
+class WatchPace(Protocol):
+    """A clock, and a way to wait for a moment of it."""
+
+    def now(self) -> float:
+        """Seconds of a clock that only goes forward."""
+
+    def wait_until(self, moment: float) -> bool:
+        """Return at that moment, or at once where it has passed; true where the watch is to end."""
+
+
+class RealPace:
+    """The machine's clock; `wait` listens to a keyboard meanwhile."""
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+
+    def now(self) -> float:
+        """Of the monotonic clock."""
+        return time.monotonic()
+
+    def wait_until(self, moment: float) -> bool:
+        """Sleep."""
+        return self._wait(max(moment - time.monotonic(), 0.0))
+
+
+class LeapingPace:
+    """A clock that stands still and leaps to the moment that is waited for: of what is simulated or recorded."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Where it leapt to."""
+        return self._now
+
+    def wait_until(self, moment: float) -> bool:
+        """Leap."""
+        self._now = max(self._now, moment)
+        return False
+
+
+def sleep(seconds: float) -> bool:
+    """The wait of who listens to no keyboard."""
+    time.sleep(seconds)
+    return False

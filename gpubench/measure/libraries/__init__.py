@@ -1,0 +1,1 @@
+"""Report on the libraries that move data between GPUs."""

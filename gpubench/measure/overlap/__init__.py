@@ -1,0 +1,1 @@
+"""A collective beside computation: what each costs the other, and the cap that makes the shortest step."""

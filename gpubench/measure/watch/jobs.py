@@ -1,0 +1,102 @@
+"""Which GPUs of a node belong to one job, by the processes on them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpubench.model.facts.traffic import TaskFacts
+from gpubench.model.facts.traffic_rates import GpuRates, NodeRates
+from gpubench.model.terms.units import counted, spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """Processes that belong together, and the GPUs that they use.
+
+    `exchanges` is whether anything shows that its GPUs send each other data: one process has several of them, or
+    processes of one launcher have an NCCL communicator each. None is not known, and `doubt` says why.
+    """
+
+    name: str
+    gpus: tuple[GpuRates, ...]
+    tasks: tuple[TaskFacts, ...] = ()
+    exchanges: bool | None = False
+    doubt: str = ""
+
+    @property
+    def devices(self) -> str:
+        """Its GPUs in a sentence: 'GPU0-3'."""
+        return f"GPU{spans(sorted(gpu.index for gpu in self.gpus))}"
+
+    @property
+    def by_nccl(self) -> bool:
+        """True where a process of it has an NCCL communicator."""
+        return any(task.communicators for task in self.tasks)
+
+    @property
+    def one_process(self) -> bool:
+        """True where one process has all its GPUs."""
+        return len(self.tasks) == 1
+
+
+def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
+    """The jobs on a node. A GPU that several have is that one's which has most GPUs.
+
+    Where nobody says whose the GPUs are, as inside some containers, all of them are one job of which it is not known
+    whether they have to do with each other.
+    """
+    tasks = {task.pid: task for task in rates.tasks}
+    hidden = [gpu for gpu in rates.gpus if gpu.processes is None]
+    groups = groups_of(tasks.values())
+    on_gpu = {gpu.bus_id: {each.pid for each in gpu.processes or ()} for gpu in rates.gpus}
+    sizes = {group: sum(bool(pids & set(group)) for pids in on_gpu.values()) for group in groups}
+    owned: dict[tuple[int, ...], list[GpuRates]] = {}
+    for gpu in rates.gpus:
+        having = [group for group in groups if on_gpu[gpu.bus_id] & set(group)]
+        if having:
+            owned.setdefault(max(having, key=lambda group: (sizes[group], -group[0])), []).append(gpu)
+    jobs = [_job([tasks[pid] for pid in group], gpus) for group, gpus in owned.items()]
+    if hidden:
+        doubt = next((gpu.unknown["processes"] for gpu in hidden if "processes" in gpu.unknown), "nobody says whose")
+        jobs.append(RunningJob(name="processes that cannot be seen", gpus=tuple(hidden), exchanges=None, doubt=doubt))
+    return tuple(jobs)
+
+
+def groups_of(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
+    """Pids by what makes them one job."""
+    members: dict[int, set[int]] = {}
+    by_key: dict[str, set[int]] = {}
+    for task in tasks:
+        group = {task.pid}
+        for key in task.together:
+            group |= by_key.get(key, set())
+        for pid in group:
+            members[pid] = group
+        for key in {key for key, pids in by_key.items() if pids & group} | set(task.together):
+            by_key[key] = group
+    return sorted({tuple(sorted(group)) for group in members.values()})
+
+
+def _job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
+    exchanges, doubt = _exchanges(tasks, gpus)
+    return RunningJob(name=_name(tasks), gpus=tuple(gpus), tasks=tuple(tasks), exchanges=exchanges, doubt=doubt)
+
+
+def _name(tasks: Sequence[TaskFacts]) -> str:
+    """What joins its processes, with their program: 'python (torchrun 127.0.0.1:29500)'; of one process its pid."""
+    program = next((task.name for task in tasks if task.name), "?")
+    if len(tasks) == 1:
+        return f"process {tasks[0].pid} ({program})"
+    shared = set(tasks[0].together).intersection(*(task.together for task in tasks))
+    key = next(
+        (key for key in tasks[0].together if key in shared), counted(len(tasks), "process").replace("ss", "sses")
+    )
+    return f"{program} ({key})"
+
+
+def _exchanges(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> tuple[bool | None, str]:
+    if len(gpus) < 2:
+        return False, ""
+    if len(tasks) == 1 or sum(bool(task.communicators) for task in tasks) > 1:
+        return True, ""
+    unread = [task.unread for task in tasks if task.communicators is None]
+    return (None, unread[0] or "what NCCL does in its processes was not looked at") if unread else (False, "")

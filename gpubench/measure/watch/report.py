@@ -1,0 +1,207 @@
+"""The report on a watch: a row a job, findings for what is not as it should be; only what is direct passes."""
+
+from collections.abc import Iterator
+
+from gpubench.measure.watch.course import Course, JobCourse, TimeOnWay, verdict_of
+from gpubench.measure.watch.intervals import Interval
+from gpubench.measure.watch.jobs import RunningJob
+from gpubench.measure.watch.signals import QUIET_GB_S
+from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.fallback import PATH_UNKNOWN
+from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Section, Table
+from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, Way
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, overall
+
+SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
+
+RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
+DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
+
+_LOOK_CLOSER = "gpubench topo --causes; NCCL_DEBUG=INFO in the job, and gpubench explain of what it logs"
+
+
+def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
+    """The report, without the rows of intervals, which somebody has had as they came.
+
+    `missing` is whose traffic was to be watched, where nothing of it was seen.
+    """
+    jobs = [row for each in course.jobs.values() for row in job_rows(each, origin)]
+    findings = (*([_not_found(missing)] if missing else []), *_findings(course))
+    judged = [each.verdict for each in course.jobs.values()]
+    verdict = overall((*judged, *(each.severity for each in findings)))
+    sections: dict[str, Section] = {JOBS_SECTION: Table(JobRow.columns(), lambda: jobs)}
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JOBS_SECTION)
+
+
+def job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
+    """What a job did, a row a way, first what it is said to do."""
+    main = course.main
+    others = sorted((each for each in course.stretches.values() if each is not main), key=lambda each: -each.seconds)
+    for stretch in (main, *others):
+        explanation = course.explanation if course.explained is stretch.way else None
+        yield _row(course, stretch, verdict_of(stretch, explanation), explanation, origin)
+
+
+def _row(
+    course: JobCourse, stretch: TimeOnWay, verdict: Verdict, explanation: Explanation | None, origin: Origin
+) -> JobRow:
+    gpus = () if stretch.last is None else stretch.last.job.gpus
+    return JobRow(
+        node=course.node,
+        job=course.name,
+        gpus=[gpu.device for gpu in gpus],
+        way=stretch.way,
+        verdict=verdict,
+        origin=origin,
+        first_seconds=round(stretch.first_seconds, 3),
+        seconds=round(stretch.seconds, 3),
+        nvlink_gb_s=_rounded(stretch.rate("nvlink_gb_s")),
+        pcie_sent_gb_s=_rounded(stretch.rate("pcie_sent_gb_s")),
+        pcie_received_gb_s=_rounded(stretch.rate("pcie_received_gb_s")),
+        network_gb_s=_rounded(stretch.rate("network_gb_s")),
+        seen=figures(stretch),
+        cause=None if explanation is None else explanation.id,
+        cause_seen=None if explanation is None else explanation.evidence,
+        advice=None if explanation is None else explanation.advice,
+    )
+
+
+def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[JobRow]:
+    """What every job does in one interval, with the cause where it was looked for."""
+    for rates, observed in interval.nodes:
+        for each in observed:
+            of_job = course.jobs[rates.host, each.job.name]
+            now = TimeOnWay(each.way, interval.seconds)
+            now.add(each, rates.end - rates.begin)
+            stretch = of_job.stretches[each.way]
+            explanation = of_job.explanation if of_job.explained is each.way else None
+            yield _row(of_job, now, verdict_of(stretch, explanation), explanation, origin)
+
+
+def figures(stretch: TimeOnWay) -> str:
+    """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: as much leaves …', means over its intervals."""
+    observed = stretch.last
+    if observed is None:
+        return ""
+    seen = observed.seen
+    details = [*seen.odd_rails, *seen.idle_gpus, *seen.doubts]
+    return f"{rates_in_words(stretch)}: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
+
+
+def rates_in_words(stretch: TimeOnWay) -> str:
+    """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s'."""
+    parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}"]
+    parts.append(f"PCIe {_gb_s(stretch.rate('pcie_sent_gb_s'))} out and {_gb_s(stretch.rate('pcie_received_gb_s'))} in")
+    if (stretch.rate("network_gb_s") or 0.0) > QUIET_GB_S:
+        parts.append(f"NICs {_gb_s(stretch.rate('network_gb_s'))} out")
+    return f"{', '.join(parts)} GB/s"
+
+
+def _findings(course: Course) -> Iterator[Finding]:
+    for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
+        observed = each.main.last
+        if observed is not None and (make := _FINDINGS.get(each.main.way)) is not None:
+            yield make(each, observed.job)
+    for host, reason in course.silences.items():
+        yield Finding(
+            id=DRIVER_SILENT,
+            severity=Verdict.ERROR,
+            subject=host,
+            seen=reason,
+            expected="counters of its GPUs at every interval",
+            cause="the driver is wedged, a GPU fell off the bus, or it is busy for longer than an interval",
+            next_command="dmesg | grep -i -e xid -e nvrm; gpubench check --quick",
+        )
+
+
+def _not_found(asked: str) -> Finding:
+    return Finding(
+        id=JOB_NOT_FOUND,
+        severity=Verdict.ERROR,
+        subject=asked,
+        seen="no process of it used a GPU on any node that was watched",
+        expected="a job that runs here",
+        cause="it has ended, has not begun, or runs on another node; a container may show other pids",
+        next_command="gpubench watch --for 3s shows every process that uses a GPU",
+    )
+
+
+def _staged(course: JobCourse, job: RunningJob) -> Finding:
+    found = course.explanation
+    by = "the loopback or Ethernet" if course.main.way is Way.SOCKETS else "host memory"
+    return Finding(
+        id=HOST_STAGED,
+        severity=course.verdict,
+        subject=_subject(course, job),
+        seen=f"its bytes go through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
+        expected=_expected(job, course.main.way),
+        cause="not known" if found is None else found.evidence,
+        next_command=_LOOK_CLOSER if found is None else found.advice,
+        subjects=tuple(gpu.device for gpu in job.gpus),
+    )
+
+
+def _expected(job: RunningJob, way: Way) -> str:
+    if way is Way.SOCKETS and len(job.gpus) < 2:
+        return "RDMA ports that carry the bytes between nodes"
+    return f"NVLinks that carry the bytes between {job.devices}"
+
+
+def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
+    return Finding(
+        id=RAIL_UNBALANCED,
+        severity=course.verdict,
+        subject=_subject(course, job),
+        seen=figures(course.main),
+        expected="rails that carry alike, within 30 %",
+        cause="a NIC, a cable or a switch port of the odd rail, or a job that does not use all NICs",
+        next_command="gpubench check; gpubench scan names the bad rail of a job of its own",
+    )
+
+
+def _waiting(course: JobCourse, job: RunningJob) -> Finding:
+    return Finding(
+        id=GPU_WAITED_FOR,
+        severity=course.verdict,
+        subject=_subject(course, job),
+        seen=f"for {course.main.seconds:.0f} s: {figures(course.main)}",
+        expected="GPUs of one job that work or wait together",
+        cause="its process waits for data, for the CPU or for a file, has ended, or hangs",
+        next_command="py-spy dump --pid of the process on that GPU shows where it is",
+    )
+
+
+def _unknown(course: JobCourse, job: RunningJob) -> Finding:
+    return Finding(
+        id=PATH_UNKNOWN,
+        severity=course.verdict,
+        subject=_subject(course, job),
+        seen=figures(course.main),
+        expected="to know which way its bytes go",
+        cause="counters do not tell it, or may not be read",
+        next_command=_LOOK_CLOSER,
+    )
+
+
+_FINDINGS = {
+    Way.STAGED: _staged,
+    Way.SOCKETS: _staged,
+    Way.UNBALANCED: _unbalanced,
+    Way.WAITING: _waiting,
+    Way.UNKNOWN: _unknown,
+}
+
+
+def _subject(course: JobCourse, job: RunningJob) -> str:
+    return f"{course.name} on {course.node} {job.devices}"
+
+
+def _gb_s(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,143 @@
+"""The decision table of `gpubench watch`: what the links of a job show, and the way that its bytes take."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from gpubench.measure.watch.signals import Members, NetworkUse, Nvlinks, Pcie, Signals
+from gpubench.model.results.rows.watch import Way
+
+
+@dataclass(frozen=True, slots=True)
+class WayRule:
+    """One line of the table: words of each signal, none for any of them; the first line that fits counts."""
+
+    nvlinks: tuple[Nvlinks, ...]
+    pcie: tuple[Pcie, ...]
+    network: tuple[NetworkUse, ...]
+    members: tuple[Members, ...]
+    way: Way
+    meaning: str
+
+    def fits(self, seen: Signals) -> bool:
+        """True if every signal is one of the line's words."""
+        return (
+            (not self.nvlinks or seen.nvlinks in self.nvlinks)
+            and (not self.pcie or seen.pcie in self.pcie)
+            and (not self.network or seen.network in self.network)
+            and (not self.members or seen.members in self.members)
+        )
+
+
+_CALM = (Pcie.QUIET, Pcie.LITTLE)
+_EXCHANGE, _NOT = (Members.EXCHANGE,), (Members.ONE, Members.SEVERAL)
+_NO_SOCKETS = (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET)
+_BOTH_WAYS = (Pcie.ACROSS, Pcie.BOTH)
+
+RULES: tuple[WayRule, ...] = (
+    WayRule((), (Pcie.UNKNOWN,), (), (), Way.UNKNOWN, "what PCIe carries is not known"),
+    WayRule(
+        (Nvlinks.QUIET, Nvlinks.NONE),
+        _BOTH_WAYS,
+        (NetworkUse.SOCKETS,),
+        (Members.EXCHANGE, Members.ONE),
+        Way.SOCKETS,
+        "bytes of GPUs leave by the loopback, or by Ethernet beside RDMA ports that are up and carry none",
+    ),
+    WayRule(
+        (Nvlinks.QUIET,),
+        (Pcie.ACROSS,),
+        _NO_SOCKETS,
+        _EXCHANGE,
+        Way.STAGED,
+        "as much leaves some GPUs as enters others, over PCIe, and NVLinks that join them carry about nothing",
+    ),
+    WayRule(
+        (Nvlinks.PARTLY,),
+        (Pcie.ACROSS,),
+        _NO_SOCKETS,
+        _EXCHANGE,
+        Way.STAGED,
+        "NVLinks of some GPUs carry nothing while those of their peers do, and as much leaves them over PCIe as enters",
+    ),
+    WayRule(
+        (Nvlinks.QUIET, Nvlinks.PARTLY),
+        (Pcie.ACROSS,),
+        (),
+        (Members.UNKNOWN,),
+        Way.UNKNOWN,
+        "this is what staged jobs show; whether these GPUs are one job's is not known",
+    ),
+    WayRule(
+        (Nvlinks.NONE,),
+        _BOTH_WAYS,
+        _NO_SOCKETS,
+        _EXCHANGE,
+        Way.UNKNOWN,
+        "PCIe is both the direct way and that through host memory where no NVLinks join the GPUs",
+    ),
+    WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
+    WayRule(
+        (Nvlinks.BUSY,),
+        (Pcie.QUIET, Pcie.LITTLE, Pcie.IN, Pcie.OUT, Pcie.BOTH),
+        (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET, NetworkUse.UNKNOWN),
+        (),
+        Way.DIRECT,
+        "NVLinks carry it; what PCIe carries beside is not from GPU to GPU",
+    ),
+    WayRule(
+        (Nvlinks.BUSY, Nvlinks.PARTLY),
+        (),
+        (),
+        (),
+        Way.UNKNOWN,
+        "NVLinks carry a part, and PCIe or sockets may carry another",
+    ),
+    WayRule(
+        (),
+        _BOTH_WAYS,
+        (NetworkUse.RDMA,),
+        (),
+        Way.UNKNOWN,
+        "RDMA carries it; whether by way of host memory, counters do not tell",
+    ),
+    WayRule(
+        (),
+        _BOTH_WAYS,
+        (NetworkUse.ETHERNET,),
+        (),
+        Way.UNKNOWN,
+        "Ethernet carries bytes both ways, and no RDMA port is up",
+    ),
+    WayRule(
+        (), _BOTH_WAYS, (), _NOT, Way.HOST_COPIES, "to host memory and from it, by GPUs that send each other nothing"
+    ),
+    WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "both ways, and not as much out as in"),
+    WayRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data into GPUs alone"),
+    WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data out of GPUs alone"),
+    WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
+    WayRule((), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry bytes that do not come from these GPUs"),
+    WayRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little to judge by"),
+    WayRule((), (Pcie.QUIET,), (), (), Way.IDLE, "nothing is sent"),
+)
+
+
+def decide(seen: Signals) -> tuple[Way, str]:
+    """The way that the bytes of a job take, and what it means, in words.
+
+    Rails that differ are worth more than that the rest is direct, and so is a GPU that its peers wait for than nothing.
+    """
+    rule = _rule(seen)
+    if rule.way in (Way.DIRECT, Way.UNKNOWN, Way.HOST_COPIES) and seen.odd_rails and seen.network is NetworkUse.RDMA:
+        return Way.UNBALANCED, "a rail carries over 30 % less or more than its siblings"
+    if rule.way in (Way.IDLE, Way.UNKNOWN) and seen.idle_gpus and seen.members is Members.EXCHANGE:
+        return Way.WAITING, "GPUs that run nothing, while all others of the job run something and nothing is sent"
+    return rule.way, rule.meaning
+
+
+@cache
+def _none() -> WayRule:
+    return WayRule((), (), (), (), Way.UNKNOWN, "nothing here tells")
+
+
+def _rule(seen: Signals) -> WayRule:
+    return next((rule for rule in RULES if rule.fits(seen)), _none())

@@ -1,0 +1,274 @@
+"""What the rates of a job show, in few words each: its NVLinks, its PCIe links, the network."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpubench.measure.watch.jobs import RunningJob
+from gpubench.model.facts.idle_gpu import FOREIGN_GB_S
+from gpubench.model.facts.traffic import LOOPBACK
+from gpubench.model.facts.traffic_rates import GpuRates, NicRates, total
+
+BUSY_GB_S = FOREIGN_GB_S
+"""So much over a PCIe link or a NIC is traffic; a job's own launches and polling stay below."""
+
+QUIET_GB_S = 0.05
+"""Up to so much is nothing: idle PCIe links of H200s carry up to 0.02 GB/s. In between it is too little to judge."""
+
+NVLINK_QUIET_SHARE = 0.05
+"""NVLinks that carry less than this part of what PCIe does carry about nothing: barriers, and a word here and there."""
+
+REQUESTS_SHARE = 0.1
+"""A GPU that reads host memory asks for it: of what enters it over PCIe so much may leave it and carries no data. On
+H200s 0.06 left a GPU into which a copy engine copied; how much it is depends on the size of a request."""
+
+MATCHING = 1.3
+"""What leaves GPUs for host memory on its way to others arrives there: both sums are alike. Staged copies of H200s had
+1.094 bytes sent for 1.079 received."""
+
+UNBALANCED_SHARE = 0.3
+"""A rail that carries so much less or more than the median of its siblings."""
+
+PCIE_MOST_GB_S = 128
+"""No PCIe link of a GPU carries more one way: PCIe 6 x16 has 121. What kernels sent cannot be more than that in the
+time that they ran; the rest was copied by the copy engines, which NCCL's kernels do not use."""
+
+AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
+"""Of the time: GPUs that wait inside NCCL run its kernel all the time, one that nobody gave work runs nothing."""
+
+
+class Nvlinks(StrEnum):
+    """The NVLinks between the GPUs of a job: `partly` where those of some carry nothing, which PCIe carries for."""
+
+    BUSY = "busy"
+    QUIET = "quiet"
+    PARTLY = "partly"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+class Pcie(StrEnum):
+    """The PCIe links of a job's GPUs: `across` is out of some and into others, as much as it is."""
+
+    QUIET = "quiet"
+    LITTLE = "little"
+    IN = "in"
+    OUT = "out"
+    BOTH = "both ways"
+    ACROSS = "across"
+    UNKNOWN = "unknown"
+
+
+class NetworkUse(StrEnum):
+    """The network of the node: `sockets` is the loopback, or Ethernet beside RDMA ports that are up and quiet."""
+
+    QUIET = "quiet"
+    RDMA = "RDMA"
+    ETHERNET = "Ethernet"
+    SOCKETS = "sockets"
+    UNKNOWN = "unknown"
+
+
+class Members(StrEnum):
+    """Whether a job's GPUs on this node have to do with each other, by its processes."""
+
+    EXCHANGE = "exchange"
+    SEVERAL = "several"
+    ONE = "one"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """What is seen of a job over an interval; `doubts` say why something is unknown.
+
+    `odd_rails` are ports that carry another amount than their siblings, `idle_gpus` those that do nothing while the
+    others run something and send nothing.
+    """
+
+    nvlinks: Nvlinks
+    pcie: Pcie
+    network: NetworkUse
+    members: Members
+    nvlink_gb_s: float | None
+    pcie_sent_gb_s: float | None
+    pcie_received_gb_s: float | None
+    network_gb_s: float | None
+    odd_rails: tuple[str, ...] = ()
+    idle_gpus: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+Joined = Callable[[str, str], bool | None]
+"""Whether NVLinks join two GPUs, by their bus ids; None is not known."""
+
+
+def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:
+    """What the rates of a job show."""
+    sent, received = (total([getattr(gpu, f"pcie_{way}") for gpu in job.gpus]) for way in ("sent", "received"))
+    nvlink = total([_greater(gpu.nvlink_sent, gpu.nvlink_received) for gpu in job.gpus])
+    pcie = _pcie(job, sent, received)
+    network, network_gb_s = _network(job, nics)
+    nvlinks = _nvlinks(job, nvlink, sent, joined)
+    if nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and _apart(job):
+        nvlinks = Nvlinks.PARTLY
+    # What passes a NIC passes the PCIe link of its GPU too, whether or not host memory is in between.
+    if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
+        pcie = Pcie.BOTH
+    return Signals(
+        nvlinks=nvlinks,
+        pcie=pcie,
+        network=network,
+        members=_members(job),
+        nvlink_gb_s=nvlink,
+        pcie_sent_gb_s=sent,
+        pcie_received_gb_s=received,
+        network_gb_s=network_gb_s,
+        odd_rails=_odd_rails(nics),
+        idle_gpus=_idle_gpus(job, nvlink, pcie),
+        doubts=tuple(_doubts(job, nvlinks, pcie)),
+    )
+
+
+def _members(job: RunningJob) -> Members:
+    if len(job.gpus) < 2:
+        return Members.ONE
+    if job.exchanges is None:
+        return Members.UNKNOWN
+    return Members.EXCHANGE if job.exchanges else Members.SEVERAL
+
+
+def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joined: Joined) -> Nvlinks:
+    pairs = [(one.bus_id, other.bus_id) for one in job.gpus for other in job.gpus if one.index < other.index]
+    join = [joined(*pair) for pair in pairs]
+    if pairs and not any(each is not False for each in join):
+        return Nvlinks.NONE
+    if nvlink is None or (pairs and True not in join):
+        return Nvlinks.UNKNOWN
+    about_nothing = max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0))
+    return Nvlinks.BUSY if nvlink > about_nothing else Nvlinks.QUIET
+
+
+def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
+    if sent is None or received is None:
+        return Pcie.UNKNOWN
+    out = [gpu.index for gpu in job.gpus if _data_sent(gpu) >= BUSY_GB_S]
+    into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) >= BUSY_GB_S]
+    if not out and not into:
+        return Pcie.LITTLE if max(_most(job.gpus)) > QUIET_GB_S else Pcie.QUIET
+    if not out:
+        return Pcie.IN
+    if not into:
+        return Pcie.OUT
+    if not any(one != other for one in out for other in into):
+        return Pcie.BOTH
+    # One process without NCCL that copies to host and back on every GPU looks the same: only what leaves one GPU alone
+    # and enters another alone is surely on its way there.
+    one_way = set(out).isdisjoint(into) or job.by_nccl or not job.one_process
+    alike = _match(sum(map(_data_sent, job.gpus)), received)
+    return Pcie.ACROSS if one_way and alike and not _by_copy_engines(job) else Pcie.BOTH
+
+
+def _data_sent(gpu: GpuRates) -> float:
+    """What leaves a GPU over PCIe without what may be requests for what enters it."""
+    return max((gpu.pcie_sent or 0.0) - REQUESTS_SHARE * (gpu.pcie_received or 0.0), 0.0)
+
+
+def _by_copy_engines(job: RunningJob) -> bool:
+    """True where kernels of an NCCL job cannot have sent what its GPUs sent, in the time that they ran."""
+    if not job.by_nccl:
+        return False
+    times = [gpu.kernels_percent for gpu in job.gpus]
+    known = [each / 100 * PCIE_MOST_GB_S for each in times if each is not None]
+    return len(known) == len(times) and sum(gpu.pcie_sent or 0.0 for gpu in job.gpus) > sum(known)
+
+
+def _most(gpus: Sequence[GpuRates]) -> list[float]:
+    return [max(gpu.pcie_sent or 0.0, gpu.pcie_received or 0.0) for gpu in gpus]
+
+
+def _apart(job: RunningJob) -> bool:
+    """True where NVLinks of a GPU carry nothing, and as much leaves it over PCIe as enters it, as no peer's does."""
+    return any(
+        max(gpu.nvlink_sent or 0.0, gpu.nvlink_received or 0.0) <= QUIET_GB_S
+        and min(sent, received) >= BUSY_GB_S
+        and _match(sent, received)
+        for gpu in job.gpus
+        for sent, received in [(_data_sent(gpu), gpu.pcie_received or 0.0)]
+    )
+
+
+def _match(one: float, other: float) -> bool:
+    return max(one, other) <= MATCHING * min(one, other)
+
+
+def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, float | None]:
+    """What carries bytes between processes outside GPUs, and how much all NICs send.
+
+    Sockets can be NCCL's where it has communicators in the job.
+    """
+    rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
+    others = [nic for nic in nics if not nic.rdma]
+    sent = total([nic.sent for nic in (*rdma, *others)])
+    busy_rdma = any(_is_busy(nic) for nic in rdma)
+    busy_others = [nic.name for nic in others if _is_busy(nic)]
+    by_nccl = any(task.communicators is not False for task in job.tasks)
+    if busy_others and by_nccl and not busy_rdma and (rdma or LOOPBACK in busy_others):
+        unread = any(nic.sent is None or nic.received is None for nic in rdma)
+        return (NetworkUse.UNKNOWN if unread else NetworkUse.SOCKETS), sent
+    if busy_rdma:
+        return NetworkUse.RDMA, sent
+    if busy_others:
+        return NetworkUse.ETHERNET, sent
+    return (NetworkUse.QUIET if sent is not None or not nics else NetworkUse.UNKNOWN), sent
+
+
+def _is_busy(nic: NicRates) -> bool:
+    """Both ways, as between processes that exchange data; files come one way."""
+    less, more = sorted((nic.sent or 0.0, nic.received or 0.0))
+    return more >= BUSY_GB_S and less >= BUSY_GB_S / 5
+
+
+def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
+    """RDMA ports that carry far less or more than the median of their siblings, where there are three or more."""
+    rails = [nic for nic in nics if nic.rdma and nic.active is not False and nic.sent is not None]
+    carried = {nic.name: max(nic.sent or 0.0, nic.received or 0.0) for nic in rails}
+    usual = sorted(carried.values())[len(carried) // 2] if len(carried) > 2 else 0.0
+    if usual < BUSY_GB_S:
+        return ()
+    return tuple(
+        f"{name} {value:.1f} GB/s, its siblings {usual:.1f}"
+        for name, value in carried.items()
+        if abs(value - usual) > UNBALANCED_SHARE * usual
+    )
+
+
+def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
+    """GPUs that run nothing while all others of a job run something and nothing is sent: they are waited for."""
+    if nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
+        return ()
+    percents = {
+        gpu.device: gpu.utilization_percent if gpu.kernels_percent is None else gpu.kernels_percent for gpu in job.gpus
+    }
+    idle = tuple(name for name, percent in percents.items() if percent is not None and percent <= IDLE_PERCENT)
+    others = [percent for name, percent in percents.items() if name not in idle]
+    waiting = others and all(percent is not None and percent >= AT_WORK_PERCENT for percent in others)
+    return idle if idle and waiting and len(idle) <= len(others) else ()
+
+
+def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie) -> list[str]:
+    found = [job.doubt] if job.doubt else []
+    for unknown, names in ((nvlinks is Nvlinks.UNKNOWN, "nvlink"), (pcie is Pcie.UNKNOWN, "pcie")):
+        if unknown:
+            reasons = (
+                f"{gpu.device} {name.replace('_', ' ')}: {reason}"
+                for gpu in job.gpus
+                for name, reason in gpu.unknown.items()
+                if name.startswith(names)
+            )
+            found.append(next(reasons, f"{names} of {job.devices} is not known"))
+    return found
+
+
+def _greater(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else max(one, other)

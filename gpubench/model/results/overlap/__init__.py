@@ -1,0 +1,1 @@
+"""What `overlap` found, as curves and in a sentence."""

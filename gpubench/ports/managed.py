@@ -1,0 +1,46 @@
+"""Managed memory of the GPUs of one process: where its pages are, where they shall be, and how long that takes."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpubench.model.terms.copies import HostMemory, Place
+from gpubench.model.terms.managed import ManagedSupport
+from gpubench.ports.copies import CopyStream
+from gpubench.ports.memory import Memory
+
+HOST = HostMemory.PAGEABLE
+"""The host as a place of managed pages: they are ordinary memory there, whatever copies them."""
+
+
+class ManagedMemory(Protocol):
+    """One managed allocation, and the pages in it. GPUs are named by their position, the host is `HOST`."""
+
+    def support(self) -> Sequence[ManagedSupport]:
+        """What CUDA says of every GPU, in their order."""
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Managed memory, kept until the copies are closed; filled and checked by the host where its pages are there.
+
+        Raises CouldNotMeasureError where it would be more than `MOST_SHARE` of what is free anywhere.
+        """
+
+    def on(self, memory: Memory, place: Place) -> Memory:
+        """The same memory, filled and checked by a place itself: a GPU's kernels, or the host."""
+
+    def prefetch(self, memory: Memory, place: Place, by: int) -> float:
+        """Seconds in which the driver moved all pages to a place, on a stream of the GPU `by`, with nothing before it.
+
+        Raises CouldNotMeasureError where the driver refuses.
+        """
+
+    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
+        """Advise the driver that pages stay at a place, mapped for a GPU that accesses them; or take that back.
+
+        Raises CouldNotMeasureError where the driver refuses.
+        """
+
+    def seconds(self, stream: CopyStream) -> float:
+        """Seconds in which a kernel copied once, from managed memory or to it.
+
+        Raises CouldNotMeasureError where CUDA fails.
+        """

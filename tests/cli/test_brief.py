@@ -1,0 +1,150 @@
+"""`gpubench` alone: a machine in ten lines, by the same measurements and judgements as `gpubench check`."""
+
+import json
+import re
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.check import child_commands
+from gpubench.jobs.check.child_commands import ChildCommands
+from gpubench.jobs.check.plan import Depth
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.measurements import Need
+from tests.cli.running import gpubench, mpirun
+
+SCHEMA = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+DOWN = ("--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12")
+MOST_LINES = 12
+"""Ten, and two where names are long."""
+
+
+def labels(text: str) -> list[str]:
+    """The words at the beginning of lines that do not go on from the line before."""
+    return [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+
+
+def test_a_healthy_machine_is_told_in_ten_lines() -> None:
+    result = gpubench("--simulate", "hgx-h100-8")
+    assert result.returncode == 0
+    assert labels(result.stdout) == [
+        *("gpubench", "machine", "software", "health", "copies", "allreduce", "problems", "next", "PASS:"),
+    ]
+    assert len(result.stdout.splitlines()) <= MOST_LINES
+    assert "8 × NVIDIA H100 80GB HBM3" in result.stdout
+    assert "problems  none found" in result.stdout
+    assert len(re.findall(r"\(\d+ % of [\d.]+ expected\)", result.stdout)) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int) -> None:
+    result = gpubench(*DOWN, "--width", str(width))
+    assert result.returncode == 1
+    told = " ".join(result.stdout.split())
+    assert "FAIL nvlink-down: GPU5 (0000:1b:00.0): 12 NVLinks active" in told
+    assert "try nvidia-smi --gpu-reset -i 0000:1b:00.0" in told
+    assert "7 PASS, 1 FAIL" in told
+    assert re.search(r"68 % of 454 expected", told)
+    *lines, sentence = result.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert sentence.startswith("FAIL: all-reduce reaches 307 of 454 GB/s (68 %)")
+
+
+def test_it_finds_what_check_finds() -> None:
+    def found(*arguments: str) -> list[tuple[str, str]]:
+        document = json.loads(gpubench(*arguments, "--format", "json").stdout)
+        jsonschema.validate(document, SCHEMA)
+        return [(each["id"], each["severity"]) for each in document["findings"]]
+
+    for fault in ("gpu5:nvlink=12", "gpu0:fabric=in_progress", "gpu2:throttle=hw_slowdown", "link0-3:staged=yes"):
+        machine = ("--simulate", "hgx-h100-8", "--fault", fault)
+        assert found(*machine) == found("check", *machine), fault
+
+
+def test_a_driver_that_does_not_answer_is_an_error_and_no_pass() -> None:
+    result = gpubench("--simulate", "hgx-h100-8", "--fault", "node0:silent=nvml")
+    assert result.returncode == 3
+    assert result.stdout.splitlines()[-1].startswith("ERROR: ")
+    assert "problems  none found" not in result.stdout
+
+
+def test_quick_measures_nothing_and_says_so() -> None:
+    result = gpubench("--quick", "--simulate", "hgx-h100-8")
+    assert result.returncode == 0
+    assert "speed     not measured: --quick" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("PASS: 8 × H100 80GB HBM3; speed not measured")
+
+
+@pytest.mark.mpi
+def test_without_a_gpu_it_shows_the_machine_and_passes_nothing() -> None:
+    result = gpubench()
+    if "GPUs:" in result.stdout:
+        pytest.skip("this machine has GPUs")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[1].startswith("machine   no GPU")
+    assert "GB/s at 1M (nothing is expected); 2 CPU ranks, by MPI" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("SKIP: no GPU")
+    assert gpubench("--quick", "--strict").returncode == 3
+
+
+@pytest.mark.mpi
+def test_under_mpirun_the_first_rank_answers() -> None:
+    result = mpirun(2)
+    if "GPUs:" in result.stdout:
+        pytest.skip("this machine has GPUs")
+    assert result.returncode == 0
+    assert result.stdout.count("gpubench 0.") == 1
+    assert result.stdout.splitlines()[-1].startswith("SKIP: no GPU")
+
+
+def test_what_it_ran_is_kept_and_shown_again(tmp_path: Path) -> None:
+    path = tmp_path / "today.json"
+    shown = gpubench(*DOWN, "-o", str(path))
+    document = json.loads(path.read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert {"nodes", "gpus", "nics", "checks", "verdicts", "pairs", "rows"} <= document.keys()
+    assert gpubench("report", str(path)).stdout == shown.stdout
+
+
+def test_its_copies_are_few_and_what_it_leaves_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def command(*words: str) -> list[str]:
+        asked.append(words)
+        return ["echo", '{"complete": true, "verdict": "PASS", "findings": []}']
+
+    monkeypatch.setattr(child_commands, "module_command", command)
+    node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
+    found = ChildCommands([node], Depth.BRIEF, 20.0).peer_and_host_copies()
+    assert found.left_out == {Need.HOST_COPIES: "gpubench check measures them"}
+    assert asked[0][1:5] == ("p2p", "--strict", "--sizes", "256M")
+
+
+def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:
+    assert "Commands:" in gpubench("--help").stdout
+    assert gpubench("--version").stdout.startswith("gpubench 0.")
+    wrong = gpubench("--fast")
+    assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (2, "  try:      python -m gpubench --help")
+    assert gpubench("chekc").returncode == 2
+    assert "ten lines" in gpubench("--quick", "--help").stdout
+
+
+def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
+    gpus = tuple(replace(gpu, cuda_index=0 if gpu.index == 2 else None) for gpu in snapshot.gpus)
+    by = ChildCommands([Topology(replace(snapshot, gpus=gpus))], Depth.BRIEF, 20.0)
+    assert by.alone == "one GPU: it has nobody to talk to"
+    asked: list[tuple[str, ...]] = []
+
+    def command(*words: str) -> list[str]:
+        asked.append(words)
+        return ["false"]
+
+    monkeypatch.setattr(child_commands, "module_command", command)
+    by.peer_and_host_copies()
+    assert "--no-patterns" in asked[0]
+    assert "--sizes" not in asked[0]

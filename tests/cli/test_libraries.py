@@ -1,0 +1,74 @@
+"""`gpubench libraries` as a user types it: this environment, one with two NCCLs, a recording, several ranks."""
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.running import environment, gpubench, mpirun
+from tests.fakes.shared_objects import wheel
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+
+def test_this_environment(tmp_path: Path) -> None:
+    output = tmp_path / "libraries.json"
+    result = gpubench("libraries", "--output", str(output))
+    assert result.returncode == 0, result.stderr
+    assert "mpi4py" in result.stdout
+    assert "not here: " in result.stdout
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    found = {row["library"]: row for row in document["libraries"]}
+    assert found["mpi4py"]["found"] is True
+    assert found["MPI"]["version"]
+    assert found["MPI"]["used_by"][0].startswith("mpi4py ")
+    assert {"NCCL", "UCX", "NVSHMEM", "MSCCL++", "torch", "CuPy", "dma-buf", "nvidia_peermem", "gdrdrv"} <= set(found)
+
+
+def two_nccls(tmp_path: Path) -> dict[str, str]:
+    """An environment with two wheels of NCCL."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    wheel(folders[0], "nvidia-nccl-cu12", "2.27.3", "nvidia/nccl/lib/libnccl.so.2")
+    wheel(folders[1], "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
+    return environment(PYTHONPATH=os.pathsep.join(map(str, folders)))
+
+
+def test_two_nccls_are_a_finding_and_strict_fails(tmp_path: Path) -> None:
+    outer = two_nccls(tmp_path)
+    result = gpubench("libraries", "-q", env=outer)
+    assert result.returncode == 0, result.stderr
+    assert "WARN nccl-versions-differ: NCCL 2.27.3 and 2.28.9" in result.stdout
+    assert gpubench("libraries", "-q", "--strict", env=outer).returncode == 1
+
+
+def test_a_recording_of_topo_holds_them(tmp_path: Path) -> None:
+    outer, folder = two_nccls(tmp_path), tmp_path / "recording"
+    assert gpubench("topo", "--record", str(folder), "-q", env=outer).returncode == 0
+    replayed = gpubench("libraries", "--replay", str(folder))
+    assert replayed.returncode == 0, replayed.stderr
+    assert "(RECORDED)" in replayed.stdout
+    assert "nccl-versions-differ" in replayed.stdout
+
+
+def test_a_recording_without_them_says_what_to_type() -> None:
+    result = gpubench("libraries", "--replay", "tests/machines/h200x4-vm")
+    assert result.returncode == 2
+    assert "holds no samples of libraries" in result.stderr
+    assert "gpubench libraries --record" in result.stderr
+
+
+def test_replay_and_record_exclude_each_other(tmp_path: Path) -> None:
+    result = gpubench("libraries", "--replay", str(tmp_path), "--record", str(tmp_path / "x"))
+    assert result.returncode == 2
+
+
+@pytest.mark.mpi
+def test_every_node_is_read_once_under_mpirun() -> None:
+    result = mpirun(2, "libraries", "--format", "csv")
+    assert result.returncode == 0, result.stderr
+    assert sum(line.split(",")[1] == "mpi4py" for line in result.stdout.splitlines()) == 1

@@ -1,0 +1,268 @@
+"""`gpubench watch` as a user runs it: simulated jobs, gates, files, recordings, terminals, and what cannot be."""
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import ROOT, environment, gpubench
+
+MACHINE = ("watch", "--simulate", "hgx-h200-4", "--for", "4s")
+
+
+def fault(kind: str) -> tuple[str, ...]:
+    return (*MACHINE, "--fault", f"node0:traffic={kind}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "code"),
+    [
+        ("training", "PASS: python (torch node0:29500) on node0 is direct for 4 s", 0),
+        ("staged", "FAIL: python (torch node0:29500) on node0 GPU0-3: its bytes go through host memory", 1),
+        ("sockets", "FAIL: python (torch node0:29500) on node0 GPU0-3: its bytes go through the loopback", 1),
+        ("loading", "SKIP: no path between GPUs was seen: python (torch node0:29500) on node0 shows loading data", 3),
+        ("checkpoint", "SKIP: no path between GPUs was seen: python (torch node0:29500) on node0 shows saving data", 3),
+        ("inference", "SKIP: no path between GPUs was seen: process 4000 (python) on node0 shows host copies", 3),
+        ("waiting", "WARN: python (torch node0:29500) on node0 GPU0-3: for 4 s", 1),
+        ("idle", "SKIP: no bytes between GPUs were seen: all jobs are idle", 3),
+    ],
+)
+def test_a_gate_passes_only_what_was_seen_to_be_direct(kind: str, said: str, code: int) -> None:
+    gate = gpubench(*fault(kind), "--strict")
+    assert gate.returncode == code
+    last = gate.stdout.splitlines()[-1]
+    assert last.startswith(said)
+    assert "simulated" in last
+    assert gpubench(*fault(kind)).returncode == 0
+
+
+def test_lines_come_at_every_interval_and_say_that_they_are_simulated() -> None:
+    done = gpubench(*MACHINE, "--interval", "500ms")
+    lines = done.stdout.splitlines()
+    assert [line.split(" s ")[0].strip() for line in lines[:8]] == [f"{n / 2:.1f}" for n in range(1, 9)]
+    assert all("direct" in line for line in lines[:8])
+    assert lines[8].endswith("(SIMULATED)")
+
+
+def test_faults_of_the_machine_stage_its_job_and_explain_it() -> None:
+    done = gpubench(*MACHINE, "--fault", "gpu1:fabric=in_progress", "--strict")
+    assert done.returncode == 1
+    assert "FAIL host-staged" in done.stdout
+    assert "fabric" in done.stdout
+
+
+def test_every_format_has_the_figures(tmp_path: Path) -> None:
+    outputs = [tmp_path / f"watch{suffix}" for suffix in (".json", ".jsonl", ".csv", ".prom", ".html", ".md", ".xml")]
+    options = [word for path in outputs for word in ("--output", str(path))]
+    assert gpubench(*fault("staged"), *options).returncode == 0
+    document = json.loads(outputs[0].read_text())
+    assert len(document["traffic"]) == 4 * (4 + 2)
+    assert document["jobs"][0]["way"] == "staged"
+    assert document["jobs"][0]["origin"] == document["traffic"][0]["origin"] == "simulated"
+    assert document["findings"][0]["id"] == "host-staged"
+    kinds = [json.loads(line)["kind"] for line in outputs[1].read_text().splitlines()]
+    assert kinds == ["metadata", *["traffic"] * 24, "jobs", "report"]
+    rows = list(csv.DictReader(io.StringIO(outputs[2].read_text())))
+    assert {row["device"] for row in rows} == {"GPU0", "GPU1", "GPU2", "GPU3", "eth0", "lo"}
+    prometheus = outputs[3].read_text()
+    assert 'gpubench_job_seconds{command="watch",origin="simulated",node="node0",' in prometheus
+    assert (
+        'gpubench_traffic_pcie_sent_bytes_per_second{command="watch",origin="simulated",node="node0",device="GPU0"}'
+        in prometheus
+    )
+    assert "host-staged" in outputs[4].read_text()
+    assert "host-staged" in outputs[5].read_text()
+    again = gpubench("report", str(outputs[0]))
+    assert again.returncode == 0
+    assert "FAIL host-staged" in again.stdout
+
+
+def test_stdout_is_for_programs_where_it_is_asked_for() -> None:
+    assert json.loads(gpubench(*MACHINE, "--format", "json").stdout)["verdict"] == "PASS"
+    rows = list(csv.DictReader(io.StringIO(gpubench(*MACHINE, "--format", "csv").stdout)))
+    assert len(rows) == 24
+    jobs = list(csv.DictReader(io.StringIO(gpubench(*MACHINE, "--format", "csv", "--section", "jobs").stdout)))
+    assert [row["way"] for row in jobs] == ["direct"]
+    assert gpubench(*MACHINE, "--quiet").stdout.startswith("PASS: ")
+    assert gpubench(*MACHINE, "--summary").stdout.count("\n") == 1
+
+
+def test_a_recording_is_judged_again_and_says_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    first = gpubench(*fault("staged"), "--record", str(folder))
+    again = gpubench("watch", "--replay", str(folder), "--strict")
+    assert again.returncode == 1
+    told = [line for line in first.stdout.splitlines() if line.startswith("  seen")]
+    assert told
+    assert told == [line for line in again.stdout.splitlines() if line.startswith("  seen")]
+    assert "(RECORDED)" in again.stdout or "(SIMULATED)" in again.stdout
+    (folder / "watch.jsonl").write_text("")
+    empty = gpubench("watch", "--replay", str(folder))
+    assert (empty.returncode, "holds no readings" in empty.stderr) == (2, True)
+
+
+def test_many_nodes_are_one_line_and_the_odd_one_is_shown() -> None:
+    done = gpubench(
+        "watch", "--simulate", "hgx-h100-8*16", "--for", "3s", "--fault", "node5:traffic=staged", "--width", "160"
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("     1.0 s  node0-4, node6-15  direct")
+    assert lines[1].startswith("     1.0 s  node5  staged")
+    assert any("on node0-4, node6-15" in line for line in lines)
+    assert "FAIL host-staged: python (torch node0:29500) on node5 GPU0-7" in done.stdout
+
+
+def test_waiting_for_traffic_counts_from_the_first_bytes() -> None:
+    done = gpubench(*MACHINE, "--until-traffic")
+    assert done.returncode == 0
+    assert "direct" in done.stdout
+
+
+def test_only_the_jobs_that_are_asked_for() -> None:
+    one = gpubench(*fault("inference"), "--pid", "4002")
+    assert "GPU2" in one.stdout
+    assert "GPU1" not in one.stdout
+    none = gpubench(*MACHINE, "--job", "4711", "--strict")
+    assert none.returncode == 3
+    assert "job-not-found" in none.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--interval", "soon"), "--interval 'soon' is no time"),
+        (("--interval", "1ms"), "expected: 0.1 s to 3600 s"),
+        (("--for", "100ms"), "--for 100ms is 0.1 s"),
+        (("--gpus", "3-1"), "--gpus '3-1' is no list of GPUs"),
+        (("--gpus", "all"), "--gpus 'all' is no list of GPUs"),
+        (("--gpus", "1", "--simulate", "hgx-h200-4"), "--simulate and --gpus exclude each other"),
+        (("--replay", "x", "--record", "y"), "exclude each other"),
+        (("--replay", "/nowhere"), "holds no recording"),
+        (("--fault", "node0:traffic=staged"), "without --simulate"),
+        (("--simulate", "hgx-h200-4", "--fault", "node0:dies=round3"), "only scan looks at rounds"),
+        (("--section", "pairs", "--format", "csv"), "--section 'pairs'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_read(arguments: tuple[str, ...], said: str) -> None:
+    done = gpubench("watch", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fault_of_traffic_is_for_watch_alone() -> None:
+    done = gpubench("topo", "--simulate", "hgx-h200-4", "--fault", "node0:traffic=staged")
+    assert done.returncode == 2
+    assert "only watch looks at the traffic of jobs" in done.stderr
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there are GPUs")
+def test_without_a_gpu_nothing_is_measured() -> None:
+    done = gpubench("watch", "--for", "1s")
+    assert done.returncode == 3
+    assert "no usable GPU" in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_watch_quietly() -> None:
+    command = [sys.executable, "-m", "gpubench", "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
+    started = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    started.stdout.readline()
+    started.stdout.close()
+    assert started.wait(60) == 3
+    assert started.stderr is not None
+    told = started.stderr.read()
+    started.stderr.close()
+    assert "the reader of stdout went away" in told
+    assert "Traceback" not in told
+
+
+class Terminal:
+    """A terminal of a size on which a watch runs."""
+
+    def __init__(self, rows: int, columns: int, *arguments: str) -> None:
+        self.process, self.descriptor = pty.fork()
+        if self.process == 0:
+            os.chdir(ROOT)
+            variables = environment(TERM="xterm-256color")
+            os.execve(sys.executable, [sys.executable, "-m", "gpubench", "watch", *arguments], variables)
+        self.shown = b""
+        self.resize(rows, columns)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read_until(self, wanted: bytes, times: int = 1) -> None:
+        deadline = time.monotonic() + 60
+        while self.shown.count(wanted) < times and time.monotonic() < deadline:
+            if select.select([self.descriptor], [], [], 1)[0]:
+                with contextlib.suppress(OSError):
+                    chunk = os.read(self.descriptor, 2**16)
+                    self.shown += chunk
+        assert self.shown.count(wanted) >= times, self.shown[-500:]
+
+    def type(self, text: bytes) -> None:
+        os.write(self.descriptor, text)
+
+    def end(self) -> int:
+        while True:
+            try:
+                chunk = os.read(self.descriptor, 2**16)
+            except OSError:
+                break
+            if not chunk:
+                break
+            self.shown += chunk
+        os.close(self.descriptor)
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+CLEARED, ALTERNATE, BACK = b"\x1b[H\x1b[2J", b"\x1b[?1049h", b"\x1b[?1049l"
+SIMULATED = ("--simulate", "hgx-h100-8", "--fault", "node0:traffic=staged", "--interval", "200ms", "--for", "1h")
+
+
+@pytest.mark.parametrize("how", [b"q", b"\x03", "signal"])
+def test_q_and_ctrl_c_end_a_live_watch_with_its_report(how: bytes | str) -> None:
+    terminal = Terminal(24, 80, *SIMULATED)
+    terminal.read_until(CLEARED, times=3)
+    if isinstance(how, bytes):
+        terminal.type(how)
+    else:
+        os.kill(terminal.process, signal.SIGTERM)
+    assert terminal.end() == 0
+    screen, _, report = terminal.shown.partition(BACK)
+    assert ALTERNATE in screen
+    assert b"FAIL host-staged" in report
+    assert b"Traceback" not in terminal.shown
+
+
+def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
+    terminal = Terminal(24, 80, *SIMULATED)
+    terminal.read_until(CLEARED, times=2)
+    terminal.resize(8, 40)
+    terminal.read_until(CLEARED, times=6)
+    terminal.type(b"q")
+    assert terminal.end() == 0
+    frame = terminal.shown.partition(BACK)[0].split(CLEARED)[-2]
+    assert frame.count(b"\n") <= 8
+    assert b"staged" in frame
+
+
+def test_the_docs_show_what_it_prints() -> None:
+    command = "gpubench watch --simulate hgx-h200-4 --for 3s --fault node0:traffic=staged --width 100"
+    shown = (ROOT / "docs/watch.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
+    assert shown
+    assert gpubench(*command.split()[1:]).stdout == shown

@@ -1,0 +1,92 @@
+"""Managed memory on real GPUs: right data every way, pages that go where they shall, and never more than a quarter."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.copies.managed import CudaManaged, open_managed
+from gpubench.hardware.copies.one_process import CudaCopies, open_copies
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.node.nvml.link_counters import NvmlCounters
+from gpubench.measure.p2p.one_process import CopyBench
+from gpubench.measure.p2p.request import ManagedCopy, Method, P2pRequest
+from gpubench.model.paths.p2p import MOVED_SHARE
+from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.model.terms.managed import ManagedWay
+from gpubench.model.terms.operation import DataType
+from gpubench.ports.managed import HOST
+
+DRIVER = read_driver(os.environ)
+SIZE = 8 * 2**20
+WORDS = DataPattern(DataType.INT64, None, 4)
+BLOCK = Block(row=7, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")]
+
+
+@pytest.fixture
+def copies() -> Iterator[CudaCopies]:
+    opened = open_copies(DRIVER)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def managed(copies: CudaCopies) -> CudaManaged:
+    opened = open_managed(copies)
+    if any(each.lacks for each in opened.support()):
+        pytest.skip("no concurrent managed access here")
+    return opened
+
+
+def request(gpus: int) -> P2pRequest:
+    return P2pRequest(
+        pairs=tuple((a, b) for a in range(gpus) for b in range(gpus) if a != b),
+        series=(),
+        host_bytes=SIZE,
+        pattern_bytes=SIZE,
+        method=Method(samples=3),
+        check=True,
+        managed_bytes=SIZE,
+    )
+
+
+def test_every_way_moves_the_right_data(copies: CudaCopies, managed: CudaManaged) -> None:
+    asked = request(len(copies.gpus))
+    counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
+    bench = CopyBench(asked, copies, counters, managed=managed)
+    bench.enable_peer_access()
+    ways = list(asked.managed_copies(len(copies.gpus)))
+    cells = dict(zip(ways, bench.measure(ways), strict=True))
+    assert {str(way): cell.error for way, cell in cells.items() if cell.error} == {}
+    assert {str(way): cell.wrong for way, cell in cells.items() if cell.wrong != 0} == {}
+    for gpu in range(len(copies.gpus)):
+        resident, faults = (
+            cells[ManagedCopy(way, None, gpu)].typical_seconds for way in (ManagedWay.RESIDENT, ManagedWay.FAULTS)
+        )
+        assert resident < faults, "a prefetch that brought nothing"
+    shares = [cell.carried.nvlink_share for way, cell in cells.items() if way.way is ManagedWay.PREFETCH]
+    assert all(share is None or share > MOVED_SHARE for share in shares)
+    counters.close()
+
+
+def test_a_check_finds_what_is_wrong_at_either_end(copies: CudaCopies, managed: CudaManaged) -> None:
+    pages = managed.allocate(SIZE)
+    managed.prefetch(pages, 0, 0)
+    on_gpu = managed.on(pages, 0)
+    on_gpu.fill_sent(WORDS, BLOCK, 1)
+    assert on_gpu.count_wrong(WORDS, [(BLOCK, 1)]) == 0
+    managed.prefetch(pages, HOST, 0)
+    assert pages.count_wrong(WORDS, [(BLOCK, 1)]) == 0
+    pages.array(SIZE // 2, 1, "uint8")[:] ^= 1
+    assert pages.count_wrong(WORDS, [(BLOCK, 1)]) == 1
+    managed.prefetch(pages, 0, 0)
+    assert on_gpu.count_wrong(WORDS, [(BLOCK, 1)]) == 1
+
+
+def test_more_than_a_quarter_of_what_is_free_is_refused(copies: CudaCopies, managed: CudaManaged) -> None:
+    free = min(copies.free_bytes().values())
+    with pytest.raises(CouldNotMeasureError, match=r"more than .* GiB, 25% of what is free"):
+        managed.allocate(free // 4 + 2**21)

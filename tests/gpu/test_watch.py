@@ -1,0 +1,88 @@
+"""On real GPUs: a watch beside jobs that are direct, staged or only talk to the host, and what it says of each."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gpubench.hardware.node.nvml.library import read_driver
+from tests.cli.running import ROOT, environment
+
+DRIVER = read_driver(os.environ)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mpi,
+    pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
+]
+
+ALLREDUCE = ("-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--iters", "1000", "--no-check")
+STAGED = {"NCCL_P2P_DISABLE": "1"}
+
+
+def beside(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """The exit code and the report of a watch that began before a job and ended with it."""
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "gpubench", "watch", "--strict", "--width", "160"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watch.stdout is not None
+    watch.stdout.readline()
+    job = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment(**dict(variables or {})),
+        stdout=subprocess.DEVNULL,
+        check=False,
+        timeout=100,
+    )
+    time.sleep(0.2)
+    watch.send_signal(signal.SIGINT)
+    told, _ = watch.communicate(timeout=30)
+    assert job.returncode == 0
+    return watch.returncode, told
+
+
+def copies(kind: str) -> tuple[str, ...]:
+    return ("-m", "benchmarks.traffic_jobs", kind, "--seconds", "6")
+
+
+def test_an_all_reduce_over_nvlinks_is_direct() -> None:
+    code, told = beside(ALLREDUCE)
+    assert code == 0, told
+    assert "  direct  GPU0-1" in told
+
+
+def test_one_through_host_memory_is_named_with_its_cause() -> None:
+    code, told = beside(ALLREDUCE, STAGED)
+    assert code == 1, told
+    assert "FAIL host-staged" in told
+    assert "likely:   NCCL_P2P_DISABLE=1 in the environment" in told
+
+
+def test_one_through_sockets_of_this_host_is_named() -> None:
+    code, told = beside(
+        ("-m", "gpubench", "allreduce", "--np", "2", "--sizes", "64M", "--iters", "300", "--no-check"),
+        {**STAGED, "NCCL_SHM_DISABLE": "1"},
+    )
+    assert code == 1, told
+    assert "  sockets GPU0-1" in told
+
+
+def test_copies_of_one_process_with_peer_access_are_direct() -> None:
+    code, told = beside(copies("copies"))
+    assert code == 0, told
+    assert "  direct  GPU0-1" in told
+
+
+def test_copies_of_one_process_without_peer_access_are_staged_and_may_be_its_wish() -> None:
+    _, told = beside(copies("copies-without-peer-access"))
+    assert "WARN host-staged" in told, told
+    assert "may be its wish" in told

@@ -1,0 +1,26 @@
+"""Rings of connected sockets in one process."""
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TypeVar
+
+from gpubench.hardware.scan.ring import PAIR, Ring
+
+T = TypeVar("T")
+
+SECONDS = 20.0
+
+
+def everywhere(size: int, does: Callable[[Ring], T]) -> list[T]:
+    """What all of a ring return, each in a thread of its own; whoever is done hangs up. A pair has one connection."""
+    with ExitStack() as stack, ThreadPoolExecutor(size) as threads:
+        pairs = [socket.socketpair() for _ in range(1 if size == PAIR else size)]
+        for each in (end for pair in pairs for end in pair):
+            stack.enter_context(each).settimeout(SECONDS)
+        if size == PAIR:
+            found = [Ring(place, PAIR, end, end) for place, end in enumerate(pairs[0])]
+        else:
+            found = [Ring(place, size, pairs[place - 1][1], pairs[place][0]) for place in range(size)]
+        return list(threads.map(does, found))

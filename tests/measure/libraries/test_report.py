@@ -1,0 +1,123 @@
+"""What `gpubench libraries` says of facts: rows of what is there and what is not, and what differs."""
+
+from typing import Any
+
+from gpubench.measure.libraries.report import HostLibraries, report_on_libraries
+from gpubench.model.facts.libraries import (
+    LOADER,
+    MPI,
+    NCCL,
+    UCX,
+    KernelModule,
+    LibrariesFacts,
+    LibraryFile,
+    LibraryUser,
+)
+from gpubench.model.results.report import Report
+from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Finding, Verdict
+
+WHEEL, SYSTEM = "/venv/nvidia/nccl/lib/libnccl.so.2", "/usr/lib/libnccl.so.2"
+PIP = LibraryFile(library=NCCL, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9")
+OLD = LibraryFile(library=NCCL, path=SYSTEM, version="2.28.3")
+CUPY = LibraryUser(name="CuPy", version="14.2.0", purpose="gpubench --backend nccl", loads={NCCL: WHEEL})
+TORCH = LibraryUser(name="torch", version="2.11.0", purpose="torch.distributed", loads={NCCL: WHEEL})
+OTHERS = LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL: SYSTEM})
+
+
+def host(name: str = "node0", **values: Any) -> LibrariesFacts:
+    return LibrariesFacts(host=name, python="/venv/bin/python", **values)
+
+
+def report(*facts: LibrariesFacts, dma_buf: bool | None = None) -> Report:
+    reason = "" if dma_buf is not None else "CUDA did not say"
+    return report_on_libraries([HostLibraries(each, dma_buf, reason) for each in facts], Origin.MEASURED)
+
+
+def rows(found: Report) -> dict[str, LibraryRow]:
+    return {row.library: row for row in found.rows(LIBRARIES_SECTION, LibraryRow)}
+
+
+def one(found: Report) -> Finding:
+    (finding,) = found.findings
+    return finding
+
+
+def test_one_nccl_for_all_is_well() -> None:
+    users = (CUPY, TORCH, LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL: WHEEL}))
+    found = report(host(files=(PIP,), users=users))
+    assert (found.verdict, found.findings) == (Verdict.PASS, ())
+    row = rows(found)[NCCL]
+    assert (row.version, row.path, row.package) == ("2.28.9", WHEEL, "nvidia-nccl-cu13 2.28.9")
+    assert row.used_by == [
+        "CuPy 14.2.0 (gpubench --backend nccl)",
+        "torch 2.11.0 (torch.distributed)",
+        "what the loader serves",
+    ]
+
+
+def test_what_was_looked_for_and_is_not_there_has_a_row() -> None:
+    found = rows(report(host(modules=(KernelModule(name="gdrdrv", loaded=False),))))
+    absent = {name for name, row in found.items() if row.found is False}
+    assert absent == {"NCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++", "CuPy", "torch", "mpi4py", "gdrdrv"}
+    assert found["dma-buf"].found is None
+    assert found["dma-buf"].note == "CUDA did not say"
+    assert rows(report(host(), dma_buf=True))["dma-buf"].found is True
+
+
+def test_two_nccls_of_one_environment_that_differ_warn_even_if_one_is_left_to_others() -> None:
+    finding = one(report(host(files=(PIP, OLD), users=(CUPY, TORCH, OTHERS))))
+    assert (finding.id, finding.severity) == ("nccl-versions-differ", Verdict.WARN)
+    assert finding.subject == "NCCL 2.28.3 and 2.28.9 on node0"
+    assert finding.seen == "NCCL 2.28.9 for CuPy 14.2.0, torch 2.11.0; 2.28.3 for other programs"
+    assert finding.subjects == (WHEEL, SYSTEM)
+    assert finding.next_command == f"gpubench allreduce --nccl-library {SYSTEM}"
+
+
+def test_two_files_of_one_version_do_not_differ() -> None:
+    same = LibraryFile(library=NCCL, path=SYSTEM, version="2.28.9")
+    assert report(host(files=(PIP, same), users=(CUPY,))).findings == ()
+
+
+def test_an_nccl_that_is_linked_into_torch_counts() -> None:
+    torch = LibraryUser(name="torch", version="2.6.0", purpose="torch.distributed", inside={NCCL: "2.21.5"})
+    found = report(host(files=(PIP,), users=(CUPY, torch)))
+    assert one(found).seen == "NCCL 2.28.9 for CuPy 14.2.0; 2.21.5 for torch 2.6.0"
+    assert "figures of the one say nothing of jobs with the other" in one(found).cause
+    linked = [row for row in found.rows(LIBRARIES_SECTION, LibraryRow) if row.note == "linked into torch"]
+    assert [(row.library, row.version) for row in linked] == [(NCCL, "2.21.5")]
+
+
+def test_hosts_of_a_job_that_load_other_versions_fail() -> None:
+    older = LibraryFile(library=NCCL, path=WHEEL, version="2.27.3")
+    nodes = [host(f"node{n}", files=(PIP,), users=(CUPY,)) for n in range(3)]
+    finding = one(report(*nodes, host("node3", files=(older,), users=(CUPY,))))
+    assert (finding.id, finding.severity) == ("nccl-versions-differ-between-hosts", Verdict.FAIL)
+    assert finding.subjects == ("node3",)
+    assert "CuPy loads 2.27.3 on node3" in finding.seen
+
+
+def test_mpi_says_itself_whether_it_was_built_for_gpus() -> None:
+    for cuda, words in ((False, "not built for memory of GPUs"), (True, "built for memory of GPUs")):
+        mpi = LibraryFile(library=MPI, path="/usr/lib/libmpi.so.40", version="Open MPI v4.1.6", cuda=cuda)
+        row = rows(report(host(files=(mpi,))))[MPI]
+        assert row.cuda is cuda
+        assert (row.note or "").startswith(words)
+        assert "not probed" in (row.note or "")
+
+
+def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None:
+    broken = LibraryFile(library=UCX, path="/opt/libucp.so.0", unread="libucs.so.0: cannot open shared object file")
+    finding = one(report(host(files=(broken,))))
+    assert (finding.id, finding.severity) == ("library-does-not-load", Verdict.WARN)
+    assert finding.next_command == "ldd /opt/libucp.so.0"
+    silent = report(host(failures={"cupy": "no answer within 30 s"}))
+    assert (one(silent).id, silent.verdict) == ("libraries-unread", Verdict.ERROR)
+    row = rows(silent)["CuPy"]
+    assert (row.found, row.note) == (None, "not read: no answer within 30 s")
+
+
+def test_a_version_by_another_than_the_library_says_so() -> None:
+    named = LibraryFile(library=NCCL, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9", unread="no")
+    assert rows(report(host(files=(named,))))[NCCL].note == "version by its package"

@@ -1,0 +1,231 @@
+"""A collective beside computation on ranks that are threads, with a fake NCCL and steps of a model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.request import SweepRequest
+from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.sweep import Issue
+from gpubench.measure.collective.variants import SweepVariant
+from gpubench.measure.overlap import meter
+from gpubench.measure.overlap.run import Cap, OverlapMeans, measure_overlap
+from gpubench.model.facts.gpu_load import GpuLoad
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.winners import RefusedRow
+from gpubench.model.terms.operation import DataType, Placement
+from gpubench.model.terms.overlap.asked import OverlapAsked, Partner, cap_name
+from gpubench.model.terms.overlap.steps import HOLD_SECONDS, StepMarks, StepOrder, TimeSpan
+from gpubench.model.terms.overlap.times import partner_operations
+from gpubench.model.terms.progress import UNWATCHED
+from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.verdict import WRONG_DATA, Verdict
+from gpubench.ports.launch import Launch
+from tests.fakes import cupy_on_numpy
+from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.measure.collective.test_sweep import identity
+
+GEMM, ALONE, SHARED = 1.0e-3, 2.0e-3, 2.5e-3
+REQUEST = SweepRequest(
+    collective=ALLREDUCE,
+    sizes=(1024, 4096),
+    dtypes=(DataType.BFLOAT16,),
+    placements=(Placement.OUT_OF_PLACE,),
+    sampling=Sampling(iterations=2),
+)
+ASKED = OverlapAsked(ctas=(None, 8), seconds=0.02, partner_count=4)
+
+
+@dataclass
+class ModelledSteps:
+    """Steps whose times are a model's: the collective waits one operation and is a quarter slower, which costs 1 ms.
+
+    The collectives are issued really, so that their data are there to be verified. With 8 CTAs they take twice as long.
+    """
+
+    backend: NcclBackend
+    wrong: int = 0
+    orders: list[StepOrder] = field(default_factory=list)
+    prepared: list[tuple[Partner, int, DataType]] = field(default_factory=list)
+    issue: Callable[[Launch], object] | None = None
+
+    def prepare(self, partner: Partner, gemm_side: int, dtype: DataType) -> None:
+        self.prepared.append((partner, gemm_side, dtype))
+
+    def run(
+        self,
+        order: StepOrder,
+        partner: Partner,
+        collectives: Sequence[Launch],
+        operations: int,
+        steps: int,
+        look: Callable[[int], object],
+    ) -> list[StepMarks]:
+        self.orders.append(order)
+        marks, at = list[StepMarks](), 0.0
+        assert collectives or order is StepOrder.COMPUTATION
+        for number in range(steps):
+            if order is not StepOrder.COMPUTATION:
+                (self.issue or self.backend.issue)(collectives[number % len(collectives)])
+            computed, communicated = operations * GEMM, ALONE
+            first, begins = 0.0, 0.0
+            if order is StepOrder.COMPUTATION_FIRST:
+                computed, communicated = computed + 1e-3, GEMM + SHARED
+            elif order is StepOrder.COMMUNICATION_FIRST:
+                computed, communicated, first = computed + 1e-3, SHARED, HOLD_SECONDS
+            computation = TimeSpan(at + first, at + first + computed)
+            communication = TimeSpan(at + begins, at + begins + communicated)
+            marks.append(
+                StepMarks(
+                    None if order is StepOrder.COMMUNICATION else computation,
+                    None if order is StepOrder.COMPUTATION else communication,
+                )
+            )
+            at = marks[-1].end
+            look(1)
+        return marks
+
+    def partner_wrong(self, _partner: Partner) -> int:
+        return self.wrong
+
+
+@dataclass
+class Received:
+    rows: list[OverlapRow] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def begin(self, _metadata: object) -> None:
+        raise AssertionError
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        assert done < total
+        self.labels.append(label)
+
+    def row(self, row: OverlapRow) -> None:
+        self.rows.append(row)
+
+    def end(self, _report: object) -> None:
+        raise AssertionError
+
+
+def cap_of(ctas: int, group: ThreadGroup, backend: NcclBackend, *, refused: bool) -> Cap:
+    def open_() -> Issue:
+        if refused:
+            raise cupy_on_numpy.NcclError("invalid argument")
+        return partial(ALLREDUCE.issue, backend.open(group))
+
+    variant = SweepVariant(
+        setting=cap_name(ctas), backend=backend, open=open_, refusals=(cupy_on_numpy.NcclError,), logs_choices=True
+    )
+    return Cap(ctas, variant, "configuration")
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: OverlapAsked = ASKED,
+    request: SweepRequest = REQUEST,
+    change: Callable[[ModelledSteps, int], object] = lambda _steps, _rank: None,
+    *,
+    refused: bool = False,
+) -> tuple[Report, list[OverlapRow], ModelledSteps]:
+    monkeypatch.setattr(meter, "_SECONDS_A_BATCH", 0.012)
+    nccl, runtime = cupy_on_numpy.Nccl(2), cupy_on_numpy.Runtime(2)
+    cupy_on_numpy.install(monkeypatch, runtime, nccl)
+
+    def body(group: ThreadGroup) -> tuple[Report, list[OverlapRow], ModelledSteps]:
+        device = open_device(group.rank, 2, "n0", Driver(version="580.1"))
+        backend = NcclBackend(group, device, NcclLibrary())
+        steps, received = ModelledSteps(backend), Received()
+        change(steps, group.rank)
+        caps = [Cap(None, SweepVariant(setting=None, backend=backend))]
+        caps += [cap_of(each, group, backend, refused=refused) for each in asked.ctas if each is not None]
+        means = OverlapMeans(steps, lambda: GpuLoad(1755, 690.0, ("sw_power_cap",)))
+        observers = Observers(progress=UNWATCHED)
+        identities = [identity(rank) for rank in range(2)]
+        report = measure_overlap(request, asked, cast("Any", group), caps, identities, received, observers, means)
+        backend.close()
+        return report, received.rows, steps
+
+    return run_ranks(2, body)[0]
+
+
+def test_every_size_has_a_row_under_every_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, steps = run(monkeypatch)
+    assert report.verdict is Verdict.PASS
+    assert [(row.size_bytes, row.ctas) for row in rows] == [(1024, None), (1024, 8), (4096, None), (4096, 8)]
+    assert [row.capped_by for row in rows] == [None, "configuration"] * 2
+    assert {(row.wrong, row.verified, row.verdict, row.origin) for row in rows} == {(0, "last", "PASS", "measured")}
+    assert {(row.sm_clock_mhz, row.power_w, row.throttled_by) for row in rows} == {(1755, 690.0, "sw_power_cap")}
+    assert set(steps.orders) == set(StepOrder)
+    assert len(report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow)) == 2
+
+
+def test_the_parts_of_a_slow_down_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows, _ = run(monkeypatch)
+    for row in rows:
+        assert row.partner_count == 4
+        assert row.partner_alone_us == pytest.approx(4000)
+        assert row.communication_alone_us == pytest.approx(2000)
+        assert row.communication_slowdown == pytest.approx(1.75)
+        assert row.waiting_slowdown == pytest.approx(0.5)
+        assert row.sharing_slowdown == pytest.approx(0.25)
+        assert row.compute_slowdown == pytest.approx(3.5 / 2.5)
+        assert row.step_us == pytest.approx(5000)
+        assert row.hidden_share == pytest.approx(0.5)
+
+
+def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, _ = run(monkeypatch, replace(ASKED, partner_count=None))
+    alone = {row.size_bytes: row.time_us / 1e6 for row in report.rows("rows", CollectiveRow)}
+    assert alone.keys() == {1024, 4096}
+    for row in rows:
+        assert row.partner_count == partner_operations(alone[row.size_bytes], GEMM) >= 2
+
+
+def test_caps_without_nccl_s_own_number_are_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, _ = run(monkeypatch, replace(ASKED, ctas=(8,)))
+    assert {row.ctas for row in rows} == {8}
+    assert report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow) == []
+
+
+def test_a_cap_that_nccl_refuses_is_left_out_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, _ = run(monkeypatch, refused=True)
+    assert {row.ctas for row in rows} == {None}
+    (refused,) = report.rows("refused", RefusedRow)
+    assert (refused.setting, refused.reason) == ("8 CTAs", "invalid argument")
+
+
+def test_wrong_data_beside_computation_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses(steps: ModelledSteps, _rank: int) -> None:
+        together = StepOrder.COMPUTATION_FIRST
+        steps.issue = lambda launch: None if steps.orders[-1] is together else steps.backend.issue(launch)
+
+    report, rows, _ = run(monkeypatch, change=loses)
+    assert {row.verdict for row in rows} == {"FAIL"}
+    assert all(row.wrong == 2 * row.size_bytes // 2 for row in rows if row.size_bytes == 4096)
+    assert report.verdict is Verdict.FAIL
+    assert report.findings[0].id == WRONG_DATA
+    assert report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow) == [], "a step that does not do its work is none"
+
+
+def test_a_partner_s_wrong_results_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(steps: ModelledSteps, rank: int) -> None:
+        steps.wrong = 3 if rank == 1 else 0
+
+    report, rows, _ = run(monkeypatch, change=change)
+    assert {row.wrong for row in rows} == {3}
+    assert "3 of the wrong elements are the partner's" in str(rows[0].note)
+    assert report.verdict is Verdict.FAIL
+
+
+def test_without_a_check_nothing_is_said_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows, _ = run(monkeypatch, request=replace(REQUEST, check=False))
+    assert {(row.wrong, row.verified, row.verdict) for row in rows} == {(None, "no", None)}

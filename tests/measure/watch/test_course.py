@@ -1,0 +1,175 @@
+"""What a watch concludes over many intervals: alarms that last, their causes, and the report."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.watch.course import Course, needs_closer_look, observe
+from gpubench.measure.watch.report import report_on
+from gpubench.model.facts.traffic_rates import NodeRates
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.results.report import Report
+from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, Way
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Verdict
+from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Ways, facts, gpu, job, nic, node, task
+
+
+def machine(*faults: str, name: str = "hgx-h200-4") -> Topology:
+    return Topology(snapshots(parse_machine(name), [parse_fault(each) for each in faults])[0])
+
+
+def watched(intervals: Sequence[NodeRates], *faults: str, name: str = "hgx-h200-4") -> Report:
+    """The report on intervals of a second each."""
+    topology = machine(*faults, name=name)
+    course = Course({"node0": topology}.get)
+    addresses = {each.index: each.bus_id or "" for each in topology.gpus}
+    for number, rates in enumerate(intervals):
+        gpus = tuple(replace(each, bus_id=addresses[each.index]) for each in rates.gpus)
+        rates = replace(rates, gpus=gpus, begin=float(number), end=number + 1.0)
+        course.add(rates, course.observe(rates), number + 1.0)
+    return report_on(course, Origin.MEASURED)
+
+
+def rows(report: Report) -> list[JobRow]:
+    return report.rows(JOBS_SECTION, JobRow)
+
+
+def test_only_what_is_direct_passes() -> None:
+    report = watched([job(NVLINK, NVLINK)] * 3)
+    assert (report.verdict, report.findings) == (Verdict.PASS, ())
+    (row,) = rows(report)
+    assert (row.way, row.seconds, row.first_seconds, row.nvlink_gb_s, row.gpus) == (
+        "direct",
+        3,
+        1,
+        80,
+        ["GPU0", "GPU1"],
+    )
+    for calm in (STILL, IN):
+        assert watched([job(calm, calm)] * 3).verdict is Verdict.SKIP
+    assert watched([]).verdict is Verdict.SKIP
+
+
+def test_one_interval_is_no_alarm_and_passes_nothing() -> None:
+    """Between two phases of a job, any traffic may look like any other for a second."""
+    report = watched([job(STAGED, STAGED)])
+    assert report.verdict is Verdict.ERROR
+    assert [each.id for each in report.findings] == ["host-staged"]
+    assert watched([job(NVLINK, NVLINK)] * 3 + [job(STAGED, STAGED)] + [job(NVLINK, NVLINK)]).verdict is Verdict.PASS
+
+
+def test_an_alarm_that_lasts_fails_whatever_else_the_job_does() -> None:
+    report = watched([job(NVLINK, NVLINK)] * 8 + [job(STAGED, STAGED)] * 2 + [job(STILL, STILL)] * 5)
+    assert report.verdict is Verdict.FAIL
+    (finding,) = report.findings
+    assert (finding.id, finding.severity) == ("host-staged", Verdict.FAIL)
+    assert "PCIe 66.0 out and 58.0 in" in finding.seen
+    assert {row.way: row.seconds for row in rows(report)} == {"staged": 2, "direct": 8, "idle": 5}
+    assert rows(report)[0].way == "staged"
+
+
+def settings(rates: NodeRates, **environment: str) -> NodeRates:
+    tasks = [replace(each, facts=facts(each.pid, **environment)) for each in rates.tasks]
+    return replace(rates, tasks=tuple(tasks))
+
+
+@pytest.mark.parametrize(
+    ("environment", "nics", "cause"),
+    [
+        ({"NCCL_P2P_DISABLE": "1"}, [], "nccl-p2p-disabled"),
+        ({"NCCL_P2P_LEVEL": "LOC"}, [], "nccl-p2p-disabled"),
+        ({"NCCL_SHM_DISABLE": "1"}, [nic("lo", 4.0, rdma=False)], "nccl-shm-disabled"),
+        ({}, [], "unknown"),
+    ],
+)
+def test_the_cause_is_in_the_environment_of_the_processes(environment: Any, nics: Any, cause: str) -> None:
+    report = watched([settings(job(STAGED, STAGED, nics=nics), **environment)] * 3)
+    row = rows(report)[0]
+    assert (row.cause, row.verdict) == (cause, Verdict.FAIL)
+    if cause != "unknown":
+        assert row.advice is not None
+        assert row.advice.startswith("unset NCCL_")
+
+
+def test_the_cause_is_in_a_file_of_nccl_s() -> None:
+    rates = job(STAGED, STAGED)
+    own = [replace(facts(each.pid), nccl_files={"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}}) for each in rates.tasks]
+    tasks = tuple(replace(each, facts=known) for each, known in zip(rates.tasks, own, strict=True))
+    row = rows(watched([replace(rates, tasks=tasks)] * 2))[0]
+    assert (row.cause, row.advice) == ("nccl-p2p-disabled", "take NCCL_P2P_DISABLE out of /etc/nccl.conf")
+
+
+def test_the_cause_is_in_the_machine() -> None:
+    report = watched([job(STAGED, STAGED)] * 2, "gpu1:fabric=in_progress")
+    assert rows(report)[0].cause == "fabric-not-ready"
+
+
+def test_of_another_user_s_process_the_cause_cannot_be_read() -> None:
+    rates = job(STAGED, STAGED)
+    tasks = tuple(replace(each, facts=None, unread="process 100 belongs to user ann") for each in rates.tasks)
+    row = rows(watched([replace(rates, tasks=tasks)] * 2))[0]
+    assert row.cause_seen == (
+        "the environment and files of its processes cannot be read: process 100 belongs to user ann"
+    )
+
+
+def test_copies_of_one_process_without_nccl_may_be_its_wish() -> None:
+    one_way: list[Ways] = [(0.0, 0.0, 38.0, 0.1), (0.0, 0.0, 0.1, 37.5)]
+    rates = node([gpu(n, way, 7) for n, way in enumerate(one_way)], [task(7, communicators=False)])
+    report = watched([rates] * 2)
+    assert (report.verdict, report.findings[0].severity) == (Verdict.WARN, Verdict.WARN)
+    assert "may be its wish" in report.findings[0].cause
+
+
+def test_machines_without_nvlinks_raise_no_alarm() -> None:
+    report = watched([job(STAGED, STAGED)] * 3, name="l40s-8")
+    assert report.verdict is Verdict.ERROR
+    assert [each.id for each in report.findings] == ["path-unknown"]
+
+
+def test_a_driver_that_is_silent_is_an_error_and_the_rest_is_kept() -> None:
+    silent = replace(job(), driver_silent="the driver has not answered for 4 s")
+    report = watched([job(NVLINK, NVLINK), silent, silent])
+    assert report.verdict is Verdict.ERROR
+    assert [each.id for each in report.findings] == ["driver-silent"]
+    assert rows(report)[0].way == "direct"
+
+
+def test_unbalanced_and_waiting_are_warnings_once_they_last() -> None:
+    rails = [nic(f"mlx5_{n}", 20.0) for n in range(3)] + [nic("mlx5_3", 5.0)]
+    assert watched([job(NVLINK, NVLINK, nics=rails)] * 3).verdict is Verdict.WARN
+    rates = job(STILL, STILL)
+    waiting = replace(rates, gpus=(replace(rates.gpus[0], utilization_percent=0), rates.gpus[1]))
+    report = watched([waiting] * 3)
+    assert (report.verdict, report.findings[0].id) == (Verdict.WARN, "gpu-idle-while-peers-wait")
+
+
+def test_processes_are_looked_at_closely_where_it_matters() -> None:
+    def asked(rates: NodeRates) -> frozenset[int]:
+        return needs_closer_look(observe(rates, lambda *_: True))
+
+    assert asked(job(STAGED, STAGED, communicators=None)) == {100, 101}
+    assert asked(job(STAGED, STAGED)) == frozenset()
+    assert asked(job(NVLINK, NVLINK, communicators=None)) == frozenset()
+    assert asked(job(IN, IN, communicators=None)) == frozenset()
+    assert asked(job(BOTH, communicators=None)) == frozenset()
+    assert asked(job(BOTH, communicators=None, nics=[nic("lo", 3.0, rdma=False)])) == {100}
+
+
+def test_a_gpu_of_two_jobs_is_the_larger_one_s() -> None:
+    gpus = [gpu(0, STAGED, 100, 7), gpu(1, STAGED, 101)]
+    tasks = [task(7, communicators=False), task(100, KEY), task(101, KEY)]
+    (found,) = observe(node(gpus, tasks), lambda *_: True)
+    assert (found.way, found.job.name, found.job.devices) == (Way.STAGED, f"python ({KEY})", "GPU0-1")
+
+
+def test_jobs_that_share_any_key_are_one() -> None:
+    tasks = [task(1, "a"), task(2, "b"), task(3, "a", "b"), task(4, "c")]
+    gpus = [gpu(n, NVLINK, n + 1) for n in range(4)]
+    found = observe(node(gpus, tasks), lambda *_: True)
+    assert sorted(len(each.job.gpus) for each in found) == [1, 3]

@@ -1,0 +1,199 @@
+"""The decision table, by what the links of jobs carried on H200s and what they would elsewhere."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.measure.watch.course import observe
+from gpubench.measure.watch.rules import RULES, decide
+from gpubench.measure.watch.signals import Members, NetworkUse, Nvlinks, Pcie, Signals
+from gpubench.model.facts.traffic_rates import NodeRates
+from gpubench.model.results.rows.watch import Way
+from tests.measure.watch.traffic import (
+    BOTH,
+    IN,
+    KEY,
+    NVLINK,
+    OUT,
+    STAGED,
+    STILL,
+    Ways,
+    gpu,
+    job,
+    nic,
+    node,
+    task,
+)
+
+MIXED: Ways = (30.0, 30.0, 30.0, 30.0)
+
+
+def by_nvlink(*_: str) -> bool:
+    return True
+
+
+def by_pcie(*_: str) -> bool:
+    return False
+
+
+def unknown(*_: str) -> None:
+    return None
+
+
+def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
+    return [each.way for each in observe(rates, joined)]
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        (job(NVLINK, NVLINK), Way.DIRECT),
+        (job(STAGED, STAGED), Way.STAGED),
+        (job(STAGED, STAGED, STAGED, STAGED), Way.STAGED),
+        (job(IN, IN), Way.LOADING),
+        (job(OUT, OUT), Way.SAVING),
+        (job(STILL, STILL), Way.IDLE),
+        (job(MIXED, MIXED), Way.UNKNOWN),
+        # Healthy training that loads data and writes a checkpoint beside.
+        (job((40.0, 40.0, 0.1, 20.0), (40.0, 40.0, 0.1, 20.0)), Way.DIRECT),
+        (job((40.0, 40.0, 25.0, 2.0), (40.0, 40.0, 0.1, 2.0)), Way.DIRECT),
+        # Both ways in processes that have nothing to do with each other, or no communicator.
+        (job(BOTH, BOTH, communicators=False), Way.HOST_COPIES),
+        # A checkpoint that is written while data are loaded: not as much out as in.
+        (job((0.0, 0.0, 50.0, 1.0), (0.0, 0.0, 50.0, 1.0)), Way.UNKNOWN),
+        # Copy engines at work: kernels ran for 3 % of the time, and cannot have sent that much.
+        (job(BOTH, BOTH, kernels_percent=2.5), Way.UNKNOWN),
+        (job(STAGED, STAGED, kernels_percent=98.0), Way.STAGED),
+        # What PCIe or NVLinks carry is not known.
+        (job((40.0, 40.0, None, None), (40.0, 40.0, 0.1, 0.1)), Way.UNKNOWN),
+        (job((None, None, 33.0, 29.0), (None, None, 33.0, 29.0)), Way.UNKNOWN),
+        (job((None, None, 0.0, 0.0), (None, None, 0.0, 0.0)), Way.UNKNOWN),
+        # One GPU of four is staged, and NVLinks carry the hops between the others.
+        (
+            job((0.0, 0.0, 30.0, 29.0), (0.0, 30.0, 30.0, 0.1), (30.0, 0.0, 0.1, 29.0), (30.0, 30.0, 0.1, 0.1)),
+            Way.STAGED,
+        ),
+        # NVLinks carry a few barriers while PCIe carries the rest.
+        (job((0.3, 0.3, 33.0, 29.0), (0.3, 0.3, 33.0, 29.0)), Way.STAGED),
+    ],
+)
+def test_a_job_goes_the_way_that_its_links_show(rates: NodeRates, expected: Way) -> None:
+    assert ways(rates) == [expected]
+
+
+def test_gpus_of_jobs_that_are_alone_are_never_staged() -> None:
+    """Inference, a process a GPU, in and out at once: as much leaves all GPUs as enters them."""
+    assert ways(job(BOTH, BOTH, together=False)) == [Way.HOST_COPIES, Way.HOST_COPIES]
+
+
+def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
+    assert ways(job(STAGED, STAGED), by_pcie) == [Way.UNKNOWN]
+    (found,) = observe(job(STAGED, STAGED), by_pcie)
+    assert "PCIe is both the direct way and that through host memory" in found.meaning
+    assert ways(job(STAGED, STAGED), unknown) == [Way.UNKNOWN]
+
+
+def test_one_process_with_several_gpus_is_staged_where_what_leaves_one_enters_another() -> None:
+    one_way = [gpu(0, (0.0, 0.0, 41.5, 0.1), 7), gpu(1, (0.0, 0.0, 2.4, 41.0), 7)]
+    assert ways(node(one_way, [task(7, communicators=False)])) == [Way.STAGED]
+    both = [gpu(0, BOTH, 7), gpu(1, BOTH, 7)]
+    assert ways(node(both, [task(7, communicators=False)])) == [Way.UNKNOWN]
+    assert ways(node(both, [task(7, communicators=True)])) == [Way.STAGED]
+
+
+def test_who_may_not_be_looked_at_is_unknown() -> None:
+    hidden = [
+        task(100 + n, KEY, communicators=None, facts=None, unread="process 100 belongs to user ann") for n in (0, 1)
+    ]
+    rates = replace(job(STAGED, STAGED), tasks=tuple(hidden))
+    (found,) = observe(rates, by_nvlink)
+    assert found.way is Way.UNKNOWN
+    assert "belongs to user ann" in found.seen.doubts[0]
+
+
+def test_gpus_whose_processes_nobody_shows_are_unknown_where_they_look_staged() -> None:
+    gpus = [replace(gpu(n, STAGED), processes=None, unknown={"processes": "Not Permitted"}) for n in (0, 1)]
+    (found,) = observe(node(gpus, []), by_nvlink)
+    assert (found.way, found.seen.doubts) == (Way.UNKNOWN, ("Not Permitted",))
+    (found,) = observe(node([replace(each, pcie_sent=0.0, pcie_received=0.0) for each in gpus], []), by_nvlink)
+    assert found.way is Way.IDLE
+
+
+def test_sockets_on_one_host_and_beside_rdma_ports_that_are_up() -> None:
+    loopback = nic("lo", 4.2, rdma=False)
+    ethernet, rdma = nic("eth0", 3.0, rdma=False), nic("mlx5_0", 0.0)
+    assert ways(job(STAGED, STAGED, nics=[loopback])) == [Way.SOCKETS]
+    assert ways(job(STAGED, STAGED, nics=[ethernet, rdma])) == [Way.SOCKETS]
+    assert ways(job(BOTH, nics=[ethernet, rdma])) == [Way.SOCKETS]
+    # Of ports that are down, and without any, Ethernet is all there is.
+    assert ways(job(BOTH, nics=[ethernet, nic("mlx5_0", 0.0, up=False)])) == [Way.UNKNOWN]
+    assert ways(job(BOTH, nics=[ethernet])) == [Way.UNKNOWN]
+    # A server that answers over the loopback has no communicator.
+    assert ways(job(BOTH, nics=[loopback], communicators=False)) == [Way.UNKNOWN]
+    # Files come one way.
+    assert ways(job(IN, IN, nics=[nic("eth0", 0.01, 3.0, rdma=False), rdma])) == [Way.LOADING]
+
+
+def test_what_leaves_by_rdma_is_not_staged_between_gpus_of_a_node() -> None:
+    nics = [nic(f"mlx5_{n}", 32.0) for n in (0, 1)]
+    (found,) = observe(job(STAGED, STAGED, nics=nics), by_nvlink)
+    assert found.way is Way.UNKNOWN
+    assert "RDMA carries it" in found.meaning
+    assert ways(job(NVLINK, NVLINK, nics=nics)) == [Way.DIRECT]
+
+
+def test_a_rail_that_carries_less_than_its_siblings_is_named() -> None:
+    nics = [nic(f"mlx5_{n}", 20.0) for n in range(3)]
+    (found,) = observe(job(NVLINK, NVLINK, nics=[*nics, nic("mlx5_3", 13.0)]), by_nvlink)
+    assert found.way is Way.UNBALANCED
+    assert found.seen.odd_rails == ("mlx5_3 13.0 GB/s, its siblings 20.0",)
+    assert ways(job(NVLINK, NVLINK, nics=[*nics, nic("mlx5_3", 15.0)])) == [Way.DIRECT]
+    assert ways(job(NVLINK, NVLINK, nics=[nic("mlx5_0", 20.0), nic("mlx5_1", 2.0)])) == [Way.DIRECT]
+
+
+def test_a_gpu_that_runs_nothing_while_its_peers_wait_is_named() -> None:
+    rates = job(STILL, STILL, STILL)
+    gpus = (replace(rates.gpus[0], utilization_percent=0), *rates.gpus[1:])
+    (found,) = observe(replace(rates, gpus=gpus), by_nvlink)
+    assert (found.way, found.seen.idle_gpus) == (Way.WAITING, ("GPU0",))
+    calm = tuple(replace(each, utilization_percent=0) for each in rates.gpus)
+    assert ways(replace(rates, gpus=calm)) == [Way.IDLE]
+    computing = job(STILL, STILL, together=False)
+    gpus = (replace(computing.gpus[0], utilization_percent=0), computing.gpus[1])
+    assert ways(replace(computing, gpus=gpus)) == [Way.IDLE, Way.IDLE]
+
+
+def test_every_line_of_the_table_is_needed() -> None:
+    """For each there are signals that fit it and none before it."""
+    every = [
+        Signals(
+            nvlinks=nvlinks,
+            pcie=pcie,
+            network=network,
+            members=members,
+            nvlink_gb_s=None,
+            pcie_sent_gb_s=None,
+            pcie_received_gb_s=None,
+            network_gb_s=None,
+        )
+        for nvlinks in Nvlinks
+        for pcie in Pcie
+        for network in NetworkUse
+        for members in Members
+    ]
+    first = {next(number for number, rule in enumerate(RULES) if rule.fits(seen)) for seen in every}
+    assert first == set(range(len(RULES)))
+    passing = {seen.nvlinks for seen in every if decide(seen)[0] is Way.DIRECT}
+    assert passing == {Nvlinks.BUSY}
+
+
+def test_the_table_is_documented() -> None:
+    lines = (Path(__file__).parents[3] / "docs" / "watch.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| NVLinks | PCIe |"))
+    for rule, line in zip(RULES, lines[start + 2 :], strict=False):
+        cells = (rule.nvlinks, rule.pcie, rule.network, rule.members)
+        words = [" or ".join(each) if each else "any" for each in cells]
+        assert line == "| " + " | ".join([*words, rule.way, rule.meaning]) + " |"
+    assert not lines[start + 2 + len(RULES)].startswith("|")

@@ -1,0 +1,97 @@
+"""Rates between readings: what is not surely counted is unknown, with the reason, and never 0."""
+
+from typing import Any
+
+import pytest
+
+from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading
+from gpubench.model.facts.traffic_rates import rates, total
+
+GB = 10**9
+
+
+def gpu(sent: int | None, received: int | None = 0, **more: Any) -> GpuReading:
+    return GpuReading(index=0, bus_id="a", nvlink_sent_bytes=sent, nvlink_received_bytes=received, **more)
+
+
+def node(seconds: float, *gpus: GpuReading, nics: tuple[NicReading, ...] = (), **more: Any) -> NodeReading:
+    return NodeReading(host="h", seconds=seconds, gpus=gpus, nics=nics, **more)
+
+
+def test_bytes_over_seconds_are_a_rate() -> None:
+    found = rates(node(10, gpu(5 * GB, GB)), node(12, gpu(9 * GB, GB, pcie_sent_gb_s=3.0, pcie_received_gb_s=0.0)))
+    (one,) = found.gpus
+    assert (found.begin, found.end) == (10, 12)
+    assert (one.nvlink_sent, one.nvlink_received, one.pcie_sent, one.pcie_received) == (2.0, 0.0, 3.0, 0.0)
+    assert one.unknown == {}
+
+
+def test_a_rate_of_the_driver_s_comes_before_counters() -> None:
+    found = rates(node(0, gpu(0)), node(1, gpu(5 * GB, nvlink_sent_gb_s=7.0, nvlink_received_gb_s=6.0)))
+    assert (found.gpus[0].nvlink_sent, found.gpus[0].nvlink_received) == (7.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (None, 5 * GB, "nothing was read before"),
+        (5 * GB, None, "nothing was read before"),
+        (5 * GB, 4 * GB, "went back: it was reset"),
+        (5 * GB, 9_000 * GB, "jumped by more than the links carry"),
+    ],
+)
+def test_a_counter_that_tells_nothing_is_unknown(before: int | None, after: int | None, reason: str) -> None:
+    (one,) = rates(node(0, gpu(before)), node(1, gpu(after))).gpus
+    assert one.nvlink_sent is None
+    assert reason in one.unknown["nvlink_sent"]
+    assert one.nvlink_received == 0.0
+
+
+def test_a_gpu_that_was_not_there_before_has_no_rates() -> None:
+    (one,) = rates(node(0), node(1, gpu(5 * GB))).gpus
+    assert (one.nvlink_sent, one.pcie_sent) == (None, None)
+    assert set(one.unknown) == {"nvlink_sent", "nvlink_received", "pcie_sent", "pcie_received"}
+
+
+def test_what_the_reader_said_of_a_field_is_kept() -> None:
+    (one,) = rates(node(0, gpu(None)), node(1, gpu(None, unknown={"nvlink_sent": "Not Supported"}))).gpus
+    assert one.unknown["nvlink_sent"] == "Not Supported"
+
+
+def test_a_lost_gpu_is_unknown_in_everything() -> None:
+    (one,) = rates(node(0, gpu(1)), node(1, gpu(2, lost="GPU is lost", pcie_sent_gb_s=None))).gpus
+    assert set(one.unknown.values()) == {"GPU is lost"}
+
+
+def nic(sent: int | None, received: int | None = 0, **more: Any) -> NicReading:
+    return NicReading(name="mlx5_0", rdma=True, sent_bytes=sent, received_bytes=received, **more)
+
+
+def test_a_counter_with_a_known_end_may_go_around_once() -> None:
+    before, after = nic(2**32 - GB, counts_to=2**32), nic(GB, counts_to=2**32)
+    (one,) = rates(node(0, nics=(before,)), node(1, nics=(after,))).nics
+    assert one.sent == pytest.approx(2.0)
+
+
+def test_a_counter_that_went_back_by_too_much_was_reset() -> None:
+    (one,) = rates(node(0, nics=(nic(500 * GB),)), node(1, nics=(nic(0),))).nics
+    assert one.sent is None
+    assert "reset" in one.unknown["sent"]
+
+
+def test_no_time_is_no_rate() -> None:
+    (one,) = rates(node(1, nics=(nic(0),)), node(1, nics=(nic(GB),))).nics
+    assert one.sent is None
+
+
+def test_errors_grow_by_what_two_readings_have() -> None:
+    before, after = gpu(0, errors={"a": 5, "b": 1}), gpu(0, errors={"a": 7, "b": 1, "c": 9})
+    (one,) = rates(node(0, before), node(1, after)).gpus
+    assert one.errors_grown == {"a": 2}
+    assert rates(node(0, after), node(1, before)).gpus[0].errors_grown == {}
+
+
+def test_a_sum_with_something_unknown_is_unknown() -> None:
+    assert total([1.0, 2.0]) == 3.0
+    assert total([1.0, None]) is None
+    assert total([]) == 0.0
