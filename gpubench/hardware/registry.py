@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gpubench.errors import invalid_choice, no_gpu
+from gpubench.model.facts.backends import HOST, NCCL, TORCH
 from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.backends import HOST, NCCL, TORCH
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
 

@@ -4,8 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -43,24 +42,24 @@ class RankJob(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The way in which the ranks of a job meet and part."""
 
-    start: Callable[[LaunchedBy], Any]
+    start: Callable[[LaunchedBy, Sequence[str]], Any]
     finish: Callable[[], None]
     abort: Callable[[Any, int], NoReturn]
 
 
-BY_MPI = Meeting(mpi.start, mpi.finish, mpi.abort)
+BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
-def meeting_of(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> Meeting:
-    """MPI's, while whose start `imports` are imported, or torch's where torchrun started the ranks."""
+def rendezvous_of(launched_by: LaunchedBy) -> Rendezvous:
+    """MPI's, or torch's where torchrun started the ranks."""
     if launched_by.launcher != TORCHRUN:
-        return replace(BY_MPI, start=partial(mpi.start, imports=imports)) if imports else BY_MPI
+        return BY_MPI
     from gpubench.hardware.torch import group
 
-    return Meeting(group.start, group.finish, group.abort)
+    return Rendezvous(group.start, group.finish, group.abort)
 
 
 def run(
@@ -68,7 +67,8 @@ def run(
     launched_by: LaunchedBy,
     timeout_s: float,
     defaults: Mapping[str, str],
-    meeting: Meeting = BY_MPI,
+    imports: Sequence[str] = (),
+    rendezvous: Rendezvous = BY_MPI,
 ) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
@@ -78,7 +78,7 @@ def run(
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
     """
-    if launched_by.launcher == TORCHRUN and meeting is BY_MPI:
+    if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
         raise UsageError(
             "this command under torchrun",
             expected="ranks that MPI started; the collectives alone take torchrun's",
@@ -92,7 +92,7 @@ def run(
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
         progress.enter(Phase.MPI_INIT)
-        group = meeting.start(launched_by)
+        group = rendezvous.start(launched_by, imports)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
         if channel is None:
@@ -115,9 +115,9 @@ def run(
             time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
         else:
             time.sleep(SECONDS_FOR_THE_FIRST_RANK)
-        meeting.abort(group, error.exit_code)
+        rendezvous.abort(group, error.exit_code)
     progress.enter(Phase.MPI_FINALIZE)
-    meeting.finish()
+    rendezvous.finish()
     progress.close()
     return code
 

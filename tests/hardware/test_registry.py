@@ -1,5 +1,7 @@
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.registry import BACKENDS, BackendSetup, backend_named, default_backend
+from gpubench.model.facts.backends import BACKEND_NAMES
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.sweep import parse_sizes
@@ -23,6 +26,14 @@ def test_backends_are_found_by_name() -> None:
     assert {default_backend(gpus=True).name, default_backend(gpus=False).name} == {"nccl", "host"}
     assert default_backend(gpus=True).needs_gpus
     assert not default_backend(gpus=False).needs_gpus
+
+
+def test_every_backend_has_a_name_for_rows_and_a_line_in_the_docs_in_the_same_order() -> None:
+    names = [each.name for each in BACKENDS]
+    assert names == list(BACKEND_NAMES)
+    text = (Path(__file__).parents[2] / "docs/backends.md").read_text()
+    lines = text.partition("| backend | data | needs |")[2].partition("\n\n")[0]
+    assert re.findall(r"`([\w:]+)`", "\n".join(line.split("|")[1] for line in lines.splitlines()[2:])) == names
 
 
 def test_an_unknown_backend_is_refused_and_not_taken_for_another() -> None:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpubench.hardware.cuda import device
+from gpubench.hardware.mpi import device as handed
+from gpubench.hardware.mpi import support
 from gpubench.hardware.mpi.calls import MpiCalls
 from gpubench.hardware.mpi.host import HostBackend
 from gpubench.hardware.nccl import backend as nccl
@@ -18,6 +20,7 @@ from gpubench.jobs.collective import launch as alone
 from gpubench.jobs.collective import opening, opening_gpu
 from gpubench.jobs.collective import path_watch as watching
 from gpubench.jobs.collective.overlap import rank_job as overlap
+from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.terms import hang
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -110,6 +113,31 @@ class Backend(HostBackend):
         return seconds
 
 
+class HandedMpi(HostBackend):
+    """MPI on CPU buffers that says they are a GPU's."""
+
+    name = "mpi"
+
+    def __init__(self, group: Any, _device: object, progress: Progress) -> None:
+        super().__init__(group, RANKS, progress=progress)
+
+
+def tried(operations: Sequence[str], _command: object, completed: Any) -> MpiSupport:
+    """An MPI that crashes in the operations that are named, and does the others right."""
+    bad = os.environ.get("GPUBENCH_TEST_MPI_CRASHES", "").split(",")
+    trials = []
+    for name in operations:
+        completed()
+        ends = (TrialOutcome.CRASHED, TrialOutcome.UNKNOWN) if name in bad else (TrialOutcome.RIGHT,) * 2
+        said = "signal 11 (SIGSEGV)" if name in bad else ""
+        trials += [
+            OperationTrial(operation=name, size_bytes=size, outcome=end, seconds=2.5, said=said)
+            for size, end in zip((1024, 2**20), ends, strict=True)
+        ]
+    claims = {"MPIX_Query_cuda_support": "no"}
+    return MpiSupport(library="Open MPI v4.1.6", asked=operations[0], trials=trials, claims=claims, seconds=5.0)
+
+
 class ToldCalls(MpiCalls):
     """What a communicator makes that was told what to use: the last line about each operation names just that."""
 
@@ -200,6 +228,8 @@ def install(logs: str) -> None:
         opening: {"read_driver": lambda _environment: DRIVER},
         opening_gpu: {"open_gpu": open_gpu, "NcclLibrary": Library},
         nccl: {"NcclBackend": Backend},
+        handed: {"MpiOnCuda": HandedMpi},
+        support: {"read_support": tried},
         overlap: {
             "GpuSteps": BelievedSteps,
             "NvmlLoad": BelievedLoad,

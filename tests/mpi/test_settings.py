@@ -114,7 +114,7 @@ def test_two_backends_in_one_table() -> None:
     assert result.returncode == 0, result.stderr
     assert "allreduce  backend nccl and host  4 ranks" in result.stdout
     assert "3 ways, one after the other: nccl, nccl again, host" in result.stdout
-    assert result.stdout.count("fastest by size, ") == 4
+    assert result.stdout.count("speed, % of nccl's, ") == 4
     csv_text = gpubench(
         *SMALL, *arguments[:2], "--format", "csv", "--section", "winners", env=believing("tuning")
     ).stdout

@@ -183,15 +183,6 @@ def library_version() -> str:
     return " ".join(first.split(",")[0].split())
 
 
-def load() -> str:
-    """Load the MPI library that mpi4py is bound to without starting it; its version."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False
-    return library_version()
-
-
 def memory_kinds() -> str:
     """The kinds of memory that the library says it takes (MPI 4.1's mpi_memory_alloc_kinds); '' where it is silent."""
     from mpi4py import MPI
@@ -200,6 +191,23 @@ def memory_kinds() -> str:
     kinds = info.Get("mpi_memory_alloc_kinds")
     info.Free()
     return kinds or ""
+
+
+def thread_level() -> str:
+    """The threads that may call the library: 'single', 'funneled', 'serialized', 'multiple'. gpubench needs one."""
+    from mpi4py import MPI
+
+    levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    return levels.get(MPI.Query_thread(), "multiple")
+
+
+def load() -> str:
+    """Load the MPI library that mpi4py is bound to without starting it; its version."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    return library_version()
 
 
 def host_name() -> str:

@@ -82,7 +82,7 @@ def _claims() -> dict[str, str]:
     chosen = {"pml": facts.pml, "accelerator": facts.accelerator}
     kinds = mpi.memory_kinds()
     others = {name: value for name, value in chosen.items() if value}
-    return named | others | {"mpi_memory_alloc_kinds": kinds or "not answered"}
+    return named | others | {"mpi_memory_alloc_kinds": kinds or "not answered", "threads": mpi.thread_level()}
 
 
 def _say(group: mpi.MpiGroup, **what: object) -> None:

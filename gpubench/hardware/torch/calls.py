@@ -7,7 +7,7 @@ from typing import Any
 from gpubench.hardware.timing.loops import in_order
 from gpubench.hardware.torch.library import TorchDistributed
 from gpubench.hardware.torch.tensors import Tensors
-from gpubench.model.terms.backends import divides
+from gpubench.model.facts.backends import divides
 from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
 from gpubench.ports.launch import Launch
 from gpubench.ports.memory import Region

@@ -95,7 +95,7 @@ class TorchGroup:
         return TorchGroup(self._torch, part, members)
 
 
-def start(launched_by: LaunchedBy) -> TorchGroup:
+def start(launched_by: LaunchedBy, _imports: Sequence[str] = ()) -> TorchGroup:
     """Meet the other ranks of torchrun's job.
 
     Raises CouldNotMeasureError: there is no torch here, or Gloo cannot connect the ranks.

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.hardware.torch.library import TorchDistributed, load_torch
 from gpubench.hardware.torch.refusals import torch_without
-from gpubench.model.terms.backends import TORCH
+from gpubench.model.facts.backends import TORCH
 from gpubench.ports.backend import MultiGroupBackend
 
 if TYPE_CHECKING:

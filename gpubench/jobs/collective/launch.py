@@ -113,7 +113,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     if needing is not None:
         if not driver.visible:
             why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
-            raise no_gpu(why, plan.needs_gpus(needing))
+            raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
         from gpubench.hardware.cuda.device import check_installed
 
         check_installed(driver)

@@ -13,8 +13,8 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
+from gpubench.model.facts.backends import HOST, MPI
 from gpubench.model.facts.mpi_support import MpiSupport
-from gpubench.model.terms.backends import HOST, MPI
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group
@@ -42,7 +42,8 @@ class Opened:
     """A backend, the rank with its GPU, and what observes both.
 
     `machines` returns nodes and processes on the first rank, for a recording, once all was tried out; `memory_holders`
-    who else holds memory of this rank's GPU, in words.
+    who else holds memory of this rank's GPU, in words; `nccl_alone` is the libnccl that CuPy loads without torch, ''
+    where nobody asked.
     """
 
     kind: BackendKind
@@ -55,6 +56,7 @@ class Opened:
     read_condition: ReadCondition = lambda: None
     memory_holders: Callable[[], str] = lambda: ""
     mpi_support: MpiSupport | None = None
+    nccl_alone: str = ""
 
     def refusal(self, kind: BackendKind, collective: str) -> str:
         """The reason why a backend cannot run a collective here, where that was found out; else empty."""

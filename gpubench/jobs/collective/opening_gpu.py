@@ -16,12 +16,13 @@ from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machin
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.gpus import open_gpu
+from gpubench.model.facts.backends import MPI, TORCH
 from gpubench.model.facts.idle_gpu import holders
 from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.terms.backends import MPI
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.units import format_memory
+from gpubench.ports.group import Group
 
 _OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 
@@ -48,6 +49,9 @@ def open_on_gpu(
         watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
         path_watch = stack.enter_context(watch)
     rank.progress.enter(Phase.OPENING)
+    alone = _asked_alone(kinds, plan, group)
+    if plan.nccl_library is None:
+        agree(group, lambda: [each.load(driver.cuda) for each in kinds], place=str(rank.identity))
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
@@ -67,6 +71,7 @@ def open_on_gpu(
         backend=open_kind(kind, rank, plan, device, library),
         device=device,
         mpi_support=support,
+        nccl_alone=group.broadcast(alone()),
         identity=identity,
         machines=path_watch.machines if path_watch is not None else lambda: machines,
         library=library,
@@ -94,6 +99,16 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
         return read_support(operations, TrialCommand.of_launcher(), completed=lambda: rank.progress.completed(1))
 
     return rank.group.broadcast(agree(rank.group, tried))
+
+
+def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Group) -> Callable[[], str]:
+    """Asks, on the first rank, for the libnccl that CuPy loads where torch does not come first; '' where it is not."""
+    torch_comes_first = plan.nccl_library is None and any(kind.name.startswith(TORCH) for kind in kinds)
+    if group.rank or not torch_comes_first:
+        return lambda: ""
+    from gpubench.hardware.nccl.alone import start_asking
+
+    return start_asking(dict(os.environ))
 
 
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:

@@ -10,9 +10,9 @@ from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.recording import Recording
+from gpubench.model.facts.backends import HOST
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.backends import HOST
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import ALGORITHM_VARIABLE, HIERARCHICAL, PROTOCOL_VARIABLE, NcclChoice
 from gpubench.model.terms.overlap.asked import OVERLAP, OverlapAsked
@@ -128,8 +128,8 @@ class CollectivePlan(RankOptions):
         """The options alone."""
         return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
 
-    def needs_gpus(self, backend: str) -> str:
-        """What asks for GPUs, of which `backend` is the one that does, for messages."""
+    def asking_for_gpus(self, backend: str) -> str:
+        """What asks for GPUs, for messages."""
         return f"--backend {backend}" if self.overlap is None else OVERLAP
 
     @property

@@ -31,6 +31,7 @@ from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.facts.backends import NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
@@ -289,6 +290,8 @@ def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapp
         libraries = {**other.libraries(), **libraries}
     if opened.library is not None:
         libraries.setdefault("NCCL", f"{opened.library.version} from {opened.library.path}")
+    if opened.nccl_alone and opened.nccl_alone != libraries.get("NCCL"):
+        libraries[NCCL_ALONE] = opened.nccl_alone
     if opened.mpi_support is not None:
         libraries["MPI on GPU memory"] = opened.mpi_support.said
     return libraries

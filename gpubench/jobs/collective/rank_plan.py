@@ -10,7 +10,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.collectives.request import Asked
 from gpubench.jobs.collective.plan import CollectivePlan, RankOptions
 from gpubench.jobs.recording import Recording
-from gpubench.model.terms.backends import HOST
+from gpubench.model.facts.backends import HOST, TORCH
 from gpubench.model.terms.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpubench.model.facts.launched_by import LaunchedBy
     from gpubench.ports.group import Group
 
+_TORCH = ("torch", "torch.distributed")
 _ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
 _ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
 """The modules that backends need, imported while MPI starts."""
@@ -81,8 +82,14 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
         return CollectiveRankJob(group, progress, plan, arguments)
 
     imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS
-    meeting = rank.meeting_of(launch, imports)
-    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, meeting)
+    defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch)
+    return rank.run(make_job, launch, plan.timeout_s, defaults, _of_torch(plan) + imports, rendezvous)
+
+
+def _of_torch(plan: CollectivePlan) -> tuple[str, ...]:
+    """What comes before CuPy where torch is measured: the first libnccl.so.2 of a process is everybody's."""
+    asked = (plan.backend or "", *plan.variants.beside)
+    return _TORCH if any(each.startswith(TORCH) for each in asked) and plan.nccl_library is None else ()
 
 
 def _beside(channel: str) -> Path:

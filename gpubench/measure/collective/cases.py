@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpubench.collectives.request import SweepRequest
+from gpubench.model.facts.backends import composed
 from gpubench.model.results.report import CollectiveRow, Verified
-from gpubench.model.terms.backends import composed
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin

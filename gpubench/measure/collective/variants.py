@@ -55,6 +55,13 @@ class SweepVariant:
     logs_choices: bool = False
 
     @property
+    def opened(self) -> Backend:
+        """The backend, of a variant that can run."""
+        if isinstance(self.backend, NamedBackend):
+            raise TypeError(f"{self.backend.name} is not there")
+        return self.backend
+
+    @property
     def name(self) -> str:
         """The setting, else the backend."""
         return self.setting or self.backend.name
@@ -184,9 +191,7 @@ class VariantPreparation:
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
         """The sweep of a variant; all variants of a backend share its buffers."""
-        backend = variant.backend
-        if isinstance(backend, NamedBackend):
-            raise TypeError(f"{backend.name} is not there")
+        backend = variant.opened
         buffers = next((buffers for other, buffers in self._buffers if shares_memory(other, backend)), None)
         if buffers is None:
             buffers = Buffers.of(backend, max(self.request.sizes))

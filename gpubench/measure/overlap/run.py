@@ -92,7 +92,7 @@ def measure_overlap(
     alone = _AloneRows(listener)
     collector, _ = measure_runs(preparation, runs[:1], alone)
     meter = StepMeter(group, means.steps, observers.progress, means.read_load)
-    job = job_facts(runs[0].sweep.backend, identities)
+    job = job_facts(caps[0].variant.opened, identities)
     bench = _OverlapBench(request, asked, meter, observers, job, collector)
     own_seconds = {row.size_bytes: row.time_us / MICROSECONDS_PER_SECOND for row in alone.rows}
     by_variant = {cap.variant.setting: cap for cap in caps if cap.ctas in asked.ctas}

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
-from gpubench.model.terms.backends import ROW_BACKENDS
+from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.overlap.asked import OVERLAP

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpubench.model.facts.libraries import NCCL as NCCL_LIBRARY
+from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
+from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
+from gpubench.model.facts.libraries import NCCL
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
@@ -20,7 +22,6 @@ from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow, NodeRow
 from gpubench.model.results.watch.sentence import watch_sentence
-from gpubench.model.terms.backends import NCCL, TORCH, TORCH_NCCL
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
@@ -48,13 +49,9 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if metadata.subject == "watch" and root is None:
         return watch_sentence(report)
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
-        parts = (
-            _machine(metadata, report),
-            overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else "",
-            ", ".join(_well(report, figures)),
-            _beside(metadata, report),
-            _speed(metadata, figures),
-        )
+        beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
+        well, backends = ", ".join(_well(report, figures)), _beside(metadata, report)
+        parts = _machine(metadata, report), beside, well, backends, _speed(metadata, figures)
         return "; ".join(filter(None, parts))
     if root is None:
         return _reached(metadata, figures)
@@ -144,7 +141,7 @@ def _job(report: Report) -> str:
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
     libraries = [row for row in report.rows(LIBRARIES_SECTION, LibraryRow) if row.found]
     if libraries:
-        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIBRARY)
+        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL)
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
         return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
@@ -174,12 +171,14 @@ def _beside(metadata: Metadata, report: Report) -> str:
     named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
     of_it = [row for row in rows if row.backend == named]
     words = [speed_words(of_it)]
-    if named == TORCH_NCCL and rows[0].first == NCCL:
+    if named == TORCH_NCCL and rows[0].first == NCCL_BACKEND:
         own, library = metadata.libraries.get("torch's NCCL"), metadata.libraries.get("NCCL")
         words.append(
             f"with the same libnccl {own}" if own == library else f"with another libnccl: {own}, not {library}"
         )
         words.append(path_words(of_it))
+        alone = metadata.libraries.get(NCCL_ALONE)
+        words.append(f"though CuPy alone loads {alone}" if alone else "")
     return ", ".join(filter(None, words))
 
 

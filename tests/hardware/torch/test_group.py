@@ -56,27 +56,27 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
     monkeypatch.setattr(library, "find_spec", lambda _name: object())
-    meeting = ranks_of_jobs.meeting_of(LaunchedBy(TORCHRUN, 0, 1))
-    group = meeting.start(LaunchedBy(TORCHRUN, 0, 1))
+    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1))
+    group = rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
     identity, nodes = ranks_of_jobs.own_identity(group)
     assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
-    meeting.finish()
+    rendezvous.finish()
     assert not torch.distributed.is_initialized()
-    meeting.finish()
+    rendezvous.finish()
     with monkeypatch.context() as patch:
         left: list[int] = []
         patch.setattr("gpubench.hardware.torch.group.os._exit", left.append)
-        cast("Any", meeting).abort(group, 3)
+        cast("Any", rendezvous).abort(group, 3)
         assert left == [3]
     torch.distributed._lacks = ("gloo",)
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: True)
     torch.distributed.init_process_group = lambda *_given, **_more: (_ for _ in ()).throw(RuntimeError("no route"))
     with pytest.raises(CouldNotMeasureError, match="cannot begin with gloo: no route"):
-        meeting.start(LaunchedBy(TORCHRUN, 0, 1))
+        rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
 
 
 def test_what_needs_mpi_is_refused() -> None:
-    assert ranks_of_jobs.meeting_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
+    assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
     assert refused.value.next_step == "mpirun -n 4 gpubench ..."

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from gpubench.model.facts.backends import composed, divides
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.rows.backends import BackendRow, against_first, path_words, speed_words
-from gpubench.model.terms.backends import composed, divides
 from gpubench.model.terms.nccl_choice import AGAIN
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from tests.fakes.measured_rows import row as measured_row

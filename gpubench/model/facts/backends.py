@@ -8,6 +8,9 @@ TORCH = "torch:"
 TORCH_NCCL, TORCH_GLOO = "torch:nccl", "torch:gloo"
 NCCL, MPI, HOST = "nccl", "mpi", "host"
 
+NCCL_ALONE = "NCCL without torch"
+"""Among the libraries of a run: what the nccl backend would load if torch, which is measured too, were not first."""
+
 BACKEND_NAMES = (NCCL, TORCH_NCCL, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
 """Those that can be asked for; of several in one table the first in this order is what the others are held against."""
 

@@ -1,0 +1,54 @@
+"""The libnccl that CuPy loads in a process without torch.
+
+The first libnccl.so.2 of a process is everybody's: beside torch, the nccl backend runs torch's. Which one it would be
+alone only another process can tell; it is started before torch is imported, and takes no longer than that.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+
+from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.launch.launcher import die_with_parent
+from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.model.facts.launched_by import as_if_alone
+
+_MODULE = "gpubench.hardware.nccl.alone"
+_SECONDS_TO_ANSWER = 30.0
+
+
+def start_asking(
+    environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
+) -> Callable[[], str]:
+    """Start a process that loads CuPy's NCCL; what is returned waits for '2.28.9 from FILE', '' where none answers."""
+    process = subprocess.Popen(
+        command,
+        env=with_package(as_if_alone(environment)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+
+    def answer() -> str:
+        try:
+            printed, _ = process.communicate(timeout=_SECONDS_TO_ANSWER)
+            return str(json.loads(printed)["nccl"])
+        except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+            process.kill()
+            process.communicate()
+            return ""
+
+    return answer
+
+
+def main() -> None:
+    """Print what was loaded, as JSON."""
+    import sys
+
+    library = NcclLibrary()
+    sys.stdout.write(json.dumps({"nccl": f"{library.version} from {library.path}"}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Backends side by side, and what an MPI made of GPU memory, as tables."""
+
+from gpubench.formats.text.backends import backend_lines, support_lines
+from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
+from gpubench.model.results.report import Report, Table
+from gpubench.model.results.rows.backends import (
+    BACKENDS_SECTION,
+    MPI_SUPPORT_SECTION,
+    BackendRow,
+    MpiTrialRow,
+    against_first,
+    trial_rows,
+)
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.measured_rows import row
+
+ROWS = against_first(
+    [
+        row(1024, 8.0, 1.0, issue_us=5.0),
+        row(1024, 8.0, 1.0, backend="torch:nccl", issue_us=24.0),
+        row(1024, 0.5, 1.0, backend="host"),
+        row(2**24, 80.0, 1.0, issue_us=5.0),
+        row(2**24, 80.0, 1.0, backend="torch:nccl", issue_us=24.0, placement="out_of_place"),
+        row(2**24, 80.0, 1.0, placement="in_place"),
+        row(2**24, 100.0, 1.0, backend="torch:nccl", placement="in_place", note="copied first"),
+    ]
+)
+
+
+def report(section: str, rows: list[object], columns: tuple[str, ...]) -> Report:
+    made = {section: Table(columns, lambda: rows)}  # type: ignore[arg-type,return-value]
+    return Report(verdict=Verdict.PASS, complete=True, sections=made)
+
+
+def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
+    shown = list(backend_lines(report(BACKENDS_SECTION, [*ROWS], BackendRow.columns()), 100))
+    assert shown[1:5] == [
+        "speed, % of nccl's, float32, sum, out of place",
+        "size  nccl µs  torch:nccl  host  issued in µs:  nccl  torch:nccl",
+        "  1K     8.00       100.0  16 ×                 5.00       24.00",
+        " 16M    80.00       100.0     -                 5.00       24.00",
+    ]
+    assert "  torch:nccl: copied first" in shown
+    assert shown[-2].startswith("beside            torch:nccl is as fast as nccl, within 2 %, at all sizes")
+    narrow = list(backend_lines(report(BACKENDS_SECTION, [*ROWS], BackendRow.columns()), 40))
+    assert narrow[2] == "size  nccl µs  torch:nccl  host"
+
+
+def test_every_trial_of_mpi_is_shown_with_its_end() -> None:
+    trials = [
+        OperationTrial(
+            operation="allreduce", size_bytes=1024, outcome=TrialOutcome.CRASHED, seconds=5.6, said="signal 11"
+        ),
+        OperationTrial(operation="allreduce", size_bytes=2**20, outcome=TrialOutcome.UNKNOWN),
+        OperationTrial(operation="sendrecv", size_bytes=1024, outcome=TrialOutcome.RIGHT, seconds=6.1),
+        OperationTrial(operation="sendrecv", size_bytes=2**20, outcome=TrialOutcome.WRONG, seconds=6.1, said="3 wrong"),
+    ]
+    rows = trial_rows(MpiSupport(library="MPI", asked="allreduce", trials=trials))
+    shown = list(support_lines(report(MPI_SUPPORT_SECTION, [*rows], MpiTrialRow.columns()), 100))
+    assert shown[1:] == [
+        "MPI on GPU memory, each operation in a job of its own",
+        "operation  1K       1M          after s  its words",
+        "allreduce  crashed  not tried       5.6  signal 11",
+        "sendrecv   right    wrong data      6.1  3 wrong",
+    ]
+    assert list(support_lines(Report(verdict=Verdict.PASS, complete=True), 80)) == []
