@@ -1,22 +1,24 @@
 """A report as a page of blocks: facts, tables, grids, charts. Formats for pages say how a block looks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
+from gpubench.formats.block_kinds import Grid as Grid
+from gpubench.formats.block_kinds import GridCell as GridCell
+from gpubench.formats.block_kinds import Listing as Listing
+from gpubench.formats.block_kinds import verdict_of, without_empty
+from gpubench.formats.block_kinds import word as word
 from gpubench.formats.document import DocumentRun
+from gpubench.formats.overlap_blocks import overlap_blocks
 from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST, Chart, charts
-from gpubench.model.results.overlap.curves import overlap_charts
-from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Matrix, Metadata, PairRow, Report, Table
+from gpubench.model.results.report import ROWS_SECTION, CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
-from gpubench.model.results.rows.overlap import OverlapRow
+from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow
 from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.overlap.asked import cap_name
-from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
+from gpubench.model.terms.units import compress_names, format_percent, format_size
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_LINES = 200
@@ -36,11 +38,6 @@ _SHOWN: Mapping[str, Sequence[str]] = {
         *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
         *("cause_seen", "advice", "how"),
     ),
-    OVERLAP_SECTION: (
-        *("partner", "size_bytes", "ctas", "channels", "communication_alone_us", "communication_together_us"),
-        *("communication_slowdown", "waiting_slowdown", "sharing_slowdown", "partner_count", "partner_alone_us"),
-        *("partner_together_us", "compute_slowdown", "step_us", "hidden_share", "sm_clock_mhz", "power_w", "verdict"),
-    ),
     EVIDENCE_SECTION: (
         *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
         *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
@@ -51,38 +48,6 @@ _SHOWN: Mapping[str, Sequence[str]] = {
 
 _SPELLINGS = ("GPU", "GPUs", "NIC", "NICs", "NUMA", "NVLink", "NVLinks", "PCIe", "RDMA")
 _SPELLING = {each.lower(): each for each in _SPELLINGS}
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A table of words. `verdicts` has one a line, None where nothing was judged; `left_out` counts further lines."""
-
-    title: str
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    verdicts: Sequence[Verdict | None]
-    left_out: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GridCell:
-    """A cell: its words, how near it is to what is expected or to the best of its grid (0 to 1, None where it is no
-    number), its verdict.
-    """
-
-    text: str
-    share: float | None = None
-    verdict: Verdict | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A matrix between devices."""
-
-    title: str
-    corner: str
-    columns: Sequence[str]
-    lines: Mapping[str, Mapping[str, GridCell]]
 
 
 Block = Listing | Grid | Chart
@@ -120,14 +85,13 @@ def title(metadata: Metadata) -> str:
 def blocks(run: DocumentRun) -> Iterator[Block]:
     """The page, below header and findings."""
     yield from charts(run.rows)
-    yield from overlap_charts([row for row in run.rows if isinstance(row, OverlapRow)])
     collectives = [row for row in run.rows if isinstance(row, CollectiveRow)]
     if collectives:
         yield _collective(collectives)
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
         yield from _copies(pairs)
-    yield from overlap_grids([row for row in run.rows if isinstance(row, OverlapRow)])
+    yield from overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
     yield from _sections(run.report)
 
@@ -145,7 +109,7 @@ def _map(report: Report) -> Iterator[Grid]:
         share = None if row.score_percent is None else min(1.0, max(0.0, row.score_percent / 100))
         shown = "–" if row.score_percent is None else f"{row.score_percent:.0f}"
         name = row.node if row.leaf is None else f"{row.node} ({row.leaf})"
-        lines.setdefault(name, {})[row.subject] = GridCell(shown, share, _verdict(row.verdict))
+        lines.setdefault(name, {})[row.subject] = GridCell(shown, share, verdict_of(row.verdict))
     left = "" if len(lines) == nodes else f", of the {len(lines)} nodes on leaves where something is wrong"
     columns = list(dict.fromkeys(row.subject for row in cells))
     yield Grid(f"Nodes × rails, % of what the others deliver{left}", "node", columns, lines)
@@ -163,30 +127,13 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
         )
         for row in rows
     ]
-    return _without_empty(Listing(_of(rows, "Every row"), heads, lines, [_verdict(row.verdict) for row in rows]))
+    return without_empty(Listing(_of(rows, "Every row"), heads, lines, [verdict_of(row.verdict) for row in rows]))
 
 
 def _of(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
     """The title of rows, with where what is expected of them is from."""
     sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
     return f"{what}; expected: {sources}" if sources else what
-
-
-def overlap_grids(rows: Sequence[OverlapRow]) -> Iterator[Block]:
-    """A grid of steps for every partner, by size and cap, and all rows."""
-    for partner, members in grouped(rows, lambda row: row.partner).items():
-        lines: dict[str, dict[str, GridCell]] = {}
-        for size, of_size in grouped(members, lambda row: row.size_bytes).items():
-            best = min(row.step_us for row in of_size)
-            lines[format_size(size)] = {
-                cap_name(row.ctas): GridCell(word(row.step_us), best / row.step_us, _verdict(row.verdict))
-                for row in of_size
-            }
-        columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
-        yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
-    if rows:
-        shown = Table(OverlapRow.columns(), lambda: rows)
-        yield _listing(OVERLAP_SECTION, shown)
 
 
 def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
@@ -215,9 +162,9 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
             )
             for row in listed[:_MOST_LINES]
         ]
-        verdicts = [_verdict(row.verdict) for row in listed]
+        verdicts = [verdict_of(row.verdict) for row in listed]
         what = _of(listed, "Copies")
-        yield _without_empty(Listing(what, heads, lines, verdicts, _left_out(len(listed), "pairs")))
+        yield without_empty(Listing(what, heads, lines, verdicts, _left_out(len(listed), "pairs")))
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
@@ -229,7 +176,7 @@ def _grid_of(rows: Sequence[PairRow]) -> Grid:
     for row in rows:
         value = values[row.source, row.destination]
         share = None if not value or not best else best / value if is_latency else value / best
-        cell = GridCell(word(value) or "ERROR", share, _verdict(row.verdict))
+        cell = GridCell(word(value) or "ERROR", share, verdict_of(row.verdict))
         lines.setdefault(row.source, {})[row.destination] = cell
     names = list(dict.fromkeys(name for row in rows for name in (row.source, row.destination)))
     way = "; ".join((series_title(rows[0]), *expected_lines(rows)))
@@ -241,7 +188,8 @@ def _sections(report: Report) -> Iterator[Block]:
         if name in _HIDDEN:
             continue
         if isinstance(section, Table):
-            listing = _listing(name, section)
+            alone = report.rows(ROWS_SECTION, CollectiveRow) if SHORTEST_STEPS_SECTION in report.sections else []
+            listing = _collective(alone) if alone and name == ROWS_SECTION else _listing(name, section)
             if listing.lines:
                 yield listing
         elif section.cells:
@@ -254,8 +202,8 @@ def _listing(name: str, section: Table) -> Listing:
     more = f"more in --format csv --section {name}" if len(records) > _MOST_LINES else ""
     lines = [[word(record[column]) for column in columns] for record in records[:_MOST_LINES]]
     heads = [_words(column) for column in columns]
-    verdicts = [_verdict(record.get("verdict")) for record in records[:_MOST_LINES]]
-    return _without_empty(Listing(_words(name)[0].upper() + _words(name)[1:], heads, lines, verdicts, more))
+    verdicts = [verdict_of(record.get("verdict")) for record in records[:_MOST_LINES]]
+    return without_empty(Listing(_words(name)[0].upper() + _words(name)[1:], heads, lines, verdicts, more))
 
 
 def _words(name: str) -> str:
@@ -295,39 +243,8 @@ def _share(value: object, best: float) -> float | None:
     return value / best if isinstance(value, float) and best else None
 
 
-def word(value: Any) -> str:
-    """A value as a person reads it: four digits, nothing for what is unknown."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
-    if isinstance(value, (list, tuple)):
-        return some_of([word(each) for each in value], 8)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {word(each)}" for key, each in value.items())
-    return str(value)
-
-
-def _verdict(text: str | None) -> Verdict | None:
-    return None if text is None else Verdict(text)
-
-
 def _left_out(count: int, section: str) -> str:
     return f"{count - _MOST_LINES} more in --format csv --section {section}" if count > _MOST_LINES else ""
-
-
-def _without_empty(listing: Listing) -> Listing:
-    """Without the columns in which nothing is known."""
-    kept = [number for number in range(len(listing.heads)) if any(line[number] for line in listing.lines)]
-    return Listing(
-        listing.title,
-        [listing.heads[number] for number in kept],
-        [[line[number] for number in kept] for line in listing.lines],
-        listing.verdicts,
-        listing.left_out,
-    )
 
 
 def outcome(run: DocumentRun) -> str:

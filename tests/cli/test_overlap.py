@@ -69,6 +69,10 @@ def test_every_format_has_it(tmp_path: Path, ending: str) -> None:
     assert gpubench(*MACHINE, "--sizes", "16M,64M,256M", "--output", str(path)).returncode == 0
     text = path.read_text()
     assert text
+    if ending == "prom":
+        assert 'gpubench_overlap_step_seconds{command="overlap",origin="simulated",collective="allreduce"' in text
+    if ending == "xml":
+        assert "64M, allreduce, beside gemm, 8 CTAs" in text
     if ending == "html":
         assert "Step, by size and cap" in text
         assert text.count("<figure>") >= 2
