@@ -25,6 +25,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "report": 27,
     "p2p": 39,
     "libraries": 31,
+    "watch": 33,
     "overlap": 56,  # as those of a collective
     "collective": 68,  # and the words of its options: types, operations, algorithms, modes
 }
