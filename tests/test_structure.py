@@ -35,6 +35,8 @@ SUPPORT = {
         "frame",
         "document",
         "blocks",
+        "block_kinds",
+        "overlap_blocks",
         "status_line",
         "dated",
         "presenter",

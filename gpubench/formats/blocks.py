@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.formats.document import DocumentRun
+from gpubench.formats.overlap_blocks import overlap_blocks
 from gpubench.formats.sections import (
     MOST_COLUMNS,
     MOST_LINES,
@@ -11,7 +12,6 @@ from gpubench.formats.sections import (
     Listing,
     left_out,
     link_kind,
-    listing_of,
     section_blocks,
     verdict_of,
     without_empty,
@@ -20,22 +20,18 @@ from gpubench.formats.sections import (
 from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST, Chart, charts, compared_charts
-from gpubench.model.results.overlap.curves import overlap_charts
 from gpubench.model.results.report import (
-    OVERLAP_SECTION,
     PAIRS_SECTION,
     ROWS_SECTION,
     CollectiveRow,
     Metadata,
     PairRow,
     Report,
-    Table,
 )
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow
 from gpubench.model.results.rows.overlap import OverlapRow
 from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.overlap.asked import cap_name
 from gpubench.model.terms.units import compress_names, format_percent, format_size
 from gpubench.model.terms.verdict import Verdict
 
@@ -76,7 +72,6 @@ def title(metadata: Metadata) -> str:
 def blocks(run: DocumentRun) -> Iterator[Block]:
     """The page, below header and findings."""
     yield from charts(run.rows)
-    yield from overlap_charts([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from compared_charts(run.report.rows(COMPARISON_SECTION, ComparisonRow))
     every = (*run.rows, *run.report.rows(ROWS_SECTION, CollectiveRow))
     collectives = [row for row in every if isinstance(row, CollectiveRow)]
@@ -85,7 +80,7 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
         yield from _copies(pairs)
-    yield from overlap_grids([row for row in run.rows if isinstance(row, OverlapRow)])
+    yield from overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
     yield from section_blocks(run.report)
 
@@ -135,22 +130,6 @@ def _of(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
     """The title of rows, with where what is expected of them is from."""
     sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
     return f"{what}; expected: {sources}" if sources else what
-
-
-def overlap_grids(rows: Sequence[OverlapRow]) -> Iterator[Block]:
-    """A grid of steps for every partner, by size and cap, and all rows."""
-    for partner, members in grouped(rows, lambda row: row.partner).items():
-        lines: dict[str, dict[str, GridCell]] = {}
-        for size, of_size in grouped(members, lambda row: row.size_bytes).items():
-            best = min(row.step_us for row in of_size)
-            lines[format_size(size)] = {
-                cap_name(row.ctas): GridCell(word(row.step_us), best / row.step_us, verdict_of(row.verdict))
-                for row in of_size
-            }
-        columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
-        yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
-    if rows:
-        yield listing_of(OVERLAP_SECTION, Table(OverlapRow.columns(), lambda: rows))
 
 
 def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:

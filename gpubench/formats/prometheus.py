@@ -141,6 +141,19 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
         ("node", "job", "way", "verdict"),
         (Metric("job_seconds", "How long the bytes of a job went that way.", "seconds"),),
     ),
+    "partner_operation": (
+        ("collective", "partner", "size_bytes", "ctas", "data_type", "ranks", "nodes"),
+        (
+            Metric(
+                "overlap_step_seconds", "From step to step, collective and computation.", "step_us", _PER_MICROSECOND
+            ),
+            Metric("overlap_communication_slowdown", "Beside computation, over alone.", "communication_slowdown"),
+            Metric("overlap_waiting_slowdown", "The part of it that is waiting for SMs.", "waiting_slowdown"),
+            Metric("overlap_compute_slowdown", "While the collective is in flight, over alone.", "compute_slowdown"),
+            Metric("overlap_hidden_ratio", "Part of the collective that running both saves.", "hidden_share"),
+            Metric("overlap_wrong_elements", "Wrong elements over all ranks.", "wrong"),
+        ),
+    ),
     "channels_most": (
         ("communicator", "scope", "transport", "verdict"),
         (Metric("connected_pairs", "Pairs that an NCCL log connects alike.", "pairs"),),

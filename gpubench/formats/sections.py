@@ -20,7 +20,7 @@ _MOST_COMPARED = 1000
 MOST_COLUMNS = 64
 _HIDDEN = (
     *("rows", "nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices"),
-    *(CELLS_SECTION, TIMELINE_SECTION),
+    *(CELLS_SECTION, OVERLAP_SECTION, TIMELINE_SECTION),
 )
 """Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
 
@@ -34,11 +34,6 @@ _SHOWN: Mapping[str, Sequence[str]] = {
     "fallback": (
         *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
         *("cause_seen", "advice", "how"),
-    ),
-    OVERLAP_SECTION: (
-        *("partner", "size_bytes", "ctas", "channels", "communication_alone_us", "communication_together_us"),
-        *("communication_slowdown", "waiting_slowdown", "sharing_slowdown", "partner_count", "partner_alone_us"),
-        *("partner_together_us", "compute_slowdown", "step_us", "hidden_share", "sm_clock_mhz", "power_w", "verdict"),
     ),
     CHECKS_SECTION: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
     VERDICTS_SECTION: ("scope", "node", "subject", "verdict", "findings"),

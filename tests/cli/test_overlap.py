@@ -3,11 +3,12 @@
 import csv
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import gpubench
+from tests.cli.running import ROOT, gpubench
 
 MACHINE = ("overlap", "--simulate", "hgx-h200-4")
 
@@ -69,6 +70,10 @@ def test_every_format_has_it(tmp_path: Path, ending: str) -> None:
     assert gpubench(*MACHINE, "--sizes", "16M,64M,256M", "--output", str(path)).returncode == 0
     text = path.read_text()
     assert text
+    if ending == "prom":
+        assert 'gpubench_overlap_step_seconds{command="overlap",origin="simulated",collective="allreduce"' in text
+    if ending == "xml":
+        assert "64M, allreduce, beside gemm, 8 CTAs" in text
     if ending == "html":
         assert "Step, by size and cap" in text
         assert text.count("<figure>") >= 2
@@ -114,3 +119,13 @@ def test_without_gpus_it_refuses_and_names_the_simulation() -> None:
     assert result.returncode == 3
     assert "--simulate" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_examples_of_the_docs_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8").partition("```\n")[2].partition("```")[0]
+    commands = [shlex.split(line, comments=True) for line in text.splitlines()]
+    assert len(commands) == 5
+    for command in commands:
+        words = command[command.index("overlap") :]
+        simulated = words if "--simulate" in words else [*words, "--simulate", "hgx-h200-4"]
+        assert gpubench(*simulated, cwd=tmp_path).returncode == 0, command

@@ -26,8 +26,9 @@ OWN_MODULES_OF_A_COMMAND = {
     "plan": 27,
     "report": 27,
     "p2p": 39,
-    "overlap": 60,  # as those of a collective
-    "collective": 67,  # and the words of its options: types, operations, algorithms, modes
+    "watch": 33,
+    "overlap": 56,  # as those of a collective
+    "collective": 68,  # and the words of its options: types, operations, algorithms, modes
 }
 """By module of `gpubench.cli.commands`; one above what each takes. All of the package are 400."""
 

@@ -27,7 +27,7 @@ from tests.fakes.ranks import SECONDS_TO_MEET, World
 
 LIBRARY = "/fake/libnccl.so.2"
 SEND_US = 25.0
-KERNEL_US, GEMM_US = 3.0, 100.0
+KERNEL_US, GEMM_US, COLLECTIVE_US = 3.0, 100.0, 0.0
 
 _TYPES = {
     "NCCL_INT8": "int8",
@@ -528,7 +528,7 @@ class Nccl(ModuleType):
         if found.algorithm == "tree" and name != "ncclAllReduce":
             message = f"no algorithm/protocol available for {name}"
             raise NcclError(message)
-        Stream.of(stream).submit(lambda: run(found))
+        Stream.of(stream).submit(lambda: run(found), COLLECTIVE_US)
 
     def _ncclAllReduce(self, send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int) -> None:
         self._submit("ncclAllReduce", comm, stream, lambda c: c.all_reduce(send, receive, count, dtype, op))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.errors import UsageError
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.node.nvml.library import read_driver
-from gpubench.jobs.collective.overlap.rank_job import check_caps, check_ranks
-from gpubench.model.terms.overlap.asked import OverlapAsked
+from gpubench.jobs.collective.overlap.rank_job import check_caps, check_memory, check_ranks
+from gpubench.model.terms.overlap.asked import OverlapAsked, Partner
 from tests.cli.running import gpubench, mpirun
 from tests.mpi.test_evidence import believing, document_of
 
@@ -104,6 +104,14 @@ def test_caps_beside_a_cap_of_the_user_are_refused(name: str) -> None:
     assert "--ctas own" in str(caught.value.next_step)
     check_caps(OverlapAsked(ctas=(None,)), {name: "8"})
     check_caps(OverlapAsked(), {"NCCL_DEBUG": "INFO"})
+
+
+def test_partners_that_do_not_fit_are_refused_before_anything_is_taken() -> None:
+    asked = OverlapAsked(partners=(Partner.GEMM, Partner.COPY), gemm_side=16384)
+    check_memory(asked, 3 * 2**30)
+    with pytest.raises(CouldNotMeasureError, match=r"gemm and copy beside the collective need 2.5 GiB") as caught:
+        check_memory(asked, 2 * 2**30)
+    assert "--gemm 4096" in str(caught.value.next_step)
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

@@ -47,7 +47,8 @@ shortest step. docs/overlap.md defines every figure.
   mpirun -n 16 gpubench overlap --sizes 256M
 """
 
-_MOST_GEMM_SIDE = 65536
+_LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
+"""A smaller one takes the host longer to launch than a GPU to compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class OverlapOptions:
         autocompletion=completed("partner"),
     )
     gemm: int = option(
-        "N", "N x N x N is the GEMM, in 16 bits.", default=DEFAULT_GEMM_SIDE, min=64, max=_MOST_GEMM_SIDE
+        "N", "N x N x N is the GEMM, in 16 bits.", default=DEFAULT_GEMM_SIDE, min=_LEAST_GEMM_SIDE, max=_MOST_GEMM_SIDE
     )
     partner_count: int | None = option(
         "N", "The partner's operations in a step. Default: twice the collective's time, and one.", min=1, max=100_000

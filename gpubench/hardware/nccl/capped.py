@@ -36,6 +36,8 @@ class CappedCommunicator:
         own = UniqueId.from_buffer_copy(unique_id)
         self._check(begin(ctypes.addressof(handle), self._size, own, self._rank, ctypes.addressof(settings)))
         self.comm: int = handle.value or 0
+        self._state = ctypes.c_int()
+        self._ask = library.function("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.c_void_p)
 
     def rank_id(self) -> int:
         """This rank."""
@@ -47,9 +49,7 @@ class CappedCommunicator:
 
     def check_async_error(self) -> None:
         """Raise where NCCL has noticed an error meanwhile."""
-        state = ctypes.c_int()
-        ask = self._library.function("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.c_void_p)
-        self._check(ask(self.comm, ctypes.addressof(state)) or state.value)
+        self._check(self._ask(self.comm, ctypes.addressof(self._state)) or self._state.value)
 
     def abort(self) -> None:
         """Give it up, whatever is under way."""

@@ -56,7 +56,7 @@ class SimulatedStep:
     times: OverlapTimes
     partner_count: int
     steps: int = _STEPS
-    step_ci95_percent: float = 100 * 1.96 * _SPREAD / math.sqrt(_STEPS)
+    step_ci95_percent: float = 100 * 1.96 * _SPREAD  # steps of a row share their noise
 
 
 class OverlapModel:

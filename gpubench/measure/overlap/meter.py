@@ -25,7 +25,7 @@ _MOST_QUEUED = 900
 _BESIDE_OPERATIONS = 8
 
 _SETTLED_SHARE = 0.01
-_MOST_SETTLING_SECONDS = 0.4
+_MOST_SETTLING_SECONDS = 0.3
 """A phase has settled once two batches in a row take the same within 1 %: clocks then follow the power it draws."""
 
 _SECONDS_BETWEEN_READINGS = 0.025

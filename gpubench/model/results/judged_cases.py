@@ -9,6 +9,7 @@ from gpubench.model.results.report import FINDINGS_SECTION, Metadata, Report, Ro
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
 from gpubench.model.results.rows.explain import PATHS_SECTION
 from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.overlap.asked import cap_name
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict, exit_code, gravity
 
@@ -88,6 +89,7 @@ def _name(record: Mapping[str, Any]) -> str:
         lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
+        lambda: f"beside {record['partner']}, {cap_name(record['ctas'])}" if record.get("partner") else "",
         lambda: str(record["engine"]) if record.get("engine") else "",
         lambda: f"peer access {record['peer']}" if record.get("peer") else "",
         lambda: str(record["note"]) if HostMemory.of_note(record.get("note")) else "",
@@ -97,7 +99,10 @@ def _name(record: Mapping[str, Any]) -> str:
 
 
 def _seen(record: Mapping[str, Any]) -> str:
-    figures = (("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit"))
+    figures = (
+        *(("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit")),
+        ("step_us", "µs a step"),
+    )
     words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
     if record.get("wrong"):
         words.append(f"{record['wrong']} wrong elements")

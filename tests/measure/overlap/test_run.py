@@ -10,8 +10,11 @@ import pytest
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.request import SweepRequest
 from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.overlap import partners
+from gpubench.hardware.overlap.steps import GpuSteps
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import SweepVariant
@@ -229,3 +232,37 @@ def test_a_partner_s_wrong_results_count(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_a_check_nothing_is_said_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
     _, rows, _ = run(monkeypatch, request=replace(REQUEST, check=False))
     assert {(row.wrong, row.verified, row.verdict) for row in rows} == {(None, "no", None)}
+
+
+def test_real_steps_on_a_fake_gpu_make_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank, whose collective is a copy: everything that is enqueued on streams, and every partner's results."""
+    monkeypatch.setattr(meter, "_SECONDS_A_BATCH", 0.002)
+    monkeypatch.setattr(cupy_on_numpy, "COLLECTIVE_US", 150.0)
+    monkeypatch.setattr(partners, "COPY_BYTES", 4096)
+    monkeypatch.setattr(partners, "CHAIN_BYTES", 4096)
+    runtime = cupy_on_numpy.Runtime(1)
+    cupy_on_numpy.install(monkeypatch, runtime, cupy_on_numpy.Nccl(1))
+    device = open_device(0, 1, "n0", Driver(version="580.1"))
+    backend = NcclBackend(AloneGroup(), device, NcclLibrary())
+    steps, received = GpuSteps(device, backend), Received()
+    asked = replace(ASKED, ctas=(None,), partners=tuple(Partner), gemm_side=64, seconds=0.001, partner_count=3)
+    for each in asked.partners:
+        steps.prepare(each, asked.gemm_side, DataType.BFLOAT16)
+    caps = [Cap(None, SweepVariant(setting=None, backend=backend))]
+    means = OverlapMeans(steps, GpuLoad)
+    report = measure_overlap(
+        REQUEST, asked, AloneGroup(), caps, [identity(0)], received, Observers(progress=UNWATCHED), means
+    )
+    backend.close()
+    assert not runtime.allocations
+    assert report.verdict is Verdict.PASS
+    assert [(row.partner, row.size_bytes) for row in received.rows] == [
+        (partner, size) for partner in Partner for size in (1024, 4096)
+    ]
+    assert {(row.wrong, row.verified) for row in received.rows} == {(0, "last")}
+    of_gemms = received.rows[0]
+    assert of_gemms.communication_alone_us == pytest.approx(150)
+    assert of_gemms.communication_first_us == pytest.approx(150)
+    assert of_gemms.waiting_slowdown == pytest.approx(0)
+    assert of_gemms.sharing_slowdown == pytest.approx(0)
+    assert of_gemms.partner_alone_us == pytest.approx(of_gemms.partner_count * cupy_on_numpy.GEMM_US)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.errors import UsageError, no_gpu
+from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.capped import CappedCommunicator, takes_caps
 from gpubench.hardware.node.nvml.load import NvmlLoad
@@ -25,8 +25,10 @@ from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import SweepVariant
 from gpubench.measure.overlap.run import Cap, OverlapMeans, measure_overlap
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
-from gpubench.model.terms.overlap.asked import OVERLAP, OverlapAsked, cap_name
+from gpubench.model.terms.overlap.asked import DEFAULT_GEMM_SIDE, OVERLAP, OverlapAsked, cap_name
+from gpubench.model.terms.overlap.partners import partner_bytes
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
 
@@ -68,6 +70,17 @@ def check_ranks(ranks: int) -> None:
         )
 
 
+def check_memory(asked: OverlapAsked, free_bytes: int) -> None:
+    """Raise CouldNotMeasureError where the partners need more memory than a GPU has left."""
+    needed = sum(partner_bytes(each, asked) for each in asked.partners)
+    if needed > free_bytes:
+        raise CouldNotMeasureError(
+            f"{' and '.join(asked.partners)} beside the collective need {format_memory(needed)} of GPU memory",
+            expected=f"at most {format_memory(free_bytes)}, which a rank can take here",
+            next_step=f"--gemm {DEFAULT_GEMM_SIDE // 2}, or a smaller one; nvidia-smi shows who holds memory",
+        )
+
+
 class OverlapRankJob(CollectiveRankJob):
     """One rank of an overlap: the collective's, with computation beside it."""
 
@@ -100,6 +113,7 @@ class OverlapRankJob(CollectiveRankJob):
         if opened.library is None or opened.device is None:
             raise no_gpu("this rank opened none", for_what=OVERLAP)
         backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for
+        agree(self._group, lambda: check_memory(self._asked, backend.free_bytes()), place=str(self.identity))
         self._nccl = backend, opened.library
         self._steps = GpuSteps(opened.device, backend)
         for each in self._asked.partners:

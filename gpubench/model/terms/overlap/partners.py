@@ -19,6 +19,13 @@ def gemm_type(dtype: DataType) -> DataType:
     return DataType.FLOAT16 if dtype is DataType.FLOAT16 else DataType.BFLOAT16
 
 
+def partner_bytes(partner: Partner, asked: OverlapAsked) -> int:
+    """Memory that a partner takes on every GPU, what its result is held against included."""
+    if partner is Partner.GEMM:
+        return 4 * asked.gemm_side**2 * DataType.BFLOAT16.size_bytes
+    return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
+
+
 def operation_words(partner: Partner, asked: OverlapAsked, dtype: DataType) -> str:
     """One operation in words: 'GEMM 8192³ bfloat16'."""
     if partner is Partner.GEMM:
