@@ -28,7 +28,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "p2p": 39,
     "watch": 33,
     "overlap": 56,  # as those of a collective
-    "collective": 68,  # and the words of its options: types, operations, algorithms, modes
+    "collective": 70,  # and the words of its options: types, operations, algorithms, modes, backends
 }
 """By module of `gpubench.cli.commands`; one above what each takes. All of the package are 400."""
 
