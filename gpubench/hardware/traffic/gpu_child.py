@@ -4,6 +4,7 @@ A driver may never answer: then this process hangs, and the one that watches say
 """
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ NO_DRIVER = "NVML does not start: there is no driver, or it does not answer"
 
 def main(arguments: Sequence[str]) -> int:
     """Answer every line with a reading, until there are no more lines; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks, and reaches this process too
     library = open_library()
     if library is None:
         _answer({"silent": NO_DRIVER})

@@ -23,18 +23,20 @@ _SECONDS_TO_END = 1.0
 class GpuChild:
     """Asks a child for readings. It is asked again only once it has answered: a wedged one is left to itself.
 
-    `command` starts it; by default the one that asks NVML, of the GPUs with these indices, or of all.
+    It has `start_seconds` for its first answer, for which it starts and NVML does, and for all others
+    `deadline_seconds`. `command` starts it; by default what asks NVML, of the GPUs with these indices, or of all.
     """
 
     def __init__(
         self,
         environment: Mapping[str, str],
+        start_seconds: float,
         deadline_seconds: float,
         indices: Sequence[int] | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
         asked = [] if indices is None else [",".join(map(str, indices))]
-        self._deadline_seconds = deadline_seconds
+        self._seconds, self._deadline_seconds = start_seconds, deadline_seconds
         self._written = b""
         self._asked_at: float | None = None
         self._ended = ""
@@ -54,9 +56,10 @@ class GpuChild:
         if self._asked_at is not None and self._line(0.0) is None:
             return (), self._why(f"the driver has not answered for {time.monotonic() - self._asked_at:.0f} s")
         self._ask()
-        line = self._line(self._deadline_seconds)
+        seconds, self._seconds = self._seconds, self._deadline_seconds
+        line = self._line(seconds)
         if line is None:
-            return (), self._why(f"the driver did not answer within {self._deadline_seconds:g} s")
+            return (), self._why(f"the driver did not answer within {seconds:g} s")
         return self._understood(line)
 
     def _why(self, silent: str) -> str:

@@ -11,13 +11,17 @@ from gpubench.model.facts.traffic import NodeReading, TaskFacts
 
 
 class NodeTraffic:
-    """Reads a node at one moment after the other; `indices` are the GPUs to watch, None for all."""
+    """Reads a node at one moment after the other; `indices` are the GPUs to watch, None for all.
+
+    Its driver has `start_seconds` for the first answer, and for each of the others `deadline_seconds`.
+    """
 
     def __init__(
         self,
         host: str,
         environment: Mapping[str, str],
         settings: Settings,
+        start_seconds: float,
         deadline_seconds: float,
         indices: Sequence[int] | None = None,
         *,
@@ -26,7 +30,7 @@ class NodeTraffic:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._clock = host, clock
-        self._gpus = GpuChild(environment, deadline_seconds, indices, command)
+        self._gpus = GpuChild(environment, start_seconds, deadline_seconds, indices, command)
         self._nics = NicCounters(root)
         self._tasks = Tasks(host, settings, root)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.hardware.process.facts import mapped_libraries, namespaces_in, shared_memory_at
-from gpubench.hardware.process.names import container_of, process_name
+from gpubench.hardware.process.names import container_of, process_name, sees_all_pids
 from gpubench.hardware.process.nccl_settings import read_nccl_files
 from gpubench.hardware.process.user_files import in_time, no_answer
 from gpubench.hardware.system_files import names_in, printable, text_of
@@ -20,6 +20,7 @@ from gpubench.model.facts.traffic import TaskFacts
 _NCCL, _PYTORCH_WITH_NCCL = "libnccl", "pt_nccl"
 """The name of the library; and how PyTorch's threads are named that watch over a communicator (2.4 and later)."""
 
+_GPU_FILE = "/dev/nvidia"
 _SHARED = re.compile(r"/dev/shm/nccl-", re.ASCII)
 _UID = re.compile(r"^Uid:\s*(\d+)", re.ASCII | re.MULTILINE)
 _PARENT = re.compile(r"^PPid:\s*(\d+)", re.ASCII | re.MULTILINE)
@@ -47,6 +48,7 @@ class Tasks:
 
     def __init__(self, host: str, settings: Settings, root: Path = Path("/")) -> None:
         self._host, self._settings, self._root = host, settings, root
+        self._sees_all = sees_all_pids(root)
         self._known: dict[int, _KnownTask] = {}
 
     def read(self, pids: Iterable[int]) -> tuple[TaskFacts, ...]:
@@ -95,7 +97,7 @@ class Tasks:
     def _first_look(self, pid: int, folder: Path, started: str) -> _KnownTask:
         status = text_of(folder / "status")
         name = process_name(pid, self._root)
-        if status is None:
+        if status is None or not self._is_it(folder):
             return _KnownTask(TaskFacts(pid=pid, unread=f"process {pid} is not visible here"), started, launched=False)
         user = int(found[1]) if (found := _UID.search(status)) else None
         parent = int(found[1]) if (found := _PARENT.search(status)) else 0
@@ -115,6 +117,10 @@ class Tasks:
             unread="" if environment is not None else f"process {pid} belongs to {_user_name(user)}",
         )
         return _KnownTask(task, started, launched=bool(launched))
+
+    def _is_it(self, folder: Path) -> bool:
+        """False where NVML may count the host's processes, and the one with that number here uses no GPU."""
+        return self._sees_all or _GPU_FILE in (text_of(folder / "maps") or _GPU_FILE)
 
     def _siblings(self, parent: int) -> Iterator[str]:
         """Processes of one Python parent, as multiprocessing and torchrun start them; a shell joins nothing."""

@@ -17,9 +17,9 @@ from gpubench.readers.documents.json_lines import read_json_line
 
 
 def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
-    """Readings of this node. Its driver has an interval to answer, or --timeout if that is less."""
+    """Readings of this node. Its driver has --timeout for the first answer, then an interval."""
     deadline = min(plan.timeout_s, max(plan.interval_s, 1.0))
-    return NodeTraffic(host, os.environ, recorded_settings, deadline, plan.gpus)
+    return NodeTraffic(host, os.environ, recorded_settings, plan.timeout_s, deadline, plan.gpus)
 
 
 def simulated_readers(

@@ -16,6 +16,9 @@ from gpubench.model.terms.verdict import Verdict
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
 """So many intervals in a row make an alarm of what one may show by chance, as between two phases of a job."""
 
+SILENT_INTERVALS = 2
+"""A driver that does not answer for so many in a row is worth a finding, also where it comes back."""
+
 ALARMS = tuple(STEADY_INTERVALS)
 """Gravest first."""
 
@@ -136,7 +139,7 @@ class Course:
 
     def __init__(self, topology: Callable[[str], Topology | None]) -> None:
         self.jobs: dict[tuple[str, str], JobCourse] = {}
-        self.silences: dict[str, str] = {}
+        self._silent: dict[str, tuple[str, int]] = {}
         self.seconds = 0.0
         self.traffic_seen = False
         self._topology = topology
@@ -150,14 +153,25 @@ class Course:
         """Count an interval of a node, which ended `now`, in seconds since the watch began."""
         self.seconds = max(self.seconds, now)
         if rates.driver_silent is not None:
-            self.silences[rates.host] = rates.driver_silent
+            self.silent(rates.host, rates.driver_silent)
             return
+        if self._silent.get(rates.host, ("", 0))[1] < SILENT_INTERVALS:
+            self._silent.pop(rates.host, None)  # one answer that came late is no driver that hangs
         for each in observed:
             key = rates.host, each.job.name
             course = self.jobs.setdefault(key, JobCourse(*key))
             course.add(each, rates.end - rates.begin, now)
             self.traffic_seen = self.traffic_seen or each.way not in _QUIET
             self._explain(course, each, rates.host)
+
+    def silent(self, host: str, reason: str) -> None:
+        """Count an interval in which the driver of a node did not answer."""
+        self._silent[host] = reason, self._silent.get(host, ("", 0))[1] + 1
+
+    @property
+    def silences(self) -> dict[str, str]:
+        """The nodes whose driver did not answer for several intervals in a row, or at the end, with the reason."""
+        return {host: reason for host, (reason, _) in self._silent.items()}
 
     def steady_alarms(self) -> Iterator[JobCourse]:
         """The jobs with an alarm, gravest first."""

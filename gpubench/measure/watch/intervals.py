@@ -71,7 +71,8 @@ class Intervals:
             if reading.driver_silent is None:
                 self._before[reading.host] = reading
             else:
-                self.course.silences[reading.host] = reading.driver_silent
+                if before is None:
+                    self.course.silent(reading.host, reading.driver_silent)
                 self._before.setdefault(reading.host, reading)
         for between, observed in nodes:
             self.course.add(between, observed, now)

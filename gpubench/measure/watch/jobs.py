@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpubench.model.facts.traffic import TaskFacts
 from gpubench.model.facts.traffic_rates import GpuRates, NodeRates
-from gpubench.model.terms.units import counted, spans
+from gpubench.model.terms.units import spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,27 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
         having = [group for group in groups if on_gpu[gpu.bus_id] & set(group)]
         if having:
             owned.setdefault(max(having, key=lambda group: (sizes[group], -group[0])), []).append(gpu)
-    jobs = [_job([tasks[pid] for pid in group], gpus) for group, gpus in owned.items()]
+    closed = [group for group in owned if len(group) == 1 and _is_closed(tasks[group[0]])]
+    jobs = [_job([tasks[pid] for pid in group], gpus) for group, gpus in owned.items() if group not in closed]
+    if closed:
+        jobs.append(_unread_job([tasks[group[0]] for group in closed], [gpu for each in closed for gpu in owned[each]]))
     if hidden:
         doubt = next((gpu.unknown["processes"] for gpu in hidden if "processes" in gpu.unknown), "nobody says whose")
         jobs.append(RunningJob(name="processes that cannot be seen", gpus=tuple(hidden), exchanges=None, doubt=doubt))
     return tuple(jobs)
+
+
+def _is_closed(task: TaskFacts) -> bool:
+    """True for a process of which nothing tells to which others it belongs."""
+    return task.facts is None and not task.together
+
+
+def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
+    """Processes that may not be read and that nothing joins: one job, or several."""
+    if len(tasks) == 1:
+        return _job(tasks, gpus)
+    name = f"{len(tasks)} processes that cannot be read"
+    return RunningJob(name=name, gpus=tuple(gpus), tasks=tuple(tasks), exchanges=None, doubt=tasks[0].unread)
 
 
 def groups_of(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
@@ -87,9 +103,7 @@ def _name(tasks: Sequence[TaskFacts]) -> str:
     if len(tasks) == 1:
         return f"process {tasks[0].pid} ({program})"
     shared = set(tasks[0].together).intersection(*(task.together for task in tasks))
-    key = next(
-        (key for key in tasks[0].together if key in shared), counted(len(tasks), "process").replace("ss", "sses")
-    )
+    key = next((key for key in tasks[0].together if key in shared), f"{len(tasks)} processes")
     return f"{program} ({key})"
 
 

@@ -19,7 +19,7 @@ ANSWER = json.dumps({"gpus": [to_plain(READING)]})
 
 @contextmanager
 def child(program: str, deadline: float = 20.0) -> Iterator[GpuChild]:
-    made = GpuChild({}, deadline, command=[sys.executable, "-c", program])
+    made = GpuChild({}, 20.0, deadline, command=[sys.executable, "-c", program])
     try:
         yield made
     finally:
@@ -51,7 +51,7 @@ for number, _ in enumerate(sys.stdin):
         gpus._process.stdin.write(b"\n")
         gpus._process.stdin.flush()
         assert gpus._line(20.0) is not None
-        gpus._deadline_seconds = 20.0
+        gpus._seconds = 20.0
         assert gpus.read() == ((READING,), None)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.hardware.process.names import FIRST_PID_NAMESPACE
 from gpubench.hardware.traffic.tasks import Tasks
 from gpubench.jobs.metadata import recorded_settings
 from tests.fakes.sysfs import Tree
@@ -49,7 +50,9 @@ class Processes:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Processes:
-    return Processes(Tree(tmp_path))
+    made = Processes(Tree(tmp_path))
+    made.tree.symlink("proc/self/ns/pid", FIRST_PID_NAMESPACE)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,16 @@ def test_a_process_of_another_user_is_not_read(processes: Processes) -> None:
 def test_a_process_that_is_not_visible_is_said_to_be(processes: Processes) -> None:
     (task,) = processes.tasks().read([50])
     assert task.unread == "process 50 is not visible here"
+
+
+def test_inside_a_container_a_process_that_uses_no_gpu_is_another_with_that_number(processes: Processes) -> None:
+    (processes.tree.root / "proc/self/ns/pid").unlink()
+    processes.tree.symlink("proc/self/ns/pid", "pid:[4026532999]")
+    processes.add(50, {"NCCL_ALGO": "Ring"}, maps=LIBRARY)
+    processes.add(51, {"NCCL_ALGO": "Ring"}, maps="7f0000-7f1000 rw-s 00000000 00:00 1    /dev/nvidiactl")
+    hidden, seen = processes.tasks().read([50, 51])
+    assert (hidden.unread, hidden.facts) == ("process 50 is not visible here", None)
+    assert seen.facts is not None
 
 
 def test_a_number_that_another_process_has_got_is_read_anew(processes: Processes) -> None:

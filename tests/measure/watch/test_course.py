@@ -140,6 +140,14 @@ def test_a_driver_that_is_silent_is_an_error_and_the_rest_is_kept() -> None:
     assert rows(report)[0].way == "direct"
 
 
+def test_one_answer_that_comes_late_is_no_silence() -> None:
+    late = replace(job(), driver_silent="the driver did not answer within 1 s")
+    good = job(NVLINK, NVLINK)
+    assert watched([good, late, good]).verdict is Verdict.PASS
+    assert watched([good, late]).verdict is Verdict.ERROR
+    assert watched([good, late, late, good]).verdict is Verdict.ERROR
+
+
 def test_unbalanced_and_waiting_are_warnings_once_they_last() -> None:
     rails = [nic(f"mlx5_{n}", 20.0) for n in range(3)] + [nic("mlx5_3", 5.0)]
     assert watched([job(NVLINK, NVLINK, nics=rails)] * 3).verdict is Verdict.WARN

@@ -113,6 +113,19 @@ def test_who_may_not_be_looked_at_is_unknown() -> None:
     assert "belongs to user ann" in found.seen.doubts[0]
 
 
+def test_processes_that_nothing_joins_and_nobody_may_read_are_unknown_together() -> None:
+    closed = [
+        task(100 + n, communicators=None, facts=None, unread=f"process {100 + n} is not visible here") for n in (0, 1)
+    ]
+    rates = replace(job(STAGED, STAGED), tasks=tuple(closed))
+    (found,) = observe(rates, by_nvlink)
+    assert (found.way, found.job.name) == (Way.UNKNOWN, "2 processes that cannot be read")
+    assert found.seen.doubts == ("process 100 is not visible here",)
+    calm = replace(job(IN, IN), tasks=tuple(closed))
+    assert ways(calm) == [Way.LOADING]
+    assert ways(replace(rates, tasks=(closed[0], task(101)))) == [Way.HOST_COPIES, Way.HOST_COPIES]
+
+
 def test_gpus_whose_processes_nobody_shows_are_unknown_where_they_look_staged() -> None:
     gpus = [replace(gpu(n, STAGED), processes=None, unknown={"processes": "Not Permitted"}) for n in (0, 1)]
     (found,) = observe(node(gpus, []), by_nvlink)
