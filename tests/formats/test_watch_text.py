@@ -1,5 +1,6 @@
 """The screens of a watch: what fits, what is cut, and what nobody's text can do to a terminal."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,3 +154,17 @@ def test_plain_lines_say_why_where_it_is_sure() -> None:
     assert "waiting for the first bytes" in text(waiting)
     unsure = job(verdict=Verdict.ERROR, cause=None, cause_seen=None, advice=None, way=Way.UNKNOWN)
     assert "  as much leaves as enters" in text(WatchFrame(seconds=1, rows=[], jobs=[unsure]))
+
+
+def test_many_jobs_that_do_the_same_are_one_line() -> None:
+    jobs = [
+        replace(
+            job(way=Way.HOST_COPIES, verdict=Verdict.SKIP, cause=None), job=f"process {n} (python)", gpus=[f"GPU{n}"]
+        )
+        for n in range(8)
+    ]
+    (line,) = plain_lines(WatchFrame(seconds=1, rows=[], jobs=jobs))
+    assert line == (
+        "     1.0 s  host copies GPU0-7  NVLink 0.00, PCIe 2118 out 1858 in GB/s  8 jobs, process 0 (python) and others"
+    )
+    assert len(list(plain_lines(WatchFrame(seconds=1, rows=[], jobs=jobs[:2])))) == 2
