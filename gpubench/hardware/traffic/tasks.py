@@ -26,7 +26,8 @@ _UID = re.compile(r"^Uid:\s*(\d+)", re.ASCII | re.MULTILINE)
 _PARENT = re.compile(r"^PPid:\s*(\d+)", re.ASCII | re.MULTILINE)
 _SLURM_GROUP = re.compile(r"job_(\d{1,12})(?:/step_(\w{1,20}))?", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
-_SECONDS_BETWEEN_CLOSE_LOOKS = 3.0
+_SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
+"""The maps of a process of PyTorch have thousands of lines: one in which NCCL had nothing is looked at less often."""
 
 Settings = Callable[[Mapping[str, str]], dict[str, str]]
 """What of an environment is read: settings that change results, never the whole."""
@@ -37,7 +38,8 @@ class _KnownTask:
     task: TaskFacts
     started: str
     launched: bool
-    looked_at: float | None = None
+    look_again_at: float = 0.0
+    looks: int = 0
 
 
 class Tasks:
@@ -71,7 +73,7 @@ class Tasks:
             known = self._known.get(pid)
             if known is None or known.task.facts is None:
                 continue
-            if known.looked_at is not None and now - known.looked_at < _SECONDS_BETWEEN_CLOSE_LOOKS:
+            if known.looks and now < known.look_again_at:
                 continue
             folder = self._root / "proc" / str(pid)
             maps = text_of(folder / "maps") or ""
@@ -86,7 +88,8 @@ class Tasks:
                 communicators=communicators,
                 facts=replace(known.task.facts, libraries=libraries),
             )
-            self._known[pid] = replace(known, task=task, looked_at=now)
+            wait = min(_SECONDS_TO_SECOND_LOOK * 2**known.looks, _MOST_SECONDS_BETWEEN_LOOKS)
+            self._known[pid] = replace(known, task=task, looks=known.looks + 1, look_again_at=now + wait)
             anew = True
         return anew
 

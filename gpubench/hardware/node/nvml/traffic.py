@@ -35,6 +35,8 @@ _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit"
 _SELDOM = 10
 """Counters of errors cost much and seldom move: they are read at one of so many intervals."""
 
+_C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
+
 _TX, _RX = 0, 1
 """nvmlPcieUtilCounter_t."""
 
@@ -83,6 +85,8 @@ class _WatchedGpu:
         except library.NVMLError as error:
             self._lost, handle = str(error), None
         self._answers = Answers(library, handle)
+        coherent = None if handle is None else self._answers.call("nvmlDeviceGetC2cModeInfoV").value
+        self._why_no_pcie = _C2C if coherent is not None and coherent.isC2cEnabled else ""
         if handle is not None:
             self._gpm = _GpmSamples.of(library, handle)
 
@@ -128,6 +132,8 @@ class _WatchedGpu:
             self._read_errors()
         reasons = read_clock_reasons(answers)
         rates = self._rates
+        if self._why_no_pcie:
+            rates = self._rates = {name: rate for name, rate in rates.items() if not name.startswith("pcie")}
         reading = GpuReading(
             index=self._index,
             bus_id=self.bus_id,
@@ -178,8 +184,9 @@ class _WatchedGpu:
         """The reasons for what has neither counter nor rate, by the names of the rates."""
         why = "NVML does not count it on this GPU" if self._gpm is None else self._gpm.why
         for name in ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"):
-            if name not in self._rates and counters.get(f"{name}_bytes") is None and why:
-                yield name, why
+            reason = (self._why_no_pcie if name.startswith("pcie") else "") or why
+            if name not in self._rates and counters.get(f"{name}_bytes") is None and reason:
+                yield name, reason
         if self._processes is None and self._why_no_processes:
             yield "processes", self._why_no_processes
 

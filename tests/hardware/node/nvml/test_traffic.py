@@ -127,6 +127,14 @@ def test_what_nothing_counts_is_unknown_with_the_reason() -> None:
     assert {found.unknown[name] for name in names} == {"NVML does not count it on this GPU"}
 
 
+def test_of_a_gpu_with_nvlink_c2c_what_goes_to_host_memory_is_unknown() -> None:
+    gpu = FakeGpu("06", replies={"nvmlDeviceGetC2cModeInfoV": SimpleNamespace(isC2cEnabled=1)})
+    (found,) = read(GpmNvml(gpu, metrics=H200))
+    assert (found.pcie_sent_gb_s, found.pcie_received_gb_s) == (None, None)
+    assert "NVLink-C2C" in found.unknown["pcie_sent"]
+    assert found.nvlink_sent_gb_s is not None
+
+
 def test_processes_that_may_not_be_seen_are_unknown() -> None:
     gpu = FakeGpu("06", replies={"nvmlDeviceGetComputeRunningProcesses": NVMLError(3)})
     (found,) = read(FakeNvml(gpu), sleep=lambda _: None)
