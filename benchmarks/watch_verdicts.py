@@ -23,7 +23,9 @@ from benchmarks.watch_cost import core_seconds
 MOST_SECONDS, MOST_CORE_PERCENT = 5.0, 1.0
 STAGED = {"NCCL_P2P_DISABLE": "1"}
 SOCKETS = {**STAGED, "NCCL_SHM_DISABLE": "1"}
-ALLREDUCE = ["-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--iters", "600", "--no-check"]
+ALLREDUCE = ["-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--no-check", "--iters"]
+SECONDS_A_THOUSAND = {"direct": 2.0, "staged": 20.0}
+"""Of all-reduces of 256 MiB, in and out of place, of two H200s."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,19 @@ def job(kind: str, seconds: float) -> list[str]:
     return ["-m", "benchmarks.traffic_jobs", kind, "--seconds", str(seconds)]
 
 
+def allreduce(way: str, seconds: float) -> list[str]:
+    """The command of as many all-reduces as take about so long."""
+    return [*ALLREDUCE, str(int(1000 * seconds / SECONDS_A_THOUSAND[way]))]
+
+
 def cases(seconds: float) -> list[Case]:
     """All jobs."""
     return [
         Case("DDP training", job("training", seconds), "direct", {}),
         Case("DDP training, NCCL_P2P_DISABLE=1", job("training", seconds), "staged", STAGED, alarm=True),
         Case("the same, NCCL_SHM_DISABLE=1 too", job("training", seconds), "sockets", SOCKETS, alarm=True),
-        Case("gpubench allreduce", ALLREDUCE, "direct", {}),
-        Case("gpubench allreduce, NCCL_P2P_DISABLE=1", ALLREDUCE, "staged", STAGED, alarm=True),
+        Case("gpubench allreduce", allreduce("direct", seconds), "direct", {}),
+        Case("gpubench allreduce, NCCL_P2P_DISABLE=1", allreduce("staged", seconds), "staged", STAGED, alarm=True),
         Case("data loading, pinned, both GPUs", job("loading", seconds), "loading data", {}),
         Case("checkpoint to the host, both GPUs", job("checkpoint", seconds), "saving data", {}),
         Case("inference, in and out at once, a GPU each", job("inference", seconds), "host copies", {}),
@@ -118,6 +125,8 @@ def watch(case: Case) -> tuple[Outcome, str]:
     listener = threading.Thread(target=listen, args=(watcher, lines))
     listener.start()
     while not lines:
+        if watcher.poll() is not None:
+            sys.exit("the watch did not begin")
         time.sleep(0.1)
     begun, lines_before, cpu_before = time.monotonic(), len(lines), core_seconds(watcher.pid)
     done = subprocess.run(

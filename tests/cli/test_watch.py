@@ -90,6 +90,19 @@ def test_every_format_has_the_figures(tmp_path: Path) -> None:
     assert "FAIL host-staged" in again.stdout
 
 
+def test_a_stored_watch_that_somebody_edited_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "watch.json"
+    gpubench(*MACHINE, "--output", str(path))
+    document = json.loads(path.read_text())
+    document["jobs"][0] |= {"gpus": ["\x1b[31mGPU\u0661", "x"], "way": "upwards", "job": "a\nb"}
+    path.write_text(json.dumps(document))
+    done = gpubench("report", str(path))
+    assert done.returncode == 0
+    assert "upwards" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_stdout_is_for_programs_where_it_is_asked_for() -> None:
     assert json.loads(gpubench(*MACHINE, "--format", "json").stdout)["verdict"] == "PASS"
     rows = list(csv.DictReader(io.StringIO(gpubench(*MACHINE, "--format", "csv").stdout)))

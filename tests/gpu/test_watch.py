@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
 ]
 
-ALLREDUCE = ("-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--iters", "1000", "--no-check")
+ALLREDUCE = ("-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--no-check", "--iters")
 STAGED = {"NCCL_P2P_DISABLE": "1"}
 
 
@@ -55,23 +55,20 @@ def copies(kind: str) -> tuple[str, ...]:
 
 
 def test_an_all_reduce_over_nvlinks_is_direct() -> None:
-    code, told = beside(ALLREDUCE)
+    code, told = beside((*ALLREDUCE, "4000"))
     assert code == 0, told
     assert "  direct  GPU0-1" in told
 
 
 def test_one_through_host_memory_is_named_with_its_cause() -> None:
-    code, told = beside(ALLREDUCE, STAGED)
+    code, told = beside((*ALLREDUCE, "400"), STAGED)
     assert code == 1, told
     assert "FAIL host-staged" in told
     assert "likely:   NCCL_P2P_DISABLE=1 in the environment" in told
 
 
 def test_one_through_sockets_of_this_host_is_named() -> None:
-    code, told = beside(
-        ("-m", "gpubench", "allreduce", "--np", "2", "--sizes", "64M", "--iters", "300", "--no-check"),
-        {**STAGED, "NCCL_SHM_DISABLE": "1"},
-    )
+    code, told = beside((*ALLREDUCE, "60"), {**STAGED, "NCCL_SHM_DISABLE": "1"})
     assert code == 1, told
     assert "  sockets GPU0-1" in told
 

@@ -1,6 +1,6 @@
 """A watch for people: devices with rates and bars, what every job does, and at the end what was concluded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -21,7 +21,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _FULL = "█"
 _GPU_HEAD = "GPU    NVLink out     in  PCIe out     in     %           MHz  used by"
 _NIC_HEAD = "NIC           out     in GB/s               %"
-_STYLES = {
+_STYLES: Mapping[str, str] = {
     Way.STAGED: "bold red",
     Way.SOCKETS: "bold red",
     Way.UNBALANCED: "bold yellow",
@@ -35,6 +35,7 @@ _RATES = (
 )
 _MOST_KINDS = 6
 _LEAST_SHOWN_GB_S = 0.05
+_LONGEST_NUMBER = 6
 
 
 def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
@@ -139,7 +140,7 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
 
 
 def _job_lines(lead: str, job: JobRow) -> Iterator[StyledLine]:
-    style = _STYLES.get(Way(job.way), "")
+    style = _STYLES.get(job.way, "")
     yield f"{lead}{job_line(job)}", style
     if job.cause is not None:
         yield f"{INDENT}because: {job.cause_seen}", style
@@ -156,7 +157,10 @@ def job_line(job: JobRow) -> str:
 
 
 def _devices(names: Sequence[str]) -> str:
-    return "GPU" + spans(sorted(int(name.removeprefix("GPU")) for name in names))
+    numbers = [name.removeprefix("GPU") for name in names]
+    if not all(number.isdecimal() and len(number) < _LONGEST_NUMBER for number in numbers):
+        return ", ".join(names)  # of a file that somebody else wrote
+    return "GPU" + spans(sorted(map(int, numbers)))
 
 
 def plain_lines(frame: WatchFrame) -> Iterator[str]:
@@ -224,7 +228,7 @@ class WatchView(ReportView):
         for members in alike.values():
             first, hosts = members[0], compress_names(list(dict.fromkeys(row.node for row in members)))
             where = f"  on {hosts}" if len(self._metadata.hosts) > 1 else ""
-            self._page.wrap(f"{first.seconds:6.1f} s  {job_line(first)}{where}", 10, _STYLES.get(Way(first.way), ""))
+            self._page.wrap(f"{first.seconds:6.1f} s  {job_line(first)}{where}", 10, _STYLES.get(first.way, ""))
         self._page.print("")
 
 

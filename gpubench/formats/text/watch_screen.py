@@ -1,5 +1,6 @@
 """Where intervals of a watch are shown as they come: a terminal that is drawn anew, plain lines, or nothing."""
 
+import errno
 import os
 import select
 import sys
@@ -77,6 +78,8 @@ def keyboard() -> Iterator[Callable[[float], bool]]:
 
     try:
         descriptor = sys.stdin.fileno()
+        if os.tcgetpgrp(descriptor) != os.getpgrp():
+            raise OSError(errno.ENOTTY, "it runs in the background, where a terminal stops who sets it")
         before = termios.tcgetattr(descriptor)
         tty.setcbreak(descriptor)
     except (OSError, ValueError, AttributeError, termios.error):  # stdin is a file, closed, or none at all

@@ -33,11 +33,12 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
         from gpubench.jobs.watch.ranks import run_ranks
 
         return run_ranks(plan, arguments, launch)
-    with presenting(plan.presentation, plan.recording.record) as presenter:
+    is_terminal = launch is None and sys.stdout.isatty()
+    with presenting(plan.presentation, plan.recording.record, is_rank=launch is not None) as presenter:
         machines = plan.source.machines()
         check_watchable(plan, machines)
-        with shown(plan, machines, is_terminal=sys.stdout.isatty()) as (screen, wait):
-            pace: WatchPace = RealPace(wait) if _is_real(plan) else LeapingPace()
+        with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
+            pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
             readers = _readers(plan, machines, pace)
             report, metadata = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
         presenter.end(report)
@@ -54,11 +55,11 @@ def _readers(plan: WatchPlan, machines: "Machines", pace: WatchPace) -> "Sequenc
     return [readers.reader_here(plan, machines.nodes[0].snapshot.host)]
 
 
-def _is_real(plan: WatchPlan) -> bool:
+def _is_real(plan: WatchPlan, *, is_terminal: bool) -> bool:
     """True where intervals take their time: of real machines, and on a terminal of simulated ones, to be looked at."""
     if isinstance(plan.source, Here):
         return True
-    return isinstance(plan.source, Simulated) and _is_live(plan.presentation, is_terminal=sys.stdout.isatty())
+    return isinstance(plan.source, Simulated) and _is_live(plan.presentation, is_terminal=is_terminal)
 
 
 def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
