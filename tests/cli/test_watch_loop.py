@@ -1,5 +1,7 @@
 """The loop of a watch: how long it goes on, what it waits for, and how it ends."""
 
+import contextlib
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -122,3 +124,25 @@ def test_a_counter_that_is_reset_while_it_is_watched_is_unknown_for_that_interva
     assert "went back" in shown.frames[2].jobs[0].seen
     assert course.jobs["node0", f"python ({KEY})"].main.way == "direct"
     assert any("went back" in (row.to_record()["note"] or "") for row in rows)
+
+
+def test_a_ctrl_c_that_python_drops_ends_it_at_the_next_interval() -> None:
+    """As one that arrives inside a destructor, where an exception is only printed."""
+    pace, shown = LeapingPace(), Shown()
+    course = Course({"node0": NODE}.get)
+    loop = WatchLoop(
+        plan(None), pace, Intervals(course), lambda _: Limits(NODE), Origin.MEASURED, shown, lambda _: None
+    )
+    before = signal.getsignal(signal.SIGINT)
+    numbers = iter(range(50))
+
+    def read_all(_last: bool) -> list[NodeReading]:
+        number = next(numbers)
+        if number == 3:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return [reading(pace.now(), number * 40.0)]
+
+    loop.run(read_all)
+    assert len(shown.frames) == 4
+    assert signal.getsignal(signal.SIGINT) is before

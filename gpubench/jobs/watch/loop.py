@@ -1,9 +1,10 @@
 """The loop of a watch: readings at every interval, until its time is up or somebody ends it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
-from gpubench.jobs.watch.pace import WatchPace
+from gpubench.jobs.watch.pace import Interrupts, WatchPace
 from gpubench.jobs.watch.plan import WatchPlan
 from gpubench.measure.watch.intervals import Interval, Intervals
 from gpubench.measure.watch.report import jobs_now
@@ -46,12 +47,10 @@ class WatchLoop:
 
     def run(self, read_all: ReadAll) -> None:
         """Until the time is up, nothing is left to read, or Ctrl-C, which ends a watch as its time does."""
-        try:
-            self._run(read_all)
-        except KeyboardInterrupt:
-            return
+        with suppress(KeyboardInterrupt), Interrupts() as interrupts:
+            self._run(read_all, interrupts)
 
-    def _run(self, read_all: ReadAll) -> None:
+    def _run(self, read_all: ReadAll, interrupts: Interrupts) -> None:
         plan, begun = self._plan, self._pace.now()
         next_moment = begun
         counted_from = None if plan.until_traffic else begun
@@ -70,7 +69,7 @@ class WatchLoop:
             if ended:
                 return
             next_moment = max(next_moment + plan.interval_s, self._pace.now())
-            ended = self._pace.wait_until(next_moment)
+            ended = self._pace.wait_until(next_moment) or interrupts.asked
 
     def _show(self, interval: Interval, *, waiting: bool) -> None:
         rows = [

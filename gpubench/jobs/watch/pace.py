@@ -1,8 +1,10 @@
 """The pace of a watch: the wait for the end of an interval, by a real clock or by one that leaps."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 Wait = Callable[[float], bool]
 """Waits so many seconds; true where somebody asks to end the watch."""
@@ -47,6 +49,31 @@ class LeapingPace:
         """Leap."""
         self._now = max(self._now, moment)
         return False
+
+
+class Interrupts:
+    """While it is entered: Ctrl-C and SIGTERM raise KeyboardInterrupt, and `asked` remembers it.
+
+    Python drops an exception that a signal raises inside a destructor, and who typed Ctrl-C would have to do it again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, _number: int, _frame: object) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
 
 
 def sleep(seconds: float) -> bool:
