@@ -1,6 +1,6 @@
 """The course of a watch: interval after interval, what each job does, and for how long."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.measure.watch.explanation import explain
@@ -172,11 +172,6 @@ class Course:
     def silences(self) -> dict[str, str]:
         """The nodes whose driver did not answer for several intervals in a row, or at the end, with the reason."""
         return {host: reason for host, (reason, _) in self._silent.items()}
-
-    def steady_alarms(self) -> Iterator[JobCourse]:
-        """The jobs with an alarm, gravest first."""
-        found = (each for each in self.jobs.values() if each.main.way in ALARMS and each.main.is_steady)
-        yield from sorted(found, key=lambda each: ALARMS.index(each.main.way))
 
     def _explain(self, course: JobCourse, observed: Observed, host: str) -> None:
         """Once, when it is sure that there is something to explain."""
