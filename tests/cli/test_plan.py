@@ -72,7 +72,7 @@ def test_a_cap_that_overlap_measured_is_compared(model: str, tmp_path: Path) -> 
     command = ("plan", model, *GIVEN, "--layout", "ddp", "--results", str(RECORDED / "healthy"))
     result = gpubench(*command, "--overlap", overlap, "--format", "json")
     rows = [row for row in json.loads(result.stdout)["settings"] if row["setting"] == "ctas"]
-    assert {row["value"] for row in rows} == {"8", "2"}
+    assert {row["value"] for row in rows} == {"own", "8", "2"}
 
 
 def test_a_bucket_of_your_own_is_taken(model: str) -> None:
@@ -200,3 +200,6 @@ def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> 
     assert result.returncode == 2
     assert "nothing is known of reducescatter among 4 ranks" in result.stderr
     assert "there are allreduce of 4" in result.stderr
+    everything = gpubench(*command)
+    assert everything.returncode == 0, everything.stderr
+    assert "layouts are left out" in everything.stdout

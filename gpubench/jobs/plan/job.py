@@ -71,7 +71,7 @@ def _outcome(
         settings=_settings(plan),
         gpus_per_node=machine.gpus_per_node,
     )
-    ranked = _ranked(plan, machine, job, gpus)
+    ranked = _ranked(plan, machine, job, gpus, notes)
     chosen = ranked[0]
     capped = {
         ctas: replace(chosen.prediction.job, contention=_contention(found, ctas), times=_capped(times, found, ctas))
@@ -142,13 +142,16 @@ def _is_pair(capped: MeasuredContention, own: MeasuredContention, ctas: int, nam
     return same and capped.collective == name and capped.ctas == ctas and own.ctas is None and own.alone_seconds > 0
 
 
-def _ranked(plan: TrainingPlan, machine: PlannedMachine, job: StepJob, gpus: int) -> list[RankedLayout]:
+def _ranked(
+    plan: TrainingPlan, machine: PlannedMachine, job: StepJob, gpus: int, notes: list[str]
+) -> list[RankedLayout]:
     layouts = [parse_layout(text, gpus) for text in plan.layouts]
     for layout in layouts:
         check_layout(plan.model, layout)
     everything = layouts_for(plan.model, gpus, machine.gpus_per_node)
     memory = plan.gpu_memory_bytes or machine.memory_bytes
     sequences = plan.sequences or plan.model.batch * gpus
+    unknown: list[str] = []
 
     def ranking(among: Sequence[ParallelLayout]) -> list[RankedLayout]:
         return rank(
@@ -158,6 +161,7 @@ def _ranked(plan: TrainingPlan, machine: PlannedMachine, job: StepJob, gpus: int
             microbatches=plan.microbatches,
             gpu_memory_bytes=memory,
             optimizer_bytes=OPTIMIZER_BYTES if plan.with_optimizer else 0,
+            unknown=None if layouts else unknown,
         )
 
     ranked = ranking(layouts or everything)
@@ -169,6 +173,8 @@ def _ranked(plan: TrainingPlan, machine: PlannedMachine, job: StepJob, gpus: int
         )
     if all(each.fits is False for each in ranked):
         raise _does_not_fit(plan, machine, ranked, ranking(everything) if layouts else ranked, gpus)
+    if unknown:
+        notes.append(f"{len(unknown)} layouts are left out: {unknown[0]}")
     return ranked
 
 

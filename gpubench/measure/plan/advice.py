@@ -15,6 +15,9 @@ BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 FLAT_PERCENT = 1.0
 """A setting whose step is within this of the best is as good: single steps of DDP differ by 0.5 to 1 % between runs."""
 
+OWN_CTAS = "own"
+"""NCCL's own number of thread blocks, in the words of gpubench overlap."""
+
 _EQUAL = 1.001
 """Predictions that differ by less are the same."""
 
@@ -60,9 +63,11 @@ def advise(job: StepJob, capped: Mapping[int, StepJob] | None = None) -> Advice:
     """Try every setting that the layout has; `capped` are the same job by NCCL's cap on thread blocks, where known."""
     tried = list(_buckets(job)) + list(_prefetch(job))
     best = best_of(tried).prediction if tried else predict(job, with_range=False)
-    for ctas, other in sorted((capped or {}).items()):
-        same = replace(other, settings=best.job.settings)
-        tried.append(TriedSetting("ctas", str(ctas), predict(same, with_range=False)))
+    if capped:
+        tried.append(TriedSetting("ctas", OWN_CTAS, best))
+        for ctas, other in sorted(capped.items()):
+            same = replace(other, settings=best.job.settings)
+            tried.append(TriedSetting("ctas", str(ctas), predict(same, with_range=False)))
     return Advice(tried, predict(best.job))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpubench.errors import UsageError
 from gpubench.measure.plan.program import StepJob
 from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.workload.layout import ParallelLayout, layouts_for
@@ -59,8 +60,12 @@ def rank(
     microbatches: int | None,
     gpu_memory_bytes: int | None,
     optimizer_bytes: int,
+    unknown: list[str] | None = None,
 ) -> list[RankedLayout]:
-    """Every layout that the batch divides by, by the time of a token; of many, those that do not fit are left out."""
+    """Every layout that the batch divides by, by the time of a token; of many, those that do not fit are left out.
+
+    `unknown` gathers layouts whose collectives nothing is known of; where it is None, or all are, UsageError is raised.
+    """
     fitting: list[tuple[ParallelLayout, int, MemoryNeed]] = []
     others: list[tuple[ParallelLayout, int, MemoryNeed]] = []
     for layout in layouts:
@@ -71,11 +76,20 @@ def rank(
         fits = gpu_memory_bytes is None or need.total <= gpu_memory_bytes
         (fitting if fits else others).append((layout, count, need))
     others = sorted(others, key=lambda each: each[2].total)[: _MOST_THAT_DO_NOT_FIT if fitting else 1]
-    found = []
+    found, last = list[RankedLayout](), None
     for layout, count, need in (*fitting, *others):
         own = replace(job, layout=layout, settings=replace(job.settings, microbatches=count))
-        prediction = predict(own, with_range=False)
+        try:
+            prediction = predict(own, with_range=False)
+        except UsageError as error:
+            if unknown is None:
+                raise
+            unknown.append(f"{layout}: {error.seen}")
+            last = error
+            continue
         found.append(RankedLayout(prediction=prediction, need=need, gpu_memory_bytes=gpu_memory_bytes))
+    if not found and last is not None:
+        raise last
     return sorted(found, key=lambda each: (each.fits is False, seconds_a_sequence(each.prediction), each.need.total))
 
 
