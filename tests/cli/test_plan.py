@@ -49,6 +49,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert found["timeline"][-1]["end_us"] <= row["step_ms"] * 1e3 + 1
     text = page.read_text()
     assert "<h2>The step: computation above communication</h2>" in text
+    assert "<li>contention was not measured and is taken for none" in text
     assert text.count('<rect class="compute"') > 16
     assert 'class="hidden"' in text
 

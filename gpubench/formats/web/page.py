@@ -48,7 +48,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
     yield from past.section(run)
-    yield from timeline_figure(run.report)
+    yield from timeline_figure(run.metadata, run.report)
     for is_chart, members in groupby(
         chain(blocks(run), copies_of_report(run.report)), key=lambda block: isinstance(block, Chart)
     ):

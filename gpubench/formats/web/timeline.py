@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.formats.web.html_text import html_text
-from gpubench.model.results.report import Report
+from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.rows.plan import TIMELINE_SECTION, TimelineRow
 
 _WIDTH, _LEFT, _RIGHT = 1160, 150, 12
@@ -16,8 +16,8 @@ _TICKS = 8
 _COMPUTE, _WAITING = "compute", "waiting"
 
 
-def timeline_figure(report: Report) -> Iterator[str]:
-    """The picture; nothing of a report that has no such section."""
+def timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
+    """The picture, and what the step follows from; nothing of a report that has no such section."""
     rows = report.rows(TIMELINE_SECTION, TimelineRow)
     if not rows:
         return
@@ -47,6 +47,9 @@ def timeline_figure(report: Report) -> Iterator[str]:
         sample = f'<rect class="{kind}" width="34" height="12"/>'
         yield f'<li><svg viewBox="0 0 34 12" aria-hidden="true">{sample}</svg>{words}</li>'
     yield "</ul></figure>\n"
+    yield '<h2>What it follows from</h2><ul class="note">'
+    yield from (f"<li>{html_text(str(note))}</li>" for note in metadata.options.get("notes", ()))
+    yield "</ul>\n"
 
 
 def _lanes(device: int, rows: Sequence[TimelineRow]) -> list[tuple[int, str]]:
