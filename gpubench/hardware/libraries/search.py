@@ -119,7 +119,7 @@ def torch_user(find: Finder) -> LibraryUser | None:
         name="torch",
         version=version[1] if version else None,
         path=printable(str(folder)),
-        purpose="torch.distributed",
+        purpose="torch.distributed, gpubench --backend torch:nccl",
         note=f"built for {words}" if words else "built for CPUs alone",
         loads=loads,
         inside=inside,

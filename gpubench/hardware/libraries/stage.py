@@ -73,7 +73,7 @@ def mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
         name="mpi4py",
         version=package.version,
         path=package.path,
-        purpose="gpubench --backend host, and the ranks of a job",
+        purpose="gpubench --backend host and mpi, and the ranks of a job",
     )
     try:
         version = printable(group.load())

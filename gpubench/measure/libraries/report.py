@@ -34,7 +34,7 @@ _MODULE_USES = {
     "nvidia_fs": "GPUDirect Storage",
 }
 _NOT_FOUND = "no wheel of this environment has it, and the dynamic loader finds none"
-_NOT_PROBED = "per operation not probed here"
+_NOT_PROBED = "--backend mpi tries each operation"
 _MOST_SUBJECTS = 4
 
 

@@ -104,7 +104,7 @@ def test_mpi_says_itself_whether_it_was_built_for_gpus() -> None:
         row = rows(report(host(files=(mpi,))))[MPI]
         assert row.cuda is cuda
         assert (row.note or "").startswith(words)
-        assert "not probed" in (row.note or "")
+        assert "--backend mpi tries each operation" in (row.note or "")
 
 
 def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None:
