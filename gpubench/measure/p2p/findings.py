@@ -1,6 +1,6 @@
 """Findings on measured copies: wrong data, copies that fail, slow GPUs and pairs, peer access that does not pay."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -28,8 +28,11 @@ def findings_of(
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]] = (),
+    paths: Mapping[Pair, str] | None = None,
 ) -> tuple[Finding, ...]:
     """All findings, gravest first; `wrong_with_host` are GPUs between which and host memory wrong data arrived.
+
+    `paths` are path classes by pair: what is odd is so among pairs that are wired alike.
 
     `others` are copies that are in no matrix, by name: with host memory, and of many pairs at once.
 
@@ -38,7 +41,7 @@ def findings_of(
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
         *_errors(matrices, gpus, others),
-        *_slow(matrices, gpus),
+        *_slow(matrices, gpus, paths),
         *_unprofitable(matrices, gpus),
         *_noisy(matrices, gpus),
     )
@@ -148,7 +151,9 @@ class _Slowness:
     seen: str
 
 
-def _slow(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+def _slow(
+    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], paths: Mapping[Pair, str] | None
+) -> Iterator[Finding]:
     """A finding for each slow GPU or pair, with all series in which it is; host-staged pairs have findings already."""
     staged = staged_pairs(matrices)
     explained = {frozenset(pair) for pair in staged}
@@ -161,7 +166,7 @@ def _slow(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[F
             # Both ways at once, a pair is as slow as its slower way, which was said already.
             known = {pair for pair in matrix.gb_s if frozenset(pair) in explained}
         explained |= {frozenset(pair) for pair in matrix.slow - known}
-        for each in _slow_in(matrix, known, gpus):
+        for each in _slow_in(matrix, known, gpus, paths):
             found.setdefault(each.subjects, []).append(each)
     for late in _late(matrices, staged, gpus):
         found.setdefault(late.subjects, []).append(late)
@@ -188,11 +193,13 @@ def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequen
             yield _Slowness(subjects, matrix.series, verdict or Verdict.WARN, seen)
 
 
-def _slow_in(matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:
+def _slow_in(
+    matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu], paths: Mapping[Pair, str] | None
+) -> Iterator[_Slowness]:
     """The GPUs and pairs that stand out in a matrix without `known` pairs; all slow pairs where none stands out."""
     slow = matrix.slow - known
     others = {pair: gb_s for pair, gb_s in matrix.gb_s.items() if pair not in known}
-    odd = [each for each in odd_ones(others, len(gpus)) if any(set(each.gpus) <= set(pair) for pair in slow)]
+    odd = [each for each in odd_ones(others, len(gpus), paths) if any(set(each.gpus) <= set(pair) for pair in slow)]
     for oddity in odd:
         share = oddity.figure / oddity.usual
         seen = f"{oddity.figure:.4g} GB/s, where others reach {oddity.usual:.4g} ({share:.0%})"

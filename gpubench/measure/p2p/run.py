@@ -200,7 +200,7 @@ class P2pRun:
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
         others += [(str(copy), cell) for copy, cell in self._managed.items()]
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others)
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others, self._paths)
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
         findings += beside_pairs(machine.facts(self._host_rows))
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))

@@ -241,16 +241,20 @@ class Oddity:
     usual: float
 
 
-def odd_ones(figures: Mapping[Pair, float], gpus: int) -> tuple[Oddity, ...]:
+def odd_ones(figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None) -> tuple[Oddity, ...]:
     """The GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow pair.
 
-    A cell is slow below `SLOW_SHARE` of what is usual. Rows and columns are named where more than half of their cells
+    A cell is slow below `SLOW_SHARE` of what is usual over its path class, which `paths` have where pairs are not all
+    wired alike: one NVLink is no slow pair of two. Rows and columns are named where more than half of their cells
     are; what a named row or column explains is not named again.
     """
     if len(figures) < 2:
         return ()
-    common = usual(list(figures.values()))
-    slow = {pair for pair, figure in figures.items() if figure < SLOW_SHARE * common}
+    by_path: dict[str, list[float]] = {}
+    for pair, figure in figures.items():
+        by_path.setdefault((paths or {}).get(pair, ""), []).append(figure)
+    common = {pair: usual(by_path[(paths or {}).get(pair, "")]) for pair in figures}
+    slow = {pair for pair, figure in figures.items() if figure < SLOW_SHARE * common[pair]}
     sending = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[0] == gpu}, slow)]
     receiving = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[1] == gpu}, slow)]
     found = []
@@ -258,9 +262,9 @@ def odd_ones(figures: Mapping[Pair, float], gpus: int) -> tuple[Oddity, ...]:
         both = gpu in sending and gpu in receiving
         role = "both ways" if both else "sending" if gpu in sending else "receiving"
         own = [pair for pair in slow if (gpu in pair if both else pair[0 if gpu in sending else 1] == gpu)]
-        found.append(Oddity(role, (gpu,), median(figures[pair] for pair in own), common))
+        found.append(Oddity(role, (gpu,), median(figures[pair] for pair in own), median(common[pair] for pair in own)))
     explained = {pair for pair in slow if pair[0] in sending or pair[1] in receiving}
-    found += [Oddity("pair", pair, figures[pair], common) for pair in sorted(slow - explained)]
+    found += [Oddity("pair", pair, figures[pair], common[pair]) for pair in sorted(slow - explained)]
     return tuple(found)
 
 

@@ -144,6 +144,19 @@ def test_a_bad_link_is_one_cell() -> None:
     assert [each.gpus for each in odd_ones({(0, 1): 5.0, (1, 0): 1.0}, 2)] == [(1, 0)]
 
 
+def test_a_pair_is_odd_among_those_that_are_wired_alike() -> None:
+    """A mesh has pairs with one NVLink, with two, and without: none of these is slow for that."""
+    paths = {pair: ("NV1", "NV2", "SYS")[(pair[0] + pair[1]) % 3] for pair in matrix(8, {})}
+    speeds = {"NV1": 0.5, "NV2": 1.0, "SYS": 0.2}
+    healthy = matrix(8, {pair: speeds[path] for pair, path in paths.items()})
+    assert odd_ones(healthy, 8, paths) == ()
+    chosen = next(pair for pair, path in paths.items() if path == "NV2")
+    (found,) = odd_ones({**healthy, chosen: 100.0}, 8, paths)
+    assert (found.role, found.gpus, found.figure, found.usual) == ("pair", chosen, 100.0, 400.0)
+    bad = {pair: figure / 2 if 3 in pair else figure for pair, figure in healthy.items()}
+    assert [(each.role, each.gpus) for each in odd_ones(bad, 8, paths)] == [("both ways", (3,))]
+
+
 def test_half_a_row_is_no_row() -> None:
     half = odd_ones(matrix(5, {(0, 1): 0.5, (0, 2): 0.5}), 5)
     assert [(each.role, each.gpus, each.figure, each.usual) for each in half] == [
