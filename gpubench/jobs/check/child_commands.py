@@ -4,9 +4,6 @@ A driver that hangs in a copy then costs that measurement and not the check: it 
 """
 
 import json
-import os
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +12,12 @@ from gpubench.collectives.record import Collective
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
 from gpubench.jobs.check.plan import LARGE_BYTES, Depth
+from gpubench.jobs.child_process import run_child
 from gpubench.measure.check.documents import of_collective, of_p2p, together
-from gpubench.model.facts.launched_by import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need
@@ -37,9 +34,7 @@ _COPIES = {Depth.FULL: (), Depth.DEFAULT: ("--no-patterns",), Depth.BRIEF: ("--n
 _BRIEF_COPIES = ("--sizes", format_size(LARGE_BYTES))
 """One size, with peer access off and on: on eight H200s a quarter of what is copied by default."""
 
-_OWN_ERROR = "gpubench: error: "
 _MOST_WORDS = 300
-_SECONDS_TO_END = 5.0
 
 
 class ChildCommands:
@@ -114,41 +109,14 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     Raises CouldNotMeasureError: it does not end in time, or ends without a whole report.
     """
     name = f"gpubench {arguments[0]}"
-    command = module_command("gpubench", *arguments, "--format", "json", "--no-progress")
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=with_package(as_if_alone(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ}),
-        start_new_session=True,
-    ) as child:
-        try:
-            output, said = child.communicate(timeout=timeout_s)
-        except BaseException as broken:
-            _end(child)
-            if isinstance(broken, subprocess.TimeoutExpired):
-                raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s") from None
-            raise
+    ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
+    if ended is None:
+        raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s")
     try:
-        document: Mapping[str, Any] = json.loads(output)
+        document: Mapping[str, Any] = json.loads(ended.output)
     except ValueError:
         document = {}
     if document.get("complete"):
         return document
-    *_, own = said.decode(errors="replace").rpartition(_OWN_ERROR)
-    words = "; ".join(" ".join(line.split()) for line in own.splitlines() if line.strip())[-_MOST_WORDS:]
-    raise CouldNotMeasureError(f"{name} ended with exit code {child.returncode}: {words or 'it said nothing'}")
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End a command with all that it started: politely, then not."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, how)
-            child.wait(_SECONDS_TO_END)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-        return
+    words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())[-_MOST_WORDS:]
+    raise CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")

@@ -1,0 +1,138 @@
+"""gpubench for programs: `from gpubench import check, topo, p2p, allreduce` run a command and return what it found.
+
+Each is a process of its own, as on the command line, so that MPI, CUDA and signals of the calling program are left
+alone, and a driver that hangs costs the call and not the program.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.hardware.launch.interpreter import module_command
+from gpubench.jobs.child_process import Ended, run_child
+from gpubench.model.facts.launched_by import launched_by
+from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report, Row
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.readers.results.stored import read_stored
+
+R = TypeVar("R", bound=Record)
+Value = str | float | bool | Iterable[str] | None
+"""The value of an option: True for a flag, False for its `--no-` form, several values as a list, None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a command found: its metadata, its report, the rows that came one by one, and its exit code."""
+
+    metadata: Metadata
+    report: Report
+    streamed: Sequence[Row]
+    exit_code: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE."""
+        return self.report.verdict
+
+    @property
+    def sentence(self) -> str:
+        """The last line: the verdict, and the worst root cause or the best figures."""
+        return self.report.sentence
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """What is wrong: the root causes, each with what it explains."""
+        return self.report.findings
+
+    @property
+    def rows(self) -> list[CollectiveRow]:
+        """The rows of collectives: size, time, busbw, what was expected."""
+        return self._rows("rows", CollectiveRow)
+
+    @property
+    def pairs(self) -> list[PairRow]:
+        """The pairs of devices: of `topo` their wiring and limit, of others what was copied too."""
+        return self._rows("pairs", PairRow)
+
+    def section(self, name: str, kind: type[R]) -> list[R]:
+        """The rows of another section, `gpus` of `GpuRow`; docs/formats.md has all of them."""
+        return self.report.rows(name, kind)
+
+    def _rows(self, name: str, kind: type[R]) -> list[R]:
+        return [row for row in self.streamed if isinstance(row, kind)] or self.report.rows(name, kind)
+
+
+def check(*, deadline_s: float | None = None, **options: Value) -> RunResult:
+    """`gpubench check`: is this machine healthy; options as on the command line, `quick=True`, `expect_gpus=8`.
+
+    Raises GpubenchError: nothing could be looked at, an option that cannot be, or no end within `deadline_s` seconds.
+    """
+    return run("check", deadline_s=deadline_s, **options)
+
+
+def topo(*, deadline_s: float | None = None, **options: Value) -> RunResult:
+    """`gpubench topo`: how this machine is wired; as `check`."""
+    return run("topo", deadline_s=deadline_s, **options)
+
+
+def p2p(*, deadline_s: float | None = None, **options: Value) -> RunResult:
+    """`gpubench p2p`: what every pair of GPUs delivers; as `check`."""
+    return run("p2p", deadline_s=deadline_s, **options)
+
+
+def allreduce(*, deadline_s: float | None = None, **options: Value) -> RunResult:
+    """`gpubench allreduce`: NCCL, a rank a GPU, or MPI on CPU buffers; as `check`, with `sizes="1K:4G"`."""
+    return run("allreduce", deadline_s=deadline_s, **options)
+
+
+def run(command: str, *arguments: str, deadline_s: float | None = None, **options: Value) -> RunResult:
+    """Any command that writes a report: `run("allgather", sizes="1M")`, `run("explain", "nccl.log")`.
+
+    Raises GpubenchError: as `check`; also under mpirun or srun, whose ranks would each run it.
+    """
+    launch = launched_by(os.environ)
+    if launch is not None and launch.size > 1:
+        raise UsageError(
+            f"gpubench as a library under {launch.launcher}",
+            expected="one process: it starts ranks of its own",
+            next_step=f"{launch.launcher} with gpubench {command} itself",
+        )
+    with tempfile.TemporaryDirectory(prefix="gpubench-") as folder:
+        path = Path(folder) / "result.json"
+        words = [*arguments, *_words(options), "--output", str(path), "--quiet"]
+        ended = run_child(module_command("gpubench", command, *words), deadline_s)
+        if ended is None:
+            raise CouldNotMeasureError(f"gpubench {command} did not end within {deadline_s:g} s")
+        if ended.code == WRONG_USAGE or not path.exists():
+            raise _error(command, ended)
+        stored = read_stored(path)
+        if not stored.report.complete:
+            raise _error(command, ended)
+        return RunResult(stored.metadata, stored.report, tuple(stored.rows), ended.code)
+
+
+def _words(options: dict[str, Value]) -> Iterable[str]:
+    """Options as the command line has them: expect_gpus=8 is --expect-gpus 8."""
+    for name, value in options.items():
+        option = f"--{name.strip('_').replace('_', '-')}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            yield option if value else option.replace("--", "--no-", 1)
+        elif isinstance(value, (str, int, float)):
+            yield from (option, str(value))
+        else:
+            for each in value:
+                yield from (option, str(each))
+
+
+def _error(command: str, ended: Ended) -> GpubenchError:
+    """The error that the command told, as the class that its exit code stands for."""
+    first, *more = ended.own_words.strip().splitlines() or [f"gpubench {command} ended with exit code {ended.code}"]
+    error = UsageError(first) if ended.code == WRONG_USAGE else CouldNotMeasureError(first)
+    error.details = tuple(more)
+    return error

@@ -1,0 +1,78 @@
+"""gpubench for programs: what its functions return is what the command line says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import gpubench
+from gpubench import allreduce, check, p2p, run, topo
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.topo.rows import GpuRow
+from gpubench.model.terms.verdict import Verdict
+from tests.cli.running import ROOT
+from tests.cli.running import gpubench as command_line
+
+NODE = "hgx-h100-8"
+
+
+def test_a_check_returns_what_the_command_line_says() -> None:
+    found = check(simulate=NODE, fault=["gpu5:nvlink=12"], strict=True)
+    said = command_line("check", "--simulate", NODE, "--fault", "gpu5:nvlink=12", "--strict", "--format", "json")
+    document = json.loads(said.stdout)
+    assert (found.exit_code, found.verdict, found.sentence) == (said.returncode, Verdict.FAIL, document["sentence"])
+    assert [each.id for each in found.findings] == [each["id"] for each in document["findings"]]
+    assert found.findings[0].subject == "GPU5 (0000:1b:00.0)"
+    assert len(found.pairs) == len(document["pairs"])
+    assert [row.busbw_gb_s for row in found.rows] == [row["busbw_gb_s"] for row in document["rows"]]
+
+
+def test_rows_are_typed_whether_they_came_one_by_one_or_with_the_report() -> None:
+    reduced = allreduce(simulate=NODE, sizes="1M,64M", in_place=True)
+    assert [(type(row), row.size_bytes) for row in reduced.rows] == [(CollectiveRow, 2**20), (CollectiveRow, 2**26)]
+    copied = p2p(simulate="hgx-h200-2", sizes="256M")
+    assert {type(row) for row in copied.pairs} == {PairRow}
+    assert {row.peer for row in copied.pairs} == {"off", "on"}
+    wired = topo(simulate=NODE)
+    assert {row.path_class for row in wired.pairs if row.source[:3] == row.destination[:3] == "GPU"} == {"NV18"}
+    assert [row.nvlinks_active for row in wired.section("gpus", GpuRow)] == [18] * 8
+
+
+def test_any_command_runs_with_arguments_and_flags() -> None:
+    read = run("explain", "tests/logs/h200x4-p2p-disabled")
+    assert (read.verdict, read.exit_code) == (Verdict.FAIL, 1)
+    assert run("allgather", simulate=NODE, sizes="1M", check=False, profile=None).metadata.subject == "allgather"
+
+
+def test_what_cannot_be_raises_with_the_words_of_the_command_line() -> None:
+    with pytest.raises(UsageError, match="No such option"):
+        check(fast=True)
+    with pytest.raises(UsageError) as unknown:
+        allreduce(simulate="hgx-h100-9")
+    assert "hgx-h100-8" in str(unknown.value)
+    with pytest.raises(CouldNotMeasureError, match=r"did not end within 0\.01 s"):
+        topo(simulate=NODE, deadline_s=0.01)
+
+
+def test_under_a_launcher_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="as a library under Open MPI's mpirun"):
+        topo()
+
+
+def test_the_package_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'chek'"):
+        _ = gpubench.chek
+    assert gpubench.RunResult.__name__ == "RunResult"
+
+
+def test_the_page_of_the_library_is_python_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(ROOT) / "docs" / "library.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example, "library.md", "exec"), {})
+    assert "FAIL" in capsys.readouterr().out
