@@ -1,8 +1,9 @@
 """`gpubench check`, and `gpubench` alone, which is a check of ten lines: their options, and the runs."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
@@ -33,6 +34,10 @@ Under mpirun, with one rank a GPU: a verdict for every node, GPU and link, and f
 
   mpirun -n 16 gpubench check --strict --output node-gate.json
 
+  gpubench check --hosts hosts.txt
+
+  salloc -N 4 --gpus-per-node=8 gpubench check --slurm
+
   gpubench check --simulate 'hgx-h100-8*4' --fault node3.gpu5:nvlink=12
 """
 
@@ -51,6 +56,10 @@ measures more. A machine without GPUs is shown too. Exit 0 looked at, 1 somethin
 """
 
 
+_OF_SEVERAL = {"--slurm": ("--no-slurm",), "--hosts": ("--hosts", "")}
+"""What has no ranks started, where the environment or a file says that they should be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """The depth of a check, and the profile to judge by."""
@@ -65,6 +74,8 @@ class CheckOptions:
         autocompletion=completed("profile"),
     )
     expect_gpus: int | None = expected_gpus()
+    hosts: str | None = option("FILE", "Start a rank a GPU on these hosts, a line each, by mpirun.")
+    slurm: bool = flag("Start a rank a GPU on all nodes of this allocation, by srun.", name="--slurm/--no-slurm")
     strict: bool = flag("Exit 1 also where there is a warning.")
     timeout: float = step_timeout("a driver that does not answer (20 at most), a measurement", default=120.0)
     simulation: SimulationOptions
@@ -80,6 +91,11 @@ class CheckOptions:
         from gpubench.jobs.check.plan import FACTS_TIMEOUT_S, CheckPlan, Depth
         from gpubench.jobs.sources import source_of
 
+        elsewhere = {"--simulate": self.simulation.simulate, "--replay": self.recording.replay}
+        started = [name for name, given in {"--hosts": self.hosts, "--slurm": self.slurm}.items() if given]
+        unfit = [*started[1:], *(name for name, given in elsewhere.items() if given)]
+        if started and unfit:
+            raise exclusive((started[0], unfit[0]), "one of them: ranks are started on machines that are there")
         if self.quick and self.full:
             raise exclusive(("--quick", "--full"), "one of them, or neither")
         check_profile(self.profile)
@@ -101,13 +117,31 @@ def app(command: Command) -> typer.Typer:
     """The command for typer: the check, or, without a name, the one that answers in ten lines."""
     if command.name:
         return typer_app(command, HELP, CheckOptions, _run)
-    return typer_app(command, HELP_OF_BRIEF, CheckOptions, _run_briefly, without=("full",))
+    return typer_app(command, HELP_OF_BRIEF, CheckOptions, _run_briefly, without=("full", "hosts", "slurm"))
 
 
 def _run(options: CheckOptions) -> int:
     from gpubench.jobs.check import job
 
-    return job.run(options.plan(), sys.argv[1:])
+    plan = options.plan()
+    if not (options.hosts or options.slurm):
+        return job.run(plan, sys.argv[1:])
+    from gpubench.jobs.check.several_hosts import start
+
+    hosts = None if options.slurm else Path(options.hosts or "")
+    by_default = options.presentation.by_default.keys() & _OF_SEVERAL.keys()
+    arguments = [*_for_ranks(sys.argv[1:]), *(word for name in by_default for word in _OF_SEVERAL[name])]
+    return start(arguments, hosts=hosts, gpus=options.expect_gpus)
+
+
+def _for_ranks(arguments: Sequence[str]) -> Iterator[str]:
+    """The command line without what has ranks started."""
+    words = iter(arguments)
+    for word in words:
+        if word == "--hosts":
+            next(words, None)
+        elif word != "--slurm" and not word.startswith("--hosts="):
+            yield word
 
 
 def _run_briefly(options: CheckOptions) -> int:

@@ -24,9 +24,9 @@ OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_ANSWER = 20
 
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPEN_MPI_SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    **_AS_ROOT,
     # Open MPI 4 and 5 each know one of these pairs: more ranks than cores is fine, and no rank is tied to a core,
     # since NCCL's and MPI's own threads would then share it with the rank.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -62,6 +62,10 @@ class Launcher:
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         own = {name: value for name, value in settings.items() if name not in inner}
         return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
+
+    def on_hosts(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a job on several hosts: the user's own, in which root may start it, as on one host."""
+        return (_AS_ROOT if self.flavour is Flavour.OPEN_MPI else {}) | dict(outer)
 
 
 def find_launcher(search_path: str | None = None) -> Launcher:

@@ -1,0 +1,102 @@
+"""The command that starts ranks on several hosts: of Slurm's srun in an allocation, of mpirun with a file of hosts."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.hardware.launch.interpreter import module_command
+from gpubench.hardware.launch.launcher import Flavour, Launcher
+
+_SECONDS_TO_ANSWER = 20
+_MOST_BYTES = 2**20
+_MOST_HOSTS = 65536
+_LINE = re.compile(
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(?P<slots>[1-9][0-9]{0,4}))?(?:\s+max[-_]slots=[0-9]+)?",
+    re.ASCII,
+)
+_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
+"""What srun may speak to MPI, the best first; a version behind it, pmix_v4, counts as well."""
+
+
+def hosts_of(path: Path) -> dict[str, int | None]:
+    """The hosts of a file as mpirun's --hostfile, each with the ranks that it has room for, None where it does not say.
+
+    Room is told as Open MPI does, 'node1 slots=8', or as MPICH does, 'node1:8'.
+    Raises UsageError: it cannot be read, has no host, or a line that is none.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hosts {path}: {error}", expected="a file with a host a line") from None
+    found: dict[str, int | None] = {}
+    for line in filter(None, (each.partition("#")[0].strip() for each in text.splitlines())):
+        match = _LINE.fullmatch(line)
+        if match is None or len(found) == _MOST_HOSTS:
+            raise _unfit(path, f"{line[:80]!r} is no host" if match is None else "too many hosts")
+        found[match["host"]] = None if match["slots"] is None else int(match["slots"])
+    if not found:
+        raise _unfit(path, "no host")
+    return found
+
+
+def _unfit(path: Path, what: str) -> UsageError:
+    return UsageError(
+        f"--hosts {path}: {what}", expected="a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
+    )
+
+
+def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
+    """The command that starts so many ranks on every host, none tied to a core, for NCCL and MPI have threads too."""
+    ranks = str(len(hosts) * ranks_a_host)
+    if mpirun.flavour is Flavour.MPICH:
+        placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_a_host), "-bind-to", "none"]
+    else:
+        slots = ",".join(f"{host}:{ranks_a_host}" for host in hosts)
+        placed = ["--host", slots, "--map-by", f"ppr:{ranks_a_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
+    return [mpirun.path, "-n", ranks, *placed, *module_command("gpubench", *arguments)]
+
+
+def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
+    """The command that starts so many ranks on every node of this allocation, each with all GPUs of its node in sight.
+
+    Raises:
+        UsageError: there is no allocation.
+        CouldNotMeasureError: there is no srun, or none that speaks to an MPI.
+    """
+    nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")
+    if not environment.get("SLURM_JOB_ID") or nodes is None or not nodes.isdecimal():
+        raise UsageError(
+            "--slurm outside of an allocation",
+            expected="SLURM_JOB_ID and SLURM_JOB_NUM_NODES, which salloc and sbatch set",
+            next_step="salloc -N 2 --gpus-per-node=8 --exclusive gpubench check --slurm",
+        )
+    srun = shutil.which("srun", path=environment.get("PATH"))
+    if srun is None:
+        raise CouldNotMeasureError("no srun on PATH", expected="Slurm's srun", next_step="--hosts FILE starts mpirun")
+    placed = [f"--nodes={nodes}", f"--ntasks={int(nodes) * ranks_a_host}", f"--ntasks-per-node={ranks_a_host}"]
+    own = [f"--mpi={_pmi_of(srun)}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+    return [srun, *placed, *own, *module_command("gpubench", *arguments)]
+
+
+def _pmi_of(srun: str) -> str:
+    """What this srun speaks to MPI: pmix where it can."""
+    try:
+        answer = subprocess.run(
+            [srun, "--mpi=list"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CouldNotMeasureError(f"{srun} --mpi=list: {error}", expected="the names of PMI plugins") from None
+    known: list[str] = re.findall(r"[a-z0-9_]+", answer.stdout + answer.stderr)
+    for kind in _PMI:
+        found = next((each for each in known if each == kind or each.startswith(f"{kind}_v")), None)
+        if found is not None:
+            return found
+    raise CouldNotMeasureError(
+        "srun speaks no PMI, so ranks would not find each other",
+        expected=f"one of {', '.join(_PMI)} in srun --mpi=list",
+        next_step="scontrol show hostnames > hosts; gpubench check --hosts hosts",
+    )

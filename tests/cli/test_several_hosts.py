@@ -1,0 +1,115 @@
+"""A check of an allocation or of named hosts in one command, with real mpirun ranks and a stand-in for srun."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.hardware.launch.launcher import Flavour, Launcher
+from gpubench.hardware.launch.several_hosts import hosts_of, mpirun_command, srun_command
+from gpubench.hardware.node.nvml.library import read_driver
+from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
+
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
+
+
+def fake_srun(folder: Path, kinds: str = "MPI plugin types are... none pmi2 pmix pmix_v4") -> str:
+    """A srun that notes how it was started, and runs what it should as one task; the PATH that has it first."""
+    path = folder / "srun"
+    path.write_text(
+        f"""#!/bin/bash
+if [ "$1" = --mpi=list ]; then echo "{kinds}" >&2; exit 0; fi
+echo "$@" > "{folder}/started"
+while [ "$1" != "{sys.executable}" ]; do shift; done
+exec "$@"
+"""
+    )
+    path.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# of rack 4\nnode1 slots=8\n\nnode2:4   # by the door\n  node3.example.org\n")
+    assert hosts_of(path) == {"node1": 8, "node2": 4, "node3.example.org": None}
+    for text, said in (("", "no host"), ("# none\n", "no host"), ("-x\n", "'-x' is no host"), ("a;b\n", "is no host")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            hosts_of(path)
+    with pytest.raises(UsageError, match="No such file"):
+        hosts_of(tmp_path / "missing")
+
+
+def test_every_mpirun_gets_a_rank_a_gpu_and_no_binding() -> None:
+    open_mpi = mpirun_command(Launcher("/mpi/mpirun", Flavour.OPEN_MPI), ["a", "b"], 8, ["check", "--quick"])
+    assert open_mpi[:10] == [
+        *("/mpi/mpirun", "-n", "16", "--host", "a:8,b:8", "--map-by", "ppr:8:node:OVERSUBSCRIBE", "--bind-to", "none"),
+        sys.executable,
+    ]
+    assert open_mpi[-2:] == ["check", "--quick"]
+    mpich = mpirun_command(Launcher("mpiexec", Flavour.MPICH), ["a", "b"], 4, ["check"])
+    assert mpich[:9] == ["mpiexec", "-n", "8", "-hosts", "a,b", "-ppn", "4", "-bind-to", "none"]
+
+
+def test_srun_gets_every_node_of_the_allocation_and_the_best_pmi(tmp_path: Path) -> None:
+    variables = ALLOCATION | {"PATH": fake_srun(tmp_path)}
+    command = srun_command(variables, 8, ["check"])
+    assert command[:6] == [
+        *(str(tmp_path / "srun"), "--nodes=4", "--ntasks=32", "--ntasks-per-node=8", "--mpi=pmix", "--cpu-bind=none"),
+    ]
+    fake_srun(tmp_path, "none pmi2 pmix_v5")
+    assert "--mpi=pmix_v5" in srun_command(variables, 8, ["check"])
+    fake_srun(tmp_path, "none")
+    with pytest.raises(CouldNotMeasureError, match="srun speaks no PMI"):
+        srun_command(variables, 8, ["check"])
+    with pytest.raises(UsageError, match="outside of an allocation"):
+        srun_command({"PATH": variables["PATH"]}, 8, ["check"])
+    with pytest.raises(CouldNotMeasureError, match="no srun on PATH"):
+        srun_command(ALLOCATION | {"PATH": "/nowhere"}, 8, ["check"])
+
+
+@pytest.mark.mpi
+def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path) -> None:
+    if read_driver(os.environ).visible:
+        pytest.skip("this machine has GPUs")
+    hosts, output = tmp_path / "hosts", tmp_path / "gate.json"
+    hosts.write_text("localhost slots=2\n")
+    options = ("--profile", "host", "--output", str(output))
+    result = gpubench("check", "--hosts", str(hosts), *options, env=environment(**MPI_ENVIRONMENT))
+    said = result.stderr.splitlines()[0]
+    assert re.match(r"gpubench: \S*mpirun -n 2 --host localhost:2 --map-by ppr:2:node:OVERSUBSCRIBE ", said)
+    command = shlex.split(said)
+    assert "--hosts" not in command
+    assert command[-4:] == list(options)
+    document = json.loads(output.read_text())
+    assert document["complete"]
+    assert {row["ranks"] for row in document["rows"]} == {2}
+    assert result.returncode == 3
+    assert "SKIP: " in result.stdout.splitlines()[-1]
+
+
+def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp_path: Path) -> None:
+    variables = environment(PATH=fake_srun(tmp_path), GPUBENCH_SLURM="1", **ALLOCATION)
+    result = gpubench("check", "--quick", "--profile", "host", env=variables)
+    started = (tmp_path / "started").read_text().split()
+    assert started[:3] == ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
+    assert started[-5:] == ["check", "--quick", "--profile", "host", "--no-slurm"]
+    assert result.stderr.startswith(f"gpubench: {tmp_path}/srun --nodes=4 ")
+    assert result.stdout.splitlines()[0].startswith("gpubench 0.1.0  check  quick")
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    for arguments, said in (
+        (("--slurm",), "--slurm outside of an allocation"),
+        (("--hosts", str(tmp_path / "none")), "No such file"),
+        (("--slurm", "--simulate", "hgx-h100-8"), "--slurm and --simulate exclude each other"),
+        (("--hosts", "hosts", "--slurm"), "--hosts and --slurm exclude each other"),
+    ):
+        variables = {name: value for name, value in environment().items() if not name.startswith("SLURM_")}
+        result = gpubench("check", *arguments, env=variables)
+        assert (result.returncode, said in result.stderr) == (2, True), result.stderr
