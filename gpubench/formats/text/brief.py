@@ -122,7 +122,12 @@ def _health(report: Report) -> Iterator[str]:
     checks = Counter(row.verdict for row in report.rows(CHECKS_SECTION, CheckRow))
     not_made = checks[Verdict.SKIP]
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
-    yield f"{checks[Verdict.PASS]} checks passed" + (f", {failed}" if failed else "") + f", {not_made} not made"
+    yield (
+        counted(checks[Verdict.PASS], "check")
+        + " passed"
+        + (f", {failed}" if failed else "")
+        + f", {not_made} not made"
+    )
 
 
 def _passed_first(fare: tuple[str, int]) -> bool:
