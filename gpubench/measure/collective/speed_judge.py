@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.collectives.record import Collective
+from gpubench.model.facts.backends import TORCH_NCCL, composed
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_judged, is_slow, judged
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Verdict
 
@@ -51,7 +53,7 @@ class ExpectedTimes:
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
-        if row.backend not in _BY_NCCL:
+        if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
             return self.past(row)
         from gpubench.collectives.expected import from_limit, from_profile
 
@@ -62,13 +64,24 @@ class ExpectedTimes:
         return found or self.past(row) or from_limit(self.collective, row)
 
 
+def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
+    """True of what a framework hands to NCCL as it is, and not made of several operations."""
+    op = None if row.op is None else ReduceOp(row.op)
+    parts = composed(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
+    return row.backend == TORCH_NCCL and not parts
+
+
 @dataclass(slots=True)
 class SpeedJudge:
-    """Judges the rows of a sweep, and explains those that are slow; `slow` are these."""
+    """Judges the rows of a sweep, and explains those that are slow; `slow` are these.
+
+    Beside another backend a framework's rows are compared and not judged: the table holds them against that.
+    """
 
     expected: ExpectedTimes
     hosts: Sequence[str]
     slow: list[CollectiveRow] = field(default_factory=list)
+    _first: str | None = None
 
     def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
         """True if a row should be measured again: it is slow or nearly, or the verdicts on two tries differ.
@@ -86,10 +99,12 @@ class SpeedJudge:
 
         Settings that somebody wants to compare are as fast as they are, and not judged.
         """
+        self._first = self._first or row.backend
         expected = self.expected.of(row)
         if expected is None:
             return row
-        if not is_judged(row):
+        is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
+        if is_beside or not is_judged(row):
             return compared(row, expected)
         row = judged(row, expected)
         if is_slow(row):

@@ -73,6 +73,19 @@ def test_mpi_on_the_host_is_held_against_its_own_past_alone() -> None:
     assert judge(own).row(host).verdict is Verdict.FAIL
 
 
+def test_a_framework_is_held_against_the_profile_where_it_hands_nccl_one_call() -> None:
+    in_place = four(2**24, 500.0, backend="torch:nccl", placement="in_place")
+    alone = judge().row(in_place)
+    assert (alone.verdict, alone.expected_source) == ("FAIL", "profile hgx-h200-4")
+    copied_first = four(2**24, 500.0, backend="torch:nccl", placement="out_of_place")
+    assert judge().row(copied_first).expected_source is None
+    beside = judge()
+    beside.row(four(2**24, 100.0))
+    compared = beside.row(in_place)
+    assert (compared.verdict, compared.expected_source) == ("PASS", "profile hgx-h200-4")
+    assert not beside.slow
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
