@@ -86,7 +86,9 @@ class PlanView(ReportView):
         noise = "noise not known"
         if best.step_most_ms > best.step_least_ms:
             noise = f"{best.step_least_ms:.2f} to {best.step_most_ms:.2f} by the noise of what was measured"
-        self._page.wrap(f"{best.layout}: {best.step_ms:.1f} ms a step, {noise}")
+        copies = ", copies of gradients into buckets and out of them among it" if best.bucket_mb is not None else ""
+        computing = f"computing {best.compute_ms:.1f}{copies}"
+        self._page.wrap(f"{best.layout}: {best.step_ms:.1f} ms a step, {noise}; {computing}")
         columns = [
             Column("communication", [row.source for row in rows]),
             Column("collective", [row.collective for row in rows], 3),
