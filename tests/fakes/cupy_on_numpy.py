@@ -801,17 +801,25 @@ class Cupy(ModuleType):
         return getattr(np, name)
 
 
+class CublasError(RuntimeError):
+    pass
+
+
 class Cublas(ModuleType):
     """`cupy_backends.cuda.libs.cublas`: GEMMs of 16-bit matrices on the stream that is current."""
 
     def __init__(self) -> None:
         super().__init__("cupy_backends.cuda.libs.cublas")
+        self.CUBLASError = CublasError
+        self.lacks_bfloat16 = False
 
     def gemmEx(self, handle: int, *arguments: int) -> None:
         assert handle == BLAS_HANDLE
         _, _, side, columns, depth, one, first, kind, _, second, _, _, zero, result, _, _, compute, _ = arguments
         assert side == columns == depth
         assert compute == 68
+        if kind == 14 and self.lacks_bfloat16:
+            raise CublasError("CUBLAS_STATUS_NOT_SUPPORTED")
         assert (view(one, 1, "float32")[0], view(zero, 1, "float32")[0]) == (1.0, 0.0)
 
         def matrix(address: int) -> Array:

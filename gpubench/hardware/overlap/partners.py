@@ -3,6 +3,7 @@
 from importlib.resources import files
 from typing import Any, Protocol
 
+from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies.device import ANY_DIRECTION
 from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.model.terms.data_pattern import Block, DataPattern
@@ -59,7 +60,14 @@ class GemmWork:
             memory.fill_sent(data, Block(number, 1, count, 0, count), 0)
         self._result = self._memories[2].array(0, count, "uint16")
         self._result[:] = 0
-        self.issue()
+        try:
+            self.issue()
+        except cublas.CUBLASError as error:
+            raise CouldNotMeasureError(
+                f"cuBLAS multiplies no {dtype} matrices of {side} × {side} on this GPU: {error}",
+                expected="a type that its Tensor Cores have: bfloat16 since compute capability 8.0, float16 since 7.0",
+                next_step="--dtype float16, or --partner copy",
+            ) from error
         self._alone = self._result.copy()
 
     def issue(self) -> None:

@@ -1,10 +1,12 @@
 """Computation beside a collective on a fake GPU: what is enqueued when, and whether wrong results are seen."""
 
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
+from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
@@ -103,6 +105,15 @@ def test_a_wrong_result_is_seen(bench: Bench, partner: Partner) -> None:
     *_, last = (each for each in bench.runtime.allocations if each not in before)
     cupy_on_numpy.view(last, 16, "uint8")[4] ^= 0x40
     assert bench.steps.partner_wrong(partner) == 1
+
+
+def test_a_gpu_without_bfloat16_is_told_what_to_type(bench: Bench) -> None:
+    cublas = sys.modules["cupy_backends.cuda.libs.cublas"]
+    cublas.lacks_bfloat16 = True  # type: ignore[attr-defined]
+    with pytest.raises(CouldNotMeasureError, match="multiplies no bfloat16") as caught:
+        bench.steps.prepare(Partner.GEMM, 64, DataType.BFLOAT16)
+    assert "--dtype float16" in str(caught.value.next_step)
+    bench.steps.prepare(Partner.GEMM, 64, DataType.FLOAT16)
 
 
 def test_an_abort_ends_the_wait(bench: Bench) -> None:

@@ -115,9 +115,10 @@ class OverlapRankJob(CollectiveRankJob):
         backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for
         agree(self._group, lambda: check_memory(self._asked, backend.free_bytes()), place=str(self.identity))
         self._nccl = backend, opened.library
-        self._steps = GpuSteps(opened.device, backend)
+        self._steps = steps = GpuSteps(opened.device, backend)
         for each in self._asked.partners:
-            self._steps.prepare(each, self._asked.gemm_side, self._plan.request.dtypes[0])
+            prepare = partial(steps.prepare, each, self._asked.gemm_side, self._plan.request.dtypes[0])
+            agree(self._group, prepare, place=str(self.identity))
         self._load = NvmlLoad(str(self.identity.gpu_bus_id))
 
     def _metadata(self, described: DescribedCollective) -> Metadata:
