@@ -12,7 +12,7 @@ from gpubench.model.results.rows.comparison import COMPARISON_SECTION, Compariso
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
 from gpubench.model.results.rows.plan import TIMELINE_SECTION
 from gpubench.model.results.rows.scan import CELLS_SECTION
-from gpubench.model.terms.units import format_percent, format_size, some_of
+from gpubench.model.terms.units import format_memory, format_percent, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
 MOST_LINES = 200
@@ -48,6 +48,7 @@ _SHOWN: Mapping[str, Sequence[str]] = {
 _FOLDED = (CHECKS_SECTION, VERDICTS_SECTION, COMPARISON_SECTION)
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
 
+_BYTES = "_bytes"
 _SPELLINGS = ("GPU", "GPUs", "NIC", "NICs", "NUMA", "NVLink", "NVLinks", "PCIe", "RDMA")
 _SPELLING = {each.lower(): each for each in _SPELLINGS}
 
@@ -155,15 +156,17 @@ def _comparison(section: Table) -> Listing:
 
 
 def _word_of(column: str, value: Any) -> str:
-    """A value of a section; sizes as people write them."""
-    return format_size(value) if column == "size_bytes" and isinstance(value, int) else word(value)
+    """A value of a section; sizes exactly, other amounts of memory rounded, both as people write them."""
+    if not column.endswith(_BYTES) or not isinstance(value, int):
+        return word(value)
+    return format_size(value) if column == "size_bytes" else format_memory(value)
 
 
 def _words(name: str) -> str:
     """A column or a section as a person would write it: units as units, abbreviations as they are used."""
     for ending, unit in (("_gbit_s", " Gbit/s"), ("_gb_s", " GB/s"), ("_us", " µs")):
         name = name.replace(ending, unit)
-    text = name.removesuffix("_bytes").replace("_", " ") if name == "size_bytes" else name.replace("_", " ")
+    text = name.removesuffix(_BYTES).replace("_", " ")
     return " ".join(_SPELLING.get(word, word) for word in text.split(" "))
 
 

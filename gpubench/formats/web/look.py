@@ -11,7 +11,7 @@ STYLE = """
   --card: #161b22; --heat: 86,180,233; --pass: #3ddbaa; --warn: #f0b429; --fail: #ff8552; --error: #e39ac3;
   --c0: #56b4e9; --c1: #ff8c42; --c2: #2fd6a3; --c3: #dd9ac2; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; max-width: 1340px; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 16px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; margin: .2rem 0 .8rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 .verdict { border: 2px solid currentColor; border-radius: .5rem; padding: .6rem .9rem; font-weight: 700; }
