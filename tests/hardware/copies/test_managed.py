@@ -8,6 +8,9 @@ from gpubench.hardware.copies.managed import CudaManaged
 from gpubench.hardware.copies.one_process import open_copies
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process import free_memory as host_memory
+from gpubench.hardware.simulated.copies import NoCounters
+from gpubench.measure.p2p.one_process import CopyBench
+from gpubench.measure.p2p.request import Method, P2pRequest
 from gpubench.model.terms.copies import Engine
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.managed import ManagedSupport
@@ -109,3 +112,23 @@ def test_everything_is_given_back(machine: Machine, monkeypatch: pytest.MonkeyPa
     opened.on(opened.allocate(SIZE), 0)
     machine.copies.close()
     assert len(machine.runtime.allocations) <= before
+
+
+def test_every_way_of_a_run_moves_the_right_data(machine: Machine) -> None:
+    asked = P2pRequest(
+        pairs=((0, 1), (1, 0)),
+        series=(),
+        host_bytes=SIZE,
+        pattern_bytes=SIZE,
+        method=Method(samples=2),
+        check=True,
+        managed_bytes=SIZE,
+        managed=tuple(machine.managed.support()),
+    )
+    bench = CopyBench(asked, machine.copies, NoCounters(), managed=machine.managed)
+    assert bench.enable_peer_access() == {}
+    ways = list(asked.managed_copies(2))
+    cells = dict(zip(ways, bench.measure(ways), strict=True))
+    assert {str(way): cell.error for way, cell in cells.items() if cell.error} == {}
+    assert {str(way): cell.wrong for way, cell in cells.items() if cell.wrong != 0} == {}
+    assert len(ways) == 2 * (5 + 3) + 2 * 3
