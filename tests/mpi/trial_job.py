@@ -1,0 +1,22 @@
+"""A rank of a job that tries MPI on GPU memory, where a GPU is NumPy; what CRASHES names ends as a bad address does."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from gpubench.hardware.mpi import trial
+from gpubench.hardware.mpi.calls import MpiCalls
+from gpubench.hardware.node.nvml.library import Driver
+from tests.fakes import cupy_on_numpy
+
+if __name__ == "__main__":
+    patch = pytest.MonkeyPatch()
+    cupy_on_numpy.install(patch, cupy_on_numpy.Runtime(2))
+    patch.setattr(trial, "read_driver", lambda _environment: Driver(version="580", cuda=13000, gpus=2, visible=2))
+    if sys.argv[1] == os.environ.get("CRASHES"):
+        patch.setattr(MpiCalls, "all_reduce", lambda *_: lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    if sys.argv[1] == os.environ.get("CORRUPTS"):
+        patch.setattr(MpiCalls, "broadcast", lambda *_: lambda: None)
+    trial.main(sys.argv[1])
