@@ -461,9 +461,8 @@ def processes_with(word: str) -> list[str]:
     "format_name", ["table", pytest.param("csv", marks=pytest.mark.slow), pytest.param("jsonl", marks=pytest.mark.slow)]
 )
 def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
-    command = (
-        f"{sys.executable} -m gpubench allreduce --backend host --sizes 1K:16M --format {format_name} --no-progress"
-    )
+    options = f"--backend host --sizes 1K:16M --format {format_name} --no-progress"
+    command = f"{sys.executable} -m gpubench allreduce {options}"
     result = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | head -n 1"],
         capture_output=True,

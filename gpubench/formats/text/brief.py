@@ -122,12 +122,8 @@ def _health(report: Report) -> Iterator[str]:
     checks = Counter(row.verdict for row in report.rows(CHECKS_SECTION, CheckRow))
     not_made = checks[Verdict.SKIP]
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
-    yield (
-        counted(checks[Verdict.PASS], "check")
-        + " passed"
-        + (f", {failed}" if failed else "")
-        + f", {not_made} not made"
-    )
+    passed = f"{counted(checks[Verdict.PASS], 'check')} passed"
+    yield ", ".join(filter(None, (passed, failed, f"{not_made} not made")))
 
 
 def _passed_first(fare: tuple[str, int]) -> bool:
