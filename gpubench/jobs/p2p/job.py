@@ -40,6 +40,9 @@ from gpubench.ports.managed import ManagedMemory
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
 
+_SECONDS_TO_READ = 3.0
+"""What facts and contexts take on a few GPUs: an estimate for whoever waits."""
+
 _SECONDS_A_CELL = 0.07
 """What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
 
@@ -80,7 +83,7 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
     is_here = isinstance(plan.source, Here)
     shows_progress = shown.show_progress and is_here
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
-    with delivering(presenter), _opened(plan) as setup:
+    with delivering(presenter), _opened(plan, presenter) as setup:
         metadata = setup.metadata(arguments)
         with setup.recorded_bench(metadata) as bench:
             presenter.begin(metadata, PAIR_COLUMNS)
@@ -109,7 +112,8 @@ def measured(
 
 
 @contextmanager
-def _opened(plan: P2pPlan) -> Iterator[CopySetup]:
+def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
+    presenter.waiting("reading this machine", _SECONDS_TO_READ)
     if isinstance(plan.source, Replayed):
         yield replayed(plan, plan.source)
     elif isinstance(plan.source, Simulated):
