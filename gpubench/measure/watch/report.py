@@ -18,6 +18,7 @@ SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
 RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
+_NOT_TOLD = "counters do not tell it, or may not be read"
 _LOOK_CLOSER = "gpubench topo --causes; NCCL_DEBUG=INFO in the job, and gpubench explain of what it logs"
 
 
@@ -101,7 +102,8 @@ def rates_in_words(stretch: TimeOnWay) -> str:
 def _findings(course: Course) -> Iterator[Finding]:
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
         observed = each.main.last
-        if observed is not None and (make := _FINDINGS.get(each.main.way)) is not None:
+        make = _FINDINGS.get(each.main.way) if each.main.is_steady else _unknown
+        if observed is not None and make is not None:
             yield make(each, observed.job)
     for host, reason in course.silences.items():
         yield Finding(
@@ -179,7 +181,7 @@ def _unknown(course: JobCourse, job: RunningJob) -> Finding:
         subject=_subject(course, job),
         seen=figures(course.main),
         expected="to know which way its bytes go",
-        cause="counters do not tell it, or may not be read",
+        cause=_NOT_TOLD if course.main.is_steady else f"{course.main.way} for {course.main.seconds:.0f} s is no proof",
         next_command=_LOOK_CLOSER,
     )
 

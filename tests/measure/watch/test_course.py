@@ -59,7 +59,7 @@ def test_one_interval_is_no_alarm_and_passes_nothing() -> None:
     """Between two phases of a job, any traffic may look like any other for a second."""
     report = watched([job(STAGED, STAGED)])
     assert report.verdict is Verdict.ERROR
-    assert [each.id for each in report.findings] == ["host-staged"]
+    assert [(each.id, each.cause) for each in report.findings] == [("path-unknown", "staged for 1 s is no proof")]
     assert watched([job(NVLINK, NVLINK)] * 3 + [job(STAGED, STAGED)] + [job(NVLINK, NVLINK)]).verdict is Verdict.PASS
 
 
