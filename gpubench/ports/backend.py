@@ -1,7 +1,7 @@
 """A backend of collectives on one rank."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
@@ -38,3 +38,14 @@ class MultiGroupBackend(Backend, Protocol):
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
         """One operation made of several, each of which begins when the one before it is done."""
+
+
+@runtime_checkable
+class AbortableBackend(Protocol):
+    """A backend whose communicators a thread can abort while operations wait in them."""
+
+    def trouble(self) -> str:
+        """The library's asynchronous error, empty where it has none."""
+
+    def abort(self) -> None:
+        """Abort the communicators, wherever they wait."""

@@ -1,7 +1,7 @@
 """An opened backend of a collective on one rank, and what opens it wherever the rank measures."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from gpubench.measure.collective.observers import ReadCondition
 from gpubench.model.facts.backends import HOST, MPI
 from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.ports.backend import MultiGroupBackend
+from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
@@ -110,6 +110,22 @@ def _check_mpi(kind: BackendKind, group: Group) -> None:
             expected="ranks that MPI started: it moves the data",
             next_step="--backend torch:gloo, or mpirun -n 2 gpubench ...",
         )
+
+
+def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]) -> None:
+    """Have the watchdog of a rank that hangs hear of, and abort, the communicators of all backends, not of the last."""
+    abortable = [each for each in backends if isinstance(each, AbortableBackend)]
+    if len(abortable) < 2:
+        return
+
+    def trouble() -> str:
+        return next(filter(None, (each.trouble() for each in abortable)), "")
+
+    def abort() -> None:
+        for each in abortable:
+            each.abort()
+
+    progress.answer_watchdog(trouble, abort)
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":

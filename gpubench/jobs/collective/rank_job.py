@@ -18,7 +18,7 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count, with_presence
 from gpubench.jobs.collective.gpu_memory import nothing_measured, with_mpi_support
 from gpubench.jobs.collective.metadata import collective_metadata, described_collective
-from gpubench.jobs.collective.opened import Opened, Rank, open_kind
+from gpubench.jobs.collective.opened import Opened, Rank, answer_for_all, open_kind
 from gpubench.jobs.collective.opening import open_backend
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import speed_judge_of
@@ -185,6 +185,7 @@ class CollectiveRankJob:
             if not refused:
                 backend = open_kind(kind, rank, self._plan, opened.device, opened.library, connect=False)
             found.append(BesideBackend(kind, backend, refused))
+        answer_for_all(self._progress, [opened.backend, *(each.backend for each in found if each.backend is not None)])
         return found
 
     def _sizes(
