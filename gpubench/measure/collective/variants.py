@@ -14,6 +14,7 @@ from gpubench.model.results.report import CollectiveRow, Report, Section, Table
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.nccl_choice import AGAIN
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import overall
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
@@ -292,8 +293,8 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
-    """The report with the fastest variants of its rows, and those that could not run."""
-    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first
+    """The report with the fastest variants of its rows, those that could not run, and backends beside the first."""
+    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first, staged_beside
     from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
 
     best = winners(rows)
@@ -304,4 +305,7 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
     }
     if beside or any(each.backend == each.setting for each in refused):
         sections[BACKENDS_SECTION] = Table(BackendRow.columns(), lambda: beside)
-    return replace(report, sections={**sections, **report.sections})
+    staged = staged_beside(beside)
+    verdict = overall([report.verdict, *(each.severity for each in staged)])
+    findings = (*report.findings, *staged)
+    return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})

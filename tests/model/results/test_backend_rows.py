@@ -6,9 +6,10 @@ import pytest
 
 from gpubench.model.facts.backends import composed, divides
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.backends import BackendRow, against_first, path_words, speed_words
+from gpubench.model.results.rows.backends import BackendRow, against_first, path_words, speed_words, staged_beside
 from gpubench.model.terms.nccl_choice import AGAIN
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import row as measured_row
 
 
@@ -82,6 +83,19 @@ def test_paths_in_words() -> None:
     assert of("P2P/CUMEM", "P2P/CUMEM") == "over the same path (P2P/CUMEM)"
     assert of("SHM/direct", "P2P/CUMEM") == "over another path: SHM/direct, nccl P2P/CUMEM"
     assert of(None, "P2P/CUMEM") == ""
+
+
+def test_a_framework_that_goes_through_host_memory_beside_a_direct_library_fails() -> None:
+    def of(transport: str | None, *, staged: bool | None, first: str = "P2P/CUMEM") -> tuple[Finding, ...]:
+        own = row("torch:nccl", 1024, 40.0, transport=transport, host_staged=staged)
+        return staged_beside(against_first([row("nccl", 1024, 10.0, transport=first), own]))
+
+    (found,) = of("SHM/direct", staged=True)
+    assert (found.id, found.severity, found.subject) == ("host-staged", "FAIL", "torch:nccl")
+    assert found.seen == "SHM/direct through host memory, 25 % of the speed of nccl, which takes P2P/CUMEM"
+    assert of("P2P/CUMEM", staged=False) == ()
+    assert of("SHM/direct", staged=True, first="SHM/direct") == (), "the first's own finding says that"
+    assert of(None, staged=None) == ()
 
 
 @pytest.mark.parametrize(

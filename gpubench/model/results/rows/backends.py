@@ -13,6 +13,7 @@ from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
 
 BACKENDS_SECTION = "backends"
 MPI_SUPPORT_SECTION = "mpi_support"
@@ -108,6 +109,28 @@ def _against(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
 
 def _time_us(row: CollectiveRow) -> float:
     return row.time_us if row.p50_us is None else row.p50_us
+
+
+def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
+    """The findings on backends that go through host memory, by their own log, where the first goes another way."""
+    found = []
+    for backend, here in grouped(rows, lambda row: row.backend).items():
+        staged = [row for row in here if row.host_staged and row.transport != row.first_transport]
+        if staged:
+            worst = min(staged, key=lambda row: row.speed_percent)
+            found.append(
+                Finding(
+                    id=HOST_STAGED,
+                    severity=Verdict.FAIL,
+                    subject=backend,
+                    seen=f"{worst.transport} through host memory, {worst.speed_percent:.3g} % of the speed of "
+                    f"{worst.first}, which takes {worst.first_transport}",
+                    expected=f"the path that {worst.first} takes in the same process",
+                    cause="settings that came between the two communicators, or another libnccl",
+                    next_command=f"gpubench {worst.collective} --backend {backend} --evidence",
+                )
+            )
+    return tuple(found)
 
 
 def speed_words(rows: Sequence[BackendRow]) -> str:
