@@ -147,6 +147,12 @@ class _Simulation:
         for queue in self._queues.values():
             queue.reverse()
         self._done = [False] * len(tasks)
+        self._missing = [len(set(task.after)) for task in tasks]
+        self._followers: dict[int, list[int]] = defaultdict(list)
+        for number, task in enumerate(tasks):
+            for each in set(task.after):
+                self._followers[each].append(number)
+        self._ready = list(self._queues)
         self._running: dict[tuple[int, str], _Running] = {}
         self._spans: list[TaskSpan] = []
         self._idle: list[Idle] = []
@@ -156,8 +162,7 @@ class _Simulation:
     def run(self) -> StepTimeline:
         """Advance from one end of a task to the next."""
         while len(self._spans) < len(self._tasks):
-            while self._start():
-                pass
+            self._start()
             if not self._running:
                 if len(self._spans) < len(self._tasks):
                     raise ValueError("tasks that wait for each other")
@@ -174,21 +179,23 @@ class _Simulation:
             seconds=self._now, tasks=self._tasks, spans=self._spans, idle=_joined(self._idle), devices=devices
         )
 
-    def _start(self) -> bool:
-        """Begin what can begin; true where a task of no length ended at once, after which more may begin."""
-        ended = False
-        for stream, queue in self._queues.items():
-            while (
-                queue and stream not in self._running and all(self._done[each] for each in self._tasks[queue[-1]].after)
-            ):
-                number = queue.pop()
-                task = self._tasks[number]
-                if task.seconds <= 0:
-                    self._end(number, self._now)
-                    ended = True
-                    continue
-                self._running[stream] = _Running(number, self._now, task.seconds, self._wait(task))
-        return ended
+    def _start(self) -> None:
+        """Begin what can begin, computation first; what takes no time ends at once, after which more may begin."""
+        begun: list[tuple[int, str]] = []
+        while self._ready:
+            stream = self._ready.pop()
+            queue = self._queues[stream]
+            if not queue or stream in self._running or self._missing[queue[-1]]:
+                continue
+            number = queue.pop()
+            task = self._tasks[number]
+            if task.seconds <= 0:
+                self._end(number, self._now)
+                continue
+            self._running[stream] = _Running(number, self._now, task.seconds)
+            begun.append(stream)
+        for stream in begun:
+            self._running[stream].wait = self._wait(self._tasks[self._running[stream].task])
 
     def _wait(self, task: StreamTask) -> float:
         """Seconds that a task which begins now waits for multiprocessors."""
@@ -200,6 +207,11 @@ class _Simulation:
     def _end(self, number: int, start: float) -> None:
         self._done[number] = True
         self._spans.append(TaskSpan(number, start, self._now))
+        self._ready.append((self._tasks[number].device, self._tasks[number].stream))
+        for each in self._followers[number]:
+            self._missing[each] -= 1
+            if not self._missing[each]:
+                self._ready.append((self._tasks[each].device, self._tasks[each].stream))
 
     def _computing(self, device: int) -> _Running | None:
         return self._running.get((device, COMPUTE))
