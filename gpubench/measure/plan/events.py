@@ -44,7 +44,7 @@ class StreamTask:
     """Something that a stream of a device does for so many seconds, once the tasks `after` (by number) have ended.
 
     `source` is what it is for, in the words of the report. Streams other than `compute` communicate. Computation is
-    made of kernels of `kernel_seconds`.
+    made of kernels of `kernel_seconds`; a communication may stand for several `operations`.
     """
 
     name: str
@@ -55,6 +55,7 @@ class StreamTask:
     source: str = ""
     collective: str = ""
     size_bytes: float = 0.0
+    operations: int = 1
     contention: Contention = NO_CONTENTION
     kernel_seconds: float = 0.0
 

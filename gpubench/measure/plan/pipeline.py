@@ -5,14 +5,14 @@ passes; the bubble is (p - 1)/(v·m) of the ideal time (Narayanan et al. 2021, a
 stages b·s·h·e bytes are sent a microbatch, each way.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpubench.measure.plan.blocks import BlockWriter
 from gpubench.measure.plan.events import StreamTask
 from gpubench.measure.plan.gradients import GradientReducer, Handover
-from gpubench.measure.plan.program import StepJob, StepProgram
+from gpubench.measure.plan.program import TENSOR, StepJob, StepProgram
 
 if TYPE_CHECKING:
     from gpubench.model.workload.transformer import Operation
@@ -77,6 +77,7 @@ class _Pipeline:
             pass_order(each, self._stages, self._chunks, self._microbatches) for each in range(self._stages)
         ]
         self._sent: dict[tuple[int, Pass], int | None] = {}
+        self._sums: dict[tuple[bool, bool, bool], list[StreamTask] | None] = {}
         self._reducers = [list(self._reducers_of(stage)) for stage in range(self._stages)]
 
     def tasks(self) -> list[StreamTask]:
@@ -122,26 +123,59 @@ class _Pipeline:
         arrived = None if before is None else self._sent[before]
         program.compute("begin", 0.0, () if arrived is None else (arrived,))
         first = (one.chunk * self._stages + stage) * self._per_part
-        embedding, head = job.model.ends()
         is_first, is_last = first == 0, first + self._per_part == job.model.layers
-        blocks = range(first, first + self._per_part)
-        if one.backward:
-            ready = self._ready(stage, one)
-            if is_last:
-                self._writer.end(head, backward=True, ready=ready)
-            for block in reversed(blocks):
-                self._writer.backward(block, ready)
-            if is_first:
-                self._writer.end(embedding, backward=True, ready=ready)
+        ready = self._ready(stage, one) if one.backward else None
+        summed = self._summed(one, is_first=is_first, is_last=is_last) if ready is None else None
+        if summed is None:
+            self._passes(self._writer, one, first, ready)
         else:
-            if is_first:
-                self._writer.end(embedding, backward=False)
-            for block in blocks:
-                self._writer.forward(block)
-            if is_last:
-                self._writer.end(head, backward=False)
+            self._write_summed(summed, one)
         goes_on = not (is_first if one.backward else is_last)
         self._sent[stage, one] = self._send(one) if goes_on else program.last
+
+    def _passes(self, writer: BlockWriter, one: Pass, first: int, ready: Handover | None) -> None:
+        """Every operation of the blocks of a part, the first of which is `first`."""
+        embedding, head = self._job.model.ends()
+        is_first, is_last = first == 0, first + self._per_part == self._job.model.layers
+        blocks = range(first, first + self._per_part)
+        if one.backward:
+            if is_last:
+                writer.end(head, backward=True, ready=ready)
+            for block in reversed(blocks):
+                writer.backward(block, ready)
+            if is_first:
+                writer.end(embedding, backward=True, ready=ready)
+            return
+        if is_first:
+            writer.end(embedding, backward=False)
+        for block in blocks:
+            writer.forward(block)
+        if is_last:
+            writer.end(head, backward=False)
+
+    def _summed(self, one: Pass, *, is_first: bool, is_last: bool) -> "list[StreamTask] | None":
+        """A pass as one computation and one communication of each kind, which takes as long as all its operations.
+
+        None where something is communicated beside computation within it.
+        """
+        key = (one.backward, is_first, is_last)
+        if key not in self._sums:
+            scratch = StepProgram(self._job)
+            first = 0 if is_first else self._job.model.layers - self._per_part if is_last else self._per_part
+            self._passes(BlockWriter(scratch), one, first, None)
+            self._sums[key] = _sum_of(scratch.tasks)
+        return self._sums[key]
+
+    def _write_summed(self, summed: "list[StreamTask]", one: Pass) -> None:
+        program = self._program
+        for task in summed:
+            if task.computes:
+                kernels = max(1, round(task.seconds / task.kernel_seconds)) if task.kernel_seconds else 1
+                program.compute("backward" if one.backward else "forward", task.seconds, kernels=kernels)
+                continue
+            after = () if program.last is None else (program.last,)
+            program.tasks.append(replace(task, device=program.device, after=after))
+            program.compute(f"after {task.source}", 0.0, (len(program.tasks) - 1,))
 
     def _send(self, one: Pass) -> int | None:
         """What the next stage waits for: the arrival, or of one rank alone the computation."""
@@ -170,3 +204,24 @@ class _Pipeline:
             reducer = GradientReducer(self._program, tuple(operations), experts)
             if reducer.is_needed:
                 yield reducer
+
+
+def _sum_of(tasks: Sequence[StreamTask]) -> list[StreamTask] | None:
+    computed = [each for each in tasks if each.computes and each.seconds > 0]
+    talking = [each for each in tasks if not each.computes]
+    if any(each.stream != TENSOR for each in talking):
+        return None
+    seconds = sum(each.seconds for each in computed)
+    kernels = sum(each.seconds / each.kernel_seconds for each in computed if each.kernel_seconds)
+    found = [StreamTask(name="pass", seconds=seconds, kernel_seconds=seconds / kernels)] if computed else []
+    for source, collective in dict.fromkeys((each.source, each.collective) for each in talking):
+        own = [each for each in talking if (each.source, each.collective) == (source, collective)]
+        found.append(
+            replace(
+                own[0],
+                seconds=sum(each.seconds for each in own),
+                size_bytes=sum(each.size_bytes for each in own),
+                operations=len(own),
+            )
+        )
+    return found

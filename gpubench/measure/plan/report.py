@@ -127,7 +127,7 @@ def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
             ExposedRow(
                 source=source,
                 collective=collective,
-                operations=round(len(tasks) * scale),
+                operations=round(sum(each.operations for each in tasks) * scale),
                 bytes=round(sum(each.size_bytes for each in tasks) * scale),
                 alone_ms=alone * scale * _MILLISECONDS,
                 exposed_ms=exposed * _MILLISECONDS,

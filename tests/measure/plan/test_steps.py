@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
 from gpubench.measure.plan.pipeline import pass_order
 from gpubench.measure.plan.program import StepJob, StepSettings
+from gpubench.measure.plan.report import exposed_rows
 from gpubench.measure.plan.step import predict
 from tests.measure.plan.jobs import gpt, job, mlp
 
@@ -156,6 +157,26 @@ def test_many_microbatches_are_told_from_few(layout: str, gpus: int, monkeypatch
     assert told.shown_microbatches < whole.shown_microbatches == 64
     assert told.seconds == pytest.approx(whole.seconds, rel=1e-9)
     assert told.times.total == pytest.approx(told.seconds)
+
+
+@pytest.mark.parametrize(("layout", "gpus"), [("tp2 pp2", 4), ("tp2 sp pp2 v2", 4), ("pp4", 4), ("tp2 pp2 dp2 ddp", 8)])
+def test_passes_are_summed_without_a_difference(layout: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = job(gpt(8), layout, gpus, latency_seconds=1e-5, settings=StepSettings(microbatches=8))
+    summed = predict(own)
+    monkeypatch.setattr("gpubench.measure.plan.pipeline._sum_of", lambda _: None)
+    whole = predict(own)
+    assert len(summed.timeline.tasks) < len(whole.timeline.tasks)
+    assert summed.seconds == pytest.approx(whole.seconds, rel=1e-9)
+    # Of another stage's pass that is waited for, computation comes first where it is summed: a bubble, then exposed.
+    waited = summed.exposed + summed.times.bubble
+    assert waited == pytest.approx(whole.exposed + whole.times.bubble)
+    assert summed.exposed == pytest.approx(whole.exposed, rel=0.1)
+    rows = {(row.source, row.collective): row for row in exposed_rows(whole)}
+    for row in exposed_rows(summed):
+        assert (row.operations, row.bytes) == (
+            rows[row.source, row.collective].operations,
+            rows[row.source, row.collective].bytes,
+        )
 
 
 def measured(kappa_c: float, kappa_m: float) -> ContentionTable:
