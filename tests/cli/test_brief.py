@@ -12,6 +12,7 @@ import pytest
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check import child_commands
 from gpubench.jobs.check.child_commands import ChildCommands
+from gpubench.jobs.check.measuring import measured
 from gpubench.jobs.check.plan import Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
@@ -148,3 +149,22 @@ def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPa
     by.peer_and_host_copies()
     assert "--no-patterns" in asked[0]
     assert "--sizes" not in asked[0]
+
+
+def test_a_machine_with_neither_gpu_nor_mpi_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "gpubench: error: no mpirun was found\n  try:      pip install 'gpubench[local]'"
+    monkeypatch.setattr(child_commands, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
+    node = Topology(replace(snapshots(parse_machine("hgx-h200-4"))[0], gpus=()))
+    found = measured(Depth.BRIEF, [node], ChildCommands([node], Depth.BRIEF, 20.0))
+    assert found.failed == {}
+    assert found.left_out[Need.ALL_REDUCE].startswith("gpubench allreduce ended with exit code 3: no mpirun was found")
+    assert Need.ALL_REDUCE in measured(Depth.DEFAULT, [node], ChildCommands([node], Depth.DEFAULT, 20.0)).failed
+
+
+def test_of_long_words_the_beginning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"gpubench: error: no MPI; {'for a reason ' * 50}"
+    monkeypatch.setattr(child_commands, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
+    node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
+    (said,) = set(ChildCommands([node], Depth.BRIEF, 20.0).peer_and_host_copies().failed.values())
+    assert "exit code 3: no MPI; for a reason" in said
+    assert said.endswith(" ...")

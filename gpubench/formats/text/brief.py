@@ -153,8 +153,11 @@ def _speeds(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict 
         by = f"; {rows[0].ranks} CPU ranks, by MPI" if rows[0].backend == HOST else ""
         yield "allreduce", told + by, _verdict_of(rows)
     missing = [row.note for row in report.rows(CHECKS_SECTION, CheckRow) if row.verdict == Verdict.ERROR and row.note]
+    left_out = [row.note for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == "collective_bandwidth"]
     if quick:
         yield "speed", "not measured: --quick", None
+    elif not rows and not missing and left_out and left_out[0]:
+        yield "speed", f"not measured: {left_out[0]}", None
     elif missing:
         yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
 

@@ -118,5 +118,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
         document = {}
     if document.get("complete"):
         return document
-    words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())[-_MOST_WORDS:]
+    words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
+    if len(words) > _MOST_WORDS:  # gpubench says first what it saw, others last
+        words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
     raise CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
