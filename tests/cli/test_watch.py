@@ -265,10 +265,13 @@ def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
     terminal = Terminal(24, 80, *SIMULATED)
     terminal.read_until(CLEARED, times=2)
     terminal.resize(8, 40)
-    terminal.read_until(CLEARED, times=6)
+    for _ in range(20):  # frames of before may still be on their way
+        terminal.read_until(CLEARED, times=terminal.shown.count(CLEARED) + 1)
+        frame = terminal.shown.split(CLEARED)[-2]
+        if frame.count(b"\n") <= 8:
+            break
     terminal.type(b"q")
     assert terminal.end() == 0
-    frame = terminal.shown.partition(BACK)[0].split(CLEARED)[-2]
     assert frame.count(b"\n") <= 8
     assert b"staged" in frame
 
