@@ -14,12 +14,13 @@ from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.documents.text_files import Wanted, read_text
 
+_EXPERT_WIDTH = "moe_intermediate_size"
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
     "key_value_heads": ("num_key_value_heads", "n_kv_heads", "num_kv_heads"),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "moe_intermediate_size"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", _EXPERT_WIDTH),
     "vocabulary": ("vocab_size",),
     "sequence": ("seq_length", "sequence_length"),
     "batch": ("micro_batch_size",),
@@ -34,6 +35,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """gpubench's keys, and what others call the same. A config.json has many more, which are passed over."""
 
+_TRAINED_TYPES = (DataType.BFLOAT16, DataType.FLOAT16, DataType.FLOAT32)
 _NEEDED = ("layers", "hidden", "heads")
 _MOST: Mapping[str, int] = {
     **dict.fromkeys(("layers", "heads", "key_value_heads", "experts", "experts_per_token"), 100_000),
@@ -44,6 +46,10 @@ _MOST_BYTES = 2**24
 _LONGEST = ("max_position_embeddings", "n_positions", "max_sequence_length")
 USUAL_SEQUENCE = 4096
 _GATED_TYPES = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi3", "deepseek", "olmo", "cohere", "falcon3")
+_UNTIED_TYPES = ("llama", "mistral", "mixtral", "qwen", "phi3", "deepseek", "olmo", "gpt_neox")
+"""Families whose configuration has tie_word_embeddings false by default."""
+
+_NOT_MODELLED = ("is_encoder_decoder", "n_shared_experts", "first_k_dense_replace", "shared_expert_intermediate_size")
 _BIASED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "bert")
 
 _WANTED = Wanted(
@@ -123,6 +129,9 @@ def _values(plain: Mapping[str, Any], name: str, *, is_config: bool) -> dict[str
             )
         if key is not None and value is not None:
             values.setdefault(key, value)
+    # Where both are given, intermediate_size is the width of the few blocks without experts.
+    if values.get("experts") and plain.get(_EXPERT_WIDTH) is not None:
+        values["intermediate"] = plain[_EXPERT_WIDTH]
     return values
 
 
@@ -151,6 +160,11 @@ def _assume(
         family = str(plain.get("model_type", "")).lower()
         values.setdefault("gated", family.startswith(_GATED_TYPES))
         values.setdefault("biases", family.startswith(_BIASED_TYPES))
+        # What transformers' PretrainedConfig leaves out is its default, and that is true.
+        values.setdefault("tied_embeddings", not family.startswith(_UNTIED_TYPES))
+        if not family.startswith((*_GATED_TYPES, *_BIASED_TYPES)):
+            notes.append(f"model_type {family or 'is not told'}: taken for a decoder with an MLP of two matrices")
+        notes.extend(f"{key} is not modelled" for key in _NOT_MODELLED if plain.get(key))
     text = str(values.get("data_type", DataType.BFLOAT16)).removeprefix("torch.")
     values["data_type"] = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}.get(text, text)
 
@@ -171,9 +185,30 @@ def _checked(values: dict[str, Any], name: str) -> TransformerModel:
     for key in ("gated", "biases", "tied_embeddings"):
         if not isinstance(values.get(key, False), bool):
             raise UsageError(f"{name}: {key} is {values[key]!r}", expected="true or false")
-    for key, kinds in (("data_type", tuple(DataType)), ("kind", tuple(BlockKind))):
+    for key, kinds in (("data_type", _TRAINED_TYPES), ("kind", tuple(BlockKind))):
         if key in values and values[key] not in kinds:
             raise UsageError(f"{name}: {key} is {values[key]!r}", expected=f"one of {', '.join(kinds)}")
+    _check_shape(values, name)
+    own = {key: values[key] for key in _KEYS if key in values}
+    own["name"] = str(own["name"])
+    own["data_type"] = DataType(own["data_type"])
+    own["kind"] = BlockKind(own.get("kind", BlockKind.TRANSFORMER))
+    return TransformerModel(**own)
+
+
+def _check_shape(values: Mapping[str, Any], name: str) -> None:
+    """Raise UsageError for numbers that no model has together."""
+    shared = values.get("key_value_heads")
+    if shared and values["heads"] % shared:
+        raise UsageError(
+            f"{name}: {values['heads']} heads do not divide by {shared} key_value_heads",
+            expected="as many heads for each head of keys and values",
+        )
+    if values.get("experts_per_token", 0) > values.get("experts", 0):
+        raise UsageError(
+            f"{name}: {values['experts_per_token']} experts_per_token of {values.get('experts', 0)} experts",
+            expected="at most as many as there are",
+        )
     if values["hidden"] % values["heads"]:
         raise UsageError(
             f"{name}: a hidden size of {values['hidden']} does not divide by {values['heads']} heads",
@@ -184,8 +219,3 @@ def _checked(values: dict[str, Any], name: str) -> TransformerModel:
             f"{name} has {values.get('experts', 0)} experts and {values.get('experts_per_token', 0)} a token",
             expected="both experts and experts_per_token, or neither",
         )
-    own = {key: values[key] for key in _KEYS if key in values}
-    own["name"] = str(own["name"])
-    own["data_type"] = DataType(own["data_type"])
-    own["kind"] = BlockKind(own.get("kind", BlockKind.TRANSFORMER))
-    return TransformerModel(**own)

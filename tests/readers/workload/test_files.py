@@ -52,11 +52,53 @@ def test_the_names_of_gpt2_are_known(tmp_path: Path) -> None:
     assert (model.layers, model.hidden, model.heads, model.sequence, model.batch) == (12, 768, 12, 512, 8)
     assert model.biases
     assert not model.gated
+    # GPT-2 has 124,439,808 parameters, one table for words going in and out, 1024 positions and a last norm.
+    assert model.parameters == 124_439_808 - 1024 * 768 - 2 * 768
 
 
 def test_experts_are_read(tmp_path: Path) -> None:
     model, _ = read_model(written(tmp_path / "config.json", MIXTRAL))
     assert (model.experts, model.experts_per_token, model.key_value_heads) == (8, 2, 8)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_experts_have_their_own_width_wherever_it_stands(tmp_path: Path, *, reverse: bool) -> None:
+    """Qwen3-30B-A3B: 128 experts of 768 in 48 blocks make 29 of its 30.5 billion parameters."""
+    config = MIXTRAL | {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_local_experts": 128,
+    }
+    config |= {"intermediate_size": 6144, "moe_intermediate_size": 768, "num_key_value_heads": 4}
+    ordered = dict(reversed(config.items())) if reverse else config
+    model, _ = read_model(written(tmp_path / "config.json", ordered))
+    assert model.width == 768
+    assert model.expert_parameters == 48 * 128 * 3 * 2048 * 768
+
+
+def test_what_of_a_config_is_not_modelled_is_said(tmp_path: Path) -> None:
+    config = LLAMA | {"model_type": "newarch", "is_encoder_decoder": True}
+    _, notes = read_model(written(tmp_path / "config.json", config))
+    assert "model_type newarch: taken for a decoder with an MLP of two matrices" in notes
+    assert "is_encoder_decoder is not modelled" in notes
+
+
+SHAPE = "layers = 2\nhidden = 256\nheads = 16\nsequence = 64\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("key_value_heads = 5", "16 heads do not divide by 5 key_value_heads"),
+        ("key_value_heads = 32", "16 heads do not divide by 32 key_value_heads"),
+        ("experts = 8\nexperts_per_token = 9", "9 experts_per_token of 8 experts"),
+        ('data_type = "int8"', "data_type is 'int8'"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused(tmp_path: Path, line: str, seen: str) -> None:
+    with pytest.raises(UsageError, match=seen):
+        read_model(written(tmp_path / "m.toml", SHAPE + line))
 
 
 def test_a_text_model_within_another_is_read(tmp_path: Path) -> None:
