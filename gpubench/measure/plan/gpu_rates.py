@@ -52,6 +52,11 @@ _SHEETS = {
 
 
 def rates_of(name: str) -> DataSheet | None:
-    """The rates of a GPU by NVML's name of its model; None where no data sheet is known."""
-    words = name.replace("NVIDIA ", "")
-    return next((rates for model, rates in _SHEETS.items() if model in words), None)
+    """The rates of a GPU by NVML's name of its model; None where no data sheet is known.
+
+    Whole words: an L40 is no L4. A laptop's GPU has the name of a larger one.
+    """
+    words = f" {name.removeprefix('NVIDIA ').replace('-', ' ')} "
+    if "Laptop" in words:
+        return None
+    return next((rates for model, rates in _SHEETS.items() if f" {model.replace('-', ' ')} " in words), None)

@@ -140,6 +140,8 @@ def test_data_sheets_are_known_of_the_gpus_of_most_profiles() -> None:
     assert rates_of("NVIDIA H200") is not None
     assert rates_of("NVIDIA A100-SXM4-80GB") != rates_of("NVIDIA A10")
     assert rates_of("Radeon") is None
+    near = ("NVIDIA L40", "NVIDIA A10G", "NVIDIA GH200 480GB", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU")
+    assert [name for name in near if rates_of(name) is not None] == []
     named = [each.gpu.name for each in all_profiles() if each.gpu.name and each.match.generic is None]
     unknown = {name for name in named if rates_of(name) is None}
     assert unknown == {"NVIDIA RTX PRO 6000 Blackwell Server Edition"}
