@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,7 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("nowhere.toml", *H200), "nowhere.toml does not exist"),
         (("--parameters", "7", *H200), "--parameters 7: no unit"),
         (("--parameters", "1B", *H200, "--gpu-memory", "80"), "--gpu-memory 80: no unit"),
+        (("--parameters", "1B", *H200, "--gpu-memory", "0G"), "--gpu-memory 0G: no memory"),
         (("--parameters", "1B", *H200, "--layout", "tp3"), "takes a multiple of 3 GPUs, and there are 4"),
         (("--parameters", "1B", *H200, "--layout", "tp2 tp2"), "is no word of a layout, or stands twice"),
         (("--parameters", "1B", *H200, "--layout", "pp2 fsdp"), "is not modelled"),
@@ -204,3 +206,85 @@ def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> 
     everything = gpubench(*command)
     assert everything.returncode == 0, everything.stderr
     assert "layouts are left out" in everything.stdout
+
+
+@pytest.fixture(scope="module")
+def simulated_curve(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("curve") / "nccl.json"
+    assert (
+        gpubench("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1M:1G:4", "--output", str(path)).returncode == 0
+    )
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def stored(folder: Path, name: str, document: dict[str, Any], **changes: object) -> Path:
+    rows = [row | changes | {"time_us": row["time_us"] * 1000} for row in document["rows"]] if changes else None
+    (folder / name).write_text(json.dumps(document | ({"rows": rows} if rows else {})))
+    return folder
+
+
+def step_and_notes(*words: str) -> tuple[float, str]:
+    result = gpubench("plan", *words, "--layout", "ddp", "--format", "json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    return found["layouts"][0]["step_ms"], json.dumps(found["metadata"])
+
+
+def test_backends_of_one_table_are_never_one_curve(model: str, tmp_path: Path, simulated_curve: dict[str, Any]) -> None:
+    machine = ("--simulate", "hgx-h100-8", "--results")
+    alone, _ = step_and_notes(model, *machine, str(stored(tmp_path, "nccl.json", simulated_curve)))
+    stored(tmp_path, "gloo.json", simulated_curve, backend="torch:gloo")
+    both, notes = step_and_notes(model, *machine, str(tmp_path))
+    assert both == alone
+    assert "allreduce is that of simulated; left out: torch:gloo" in notes
+    only, notes = step_and_notes(model, *machine, str(tmp_path / "gloo.json"))
+    assert only > alone
+    assert "torch:gloo, which is not what GPUs usually train with" in notes
+
+
+def test_times_of_wrong_data_are_no_curve(model: str, tmp_path: Path, simulated_curve: dict[str, Any]) -> None:
+    machine = ("--simulate", "hgx-h100-8")
+    expected, _ = step_and_notes(model, *machine)
+    stored(tmp_path, "wrong.json", simulated_curve, wrong=7)
+    found, notes = step_and_notes(model, *machine, "--results", str(tmp_path / "wrong.json"))
+    assert found == expected
+    assert "rows of allreduce with wrong data are left out" in notes
+
+
+def fault_costs_ms(machine: str, layout: str, *faults: str) -> set[float]:
+    asked = [word for fault in faults for word in ("--fault", fault)]
+    result = gpubench(
+        "plan", "--parameters", "3B", "--simulate", machine, "--layout", layout, *asked, "--format", "json"
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    return {
+        round(row["step_ms"] - found["layouts"][0]["step_ms"], 6)
+        for row in found["fault_costs"]
+        if row["fault"] in faults
+    }
+
+
+def test_a_fault_costs_the_same_on_every_node_and_gpu() -> None:
+    (on_nodes,) = fault_costs_ms("hgx-h100-8*4", "tp8 ddp", "node0.gpu0:nvlink=9", "node3.gpu6:nvlink=9")
+    assert on_nodes > 0
+    (of_pairs,) = fault_costs_ms("hgx-h100-8", "tp2 dp4 ddp", "link0-1:staged=yes", "link6-7:staged=yes")
+    assert of_pairs > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"), [("node9.gpu0:nvlink=9", "there is no node 9"), ("node3.gpu9:nvlink=9", "there is no GPU 9")]
+)
+def test_a_fault_of_what_is_not_there_is_refused(fault: str, seen: str) -> None:
+    result = gpubench(
+        "plan", "--parameters", "3B", "--simulate", "hgx-h100-8*4", "--layout", "tp8 ddp", "--fault", fault
+    )
+    assert result.returncode == 2
+    assert seen in result.stderr
+
+
+def test_no_gpu_computes_infinitely_fast() -> None:
+    result = gpubench("plan", "--parameters", "1B", *H200, "--tflops", "inf")
+    assert result.returncode == 2
+    assert "--tflops" in result.stderr

@@ -68,7 +68,7 @@ class PlanOptions:
     measure: bool = flag("Time the model's computation here: its blocks by PyTorch, else its products by CuPy.")
     forward_ms: float | None = option("MS", "Forward pass of one microbatch on one GPU, as you measured it.", min=1e-6)
     backward_ms: float | None = option("MS", "Backward pass, likewise.", min=1e-6)
-    tflops: float | None = option("N", "What the model reaches on one GPU, TFLOP/s.", min=1e-3)
+    tflops: float | None = option("N", "What the model reaches on one GPU, TFLOP/s.", min=1e-3, max=1e6)
     gpu_memory: str | None = option("80G", "Memory of a GPU. Default: as found.")
     optimizer: str = option("adam|none", "Whose states the memory holds.", default="adam")
     bucket_mb: float | None = option("MB", "One cap of DDP's buckets in place of comparing them.", min=0.001, max=1e6)

@@ -9,6 +9,7 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.plan.machine import PlannedMachine
 from gpubench.measure.plan.curves import CollectiveCurve, CommunicatorRanks, CurvePoint, curve_of
+from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import ResultFile
@@ -19,6 +20,10 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 
 SIZES = tuple(2**power for power in range(10, 33, 2))
 """The sizes that a profile is asked for, and that are measured now: 1 KiB to 4 GiB by 4."""
+
+_TRAINED_WITH = ("nccl", "torch:nccl", "rccl", "torch:rccl", "torch:xccl", "simulated")
+_PREFERRED = (*_TRAINED_WITH, *(name for name in ROW_BACKENDS if name not in _TRAINED_WITH))
+"""Backends of rows, that of NCCL first: times of several are of several libraries, and never one curve."""
 
 Measured = Callable[[str, int], Sequence[CollectiveRow]]
 """Measures a collective among so many ranks here."""
@@ -62,12 +67,17 @@ class FoundCurves:
         return self._expected(collective, group)
 
     def _stored(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve | None:
-        found = [
+        usual = [
             (row, file)
             for file in self.files
             for row in file.rows
             if row.collective == collective and _is_usual(row) and row.nodes == group.nodes and row.ranks > 1
         ]
+        if not usual:
+            return None
+        found = self._of_one_backend(collective, [(row, file) for row, file in usual if not row.wrong])
+        if len(found) < len(usual) and any(row.wrong for row, _ in usual):
+            self.notes.append(f"rows of {collective} with wrong data are left out")
         if not found:
             return None
         ranks = min({row.ranks for row, _ in found}, key=lambda count: (abs(count - group.ranks), -count))
@@ -92,6 +102,20 @@ class FoundCurves:
             source=", ".join(dict.fromkeys(file.name for _, file in taken)),
             note=note,
         )
+
+    def _of_one_backend(
+        self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
+    ) -> Sequence[tuple[CollectiveRow, ResultFile]]:
+        """Rows of the backend that trains where there are several, and measured rows rather than simulated ones."""
+        backends = sorted({row.backend for row, _ in found}, key=_PREFERRED.index)
+        if not backends:
+            return []
+        taken = backends[0]
+        if len(backends) > 1:
+            self.notes.append(f"{collective} is that of {taken}; left out: {', '.join(backends[1:])}")
+        elif taken not in _TRAINED_WITH:
+            self.notes.append(f"{collective} is that of {taken}, which is not what GPUs usually train with")
+        return [(row, file) for row, file in found if row.backend == taken]
 
     def _expected(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         from gpubench.hardware.simulated.machine import SimulatedMachine

@@ -1,7 +1,7 @@
 """The faults whose cost is predicted: those asked for, those of a stored check or scan, else three usual ones."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,9 +47,28 @@ class FaultModel:
         if group not in self._times:
             assert self.machine.profile is not None
             machine = SimulatedMachine(self.machine.profile, group.nodes)
-            reached = [each for each in self.faults if each.node_number < group.nodes]
+            local = max(1, min(group.ranks // group.nodes, machine.profile.match.visible))
+            reached = [found for each in self.faults if (found := _within(each, group.nodes, local)) is not None]
             self._times[group] = (CollectiveTimes(machine, noise=0.0), CollectiveTimes(machine, reached, noise=0.0))
         return self._times[group]
+
+
+def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
+    """The fault in that one of many alike groups which it is in, counted from its first node and GPU; None: in none.
+
+    A step is as slow as its slowest group, so a fault of the fourth node slows what runs within nodes too. A pair of
+    GPUs that no group has in common is taken for one that it has: the worst that it can be.
+    """
+    node = None if fault.node is None else fault.node % nodes
+    if fault.index is None or fault.subject not in (Subject.GPU, Subject.LINK):
+        return replace(fault, node=node)
+    first = fault.index % gpus
+    if fault.second is None:
+        return replace(fault, node=node, index=first)
+    if gpus == 1:
+        return None
+    second = fault.second % gpus
+    return replace(fault, node=node, index=first, second=(first + 1) % gpus if first == second else second)
 
 
 def fault_cases(
@@ -83,6 +102,13 @@ def fault_cases(
 
 
 def _case(machine: PlannedMachine, text: str, fault: Fault, source: str) -> FaultCase:
+    from gpubench.hardware.simulated.links import node_links
+    from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
+
+    assert machine.profile is not None
+    simulated = SimulatedMachine(machine.profile, machine.nodes)
+    check_nodes(simulated, [fault])
+    node_links(machine.profile, [fault])
     model = FaultModel(machine, (fault,))
     try:
         model.factor("allreduce", CommunicatorRanks(machine.gpus_per_node), 2**26)
@@ -92,7 +118,6 @@ def _case(machine: PlannedMachine, text: str, fault: Fault, source: str) -> Faul
         raise UsageError(
             f"--fault {text}: {error.seen}", expected="a fault that leaves a way to the other GPUs"
         ) from None
-    assert machine.profile is not None
     return FaultCase(
         text=text,
         what=_words(fault, text),

@@ -282,4 +282,7 @@ def parse_memory(text: str) -> int:
     """'80G': bytes of a GPU's memory; UsageError without a unit."""
     if text.strip().isdigit():
         raise UsageError(f"--gpu-memory {text}: no unit", expected="80G, 141G", next_step=f"--gpu-memory {text}G")
-    return parse_size(text)
+    found = parse_size(text)
+    if not found:
+        raise UsageError(f"--gpu-memory {text}: no memory", expected="80G, 141G")
+    return found
