@@ -252,6 +252,38 @@ def test_times_of_wrong_data_are_no_curve(model: str, tmp_path: Path, simulated_
     assert "rows of allreduce with wrong data are left out" in notes
 
 
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"partner_count": 0}, "overlap[0].partner_count is 0"),
+        ({"communication_alone_us": -1.0}, "overlap[0].communication_alone_us is -1.0"),
+        ({"communication_slowdown": -5.0}, "overlap[0].communication_slowdown is -5.0"),
+    ],
+)
+def test_overlap_that_cannot_have_been_measured_is_refused(
+    tmp_path: Path, changes: dict[str, float], seen: str
+) -> None:
+    path = Path(overlap_of(tmp_path))
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"overlap": [row | changes for row in document["overlap"]]}))
+    result = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h200-2", "--overlap", str(path))
+    assert result.returncode == 2, result.stdout
+    assert seen in result.stderr
+
+
+def test_overlap_of_another_gpu_or_of_wrong_data_is_not_taken(tmp_path: Path) -> None:
+    path = Path(overlap_of(tmp_path))
+    other = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h100-8", "--overlap", str(path))
+    assert other.returncode == 2
+    assert "results of another machine: they are of NVIDIA H200" in other.stderr
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"overlap": [row | {"wrong": 3} for row in document["overlap"]]}))
+    wrong = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h200-2", "--overlap", str(path))
+    assert wrong.returncode == 0, wrong.stderr
+    assert "3 rows of overlap left out" in wrong.stdout
+    assert "contention was not measured" in wrong.stdout
+
+
 def fault_costs_ms(machine: str, layout: str, *faults: str) -> set[float]:
     asked = [word for fault in faults for word in ("--fault", fault)]
     result = gpubench(

@@ -41,7 +41,7 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
     """
     with presenting(plan.presentation) as presenter:
         found = read_all(plan.results, plan.overlap)
-        machine = machine_of(plan, found.files)
+        machine = machine_of(plan, found.files, found.contention_gpus)
         notes = list(plan.notes)
         outcome, curves = _outcome(plan, machine, found, notes)
         metadata = _metadata(plan, arguments, machine, outcome, [*notes, *dict.fromkeys(curves.notes)])
@@ -232,6 +232,8 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -
     notes += [f"collectives {each}" for each in origins]
     notes.append("times between measured sizes are interpolated by the logarithms of both")
     notes += [f"beyond the sizes that are known: {each}" for each in outcome.times.beyond()]
+    if found.unusable:
+        notes.append(f"{found.unusable} rows of overlap left out: wrong data, or no slow-down of computation")
     if found.passed_over:
         notes.append(f"no results, passed over: {', '.join(found.passed_over[:4])}")
     if outcome.advice.best.job.compute.copy_gb_s is None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Profile
 
 
+_UNKNOWN = "unknown GPU"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMachine:
     """So many nodes of so many GPUs of one model; `profile` of None: nobody knows what it should reach.
@@ -36,13 +39,20 @@ class PlannedMachine:
         return self.gpus_per_node * self.nodes
 
 
-def machine_of(plan: TrainingPlan, files: Sequence[ResultFile]) -> PlannedMachine:
-    """The machine of a plan.
+def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence[str] = ()) -> PlannedMachine:
+    """The machine of a plan; `beside` are the GPUs that results of overlap are of.
 
     Raises:
         UsageError: there is no such profile, or the results are of several machines, or of another one.
         CouldNotMeasureError: there is no GPU, no result and no profile to plan for.
     """
+    machine = _of_sources(plan, files)
+    if machine.gpu != _UNKNOWN:
+        _check_same(machine, [name for name in beside if name != machine.gpu], plan, "the machine planned for")
+    return machine
+
+
+def _of_sources(plan: TrainingPlan, files: Sequence[ResultFile]) -> PlannedMachine:
     models = _models_of(files)
     if plan.simulate is not None:
         machine = _of_profile(plan.simulate, plan.nodes)
@@ -152,7 +162,7 @@ def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequenc
     profile = _own_kind(known, plan)
     simulated = any(row.origin == Origin.SIMULATED for row in rows)
     return PlannedMachine(
-        gpu=models[0] if models else profile.gpu.name if profile else "unknown GPU",
+        gpu=models[0] if models else profile.gpu.name if profile else _UNKNOWN,
         gpus_per_node=per_node,
         nodes=plan.nodes or largest.nodes,
         profile=profile,

@@ -17,16 +17,25 @@ from gpubench.readers.results.stored import read_stored
 _SUFFIXES = (".json", ".jsonl", ".csv", ".txt")
 _MOST_FILES = 2000
 _HEAD_BYTES = 2**20
+_POSITIVE = (
+    *("size_bytes", "partner_count", "partner_alone_us", "communication_alone_us"),
+    *("compute_slowdown", "communication_slowdown"),
+)
 _OVERLAP = re.compile(r'"subject":\s*"overlap"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundResults:
-    """Files of collectives, contention with where it is from, and files of a folder that could not be used."""
+    """Files of collectives, contention with where it is from, and files of a folder that could not be used.
+
+    `contention_gpus` are the models that it was measured on, `unusable` how many of its rows tell nothing.
+    """
 
     files: Sequence[ResultFile]
     contention: Sequence[MeasuredContention]
     contention_source: str
+    contention_gpus: Sequence[str]
+    unusable: int
     passed_over: Sequence[str]
 
 
@@ -60,11 +69,15 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
                 expected="what gpubench allreduce --output wrote, or nccl-tests' text",
                 next_step=f"gpubench allreduce --output {path}/",
             )
-    rows = [row for path in beside for row in _overlap_rows(path)]
+    stored = [_overlap_rows(path) for path in beside]
+    rows = [row for own, _ in stored for row in own]
+    contention = [found for row in rows if (found := _contention(row)) is not None]
     simulated = ", simulated" if any(row.origin == Origin.SIMULATED for row in rows) else ""
     return FoundResults(
         files=files,
-        contention=[found for row in rows if (found := _contention(row)) is not None],
+        contention=contention,
+        contention_gpus=list(dict.fromkeys(name for _, gpus in stored for name in gpus)),
+        unusable=len(rows) - len(contention),
         contention_source=", ".join(path.name for path in beside) + simulated,
         passed_over=passed_over,
     )
@@ -89,8 +102,8 @@ def _holds_overlap(path: Path) -> bool:
     return _OVERLAP.search(beginning) is not None
 
 
-def _overlap_rows(path: Path) -> list[OverlapRow]:
-    """The rows of a file; UsageError where it cannot be read, or has none."""
+def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
+    """The rows of a file, and the GPUs that they are of; UsageError where it cannot be read, has none, or nonsense."""
     stored = read_stored(path)
     rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
     if not rows:
@@ -100,12 +113,22 @@ def _overlap_rows(path: Path) -> list[OverlapRow]:
             reason="it is of another command, or its run ended before the first row",
             next_step=f"gpubench overlap --output {path.name}",
         )
-    return rows
+    for number, row in enumerate(rows):
+        for name in _POSITIVE:
+            value = getattr(row, name)
+            if value is not None and value <= 0:
+                raise UsageError(
+                    f"{path}: overlap[{number}].{name} is {value}",
+                    expected="a number above 0",
+                    reason="edited by hand",
+                    next_step="the same command again, with --output",
+                )
+    return rows, [each.gpu for each in stored.metadata.ranks if each.gpu]
 
 
 def _contention(row: OverlapRow) -> MeasuredContention | None:
-    """What the simulation needs of a row; None of one whose computation lost nearly all of its time."""
-    if row.compute_slowdown is None:
+    """What the simulation needs of a row; None of wrong data, and where computation lost nearly all of its time."""
+    if row.compute_slowdown is None or row.wrong:
         return None
     return MeasuredContention(
         collective=row.collective,
