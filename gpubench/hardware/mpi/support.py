@@ -151,12 +151,14 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
 
 def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
     """Each size: right or wrong where its line is there; the end of the job is that of the first without."""
-    wrong = {line["size_bytes"]: line.get("wrong") for line in end.lines if "size_bytes" in line}
+    counted = (line for line in end.lines if "size_bytes" in line)
+    wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
+    badly = _ended_badly(end) if wrong.keys() >= set(SIZES_BYTES) else ""
     told = False
     for size_bytes in SIZES_BYTES:
         if size_bytes in wrong:
             outcome = TrialOutcome.WRONG if wrong[size_bytes] else TrialOutcome.RIGHT
-            said = f"{wrong[size_bytes]} wrong elements" if wrong[size_bytes] else ""
+            said = f"{wrong[size_bytes]} wrong elements" if wrong[size_bytes] else badly
         elif told:
             outcome, said = TrialOutcome.UNKNOWN, ""
         else:
@@ -169,6 +171,13 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
             seconds=None if outcome is TrialOutcome.UNKNOWN else end.seconds,
             said=said,
         )
+
+
+def _ended_badly(end: _JobEnd) -> str:
+    """How a job ended that did all sizes, where that was not well; else empty."""
+    if end.late:
+        return "right, and the job did not end"
+    return f"right, and the job ended with exit code {end.code}" if end.code else ""
 
 
 def _outcome(end: _JobEnd) -> tuple[TrialOutcome, str]:

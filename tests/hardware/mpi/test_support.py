@@ -21,6 +21,8 @@ SMALL, LARGE = SIZES_BYTES
 ENDS = {
     "right": "say(begins=1024); say(size_bytes=1024, wrong=0); say(begins=1048576); say(size_bytes=1048576, wrong=0)",
     "wrong": "say(begins=1024); say(size_bytes=1024, wrong=7); say(begins=1048576); say(size_bytes=1048576, wrong=9)",
+    "no count": "say(begins=1024); say(size_bytes=1024); die(1)",
+    "bad end": "say(begins=1024); say(size_bytes=1024, wrong=0); say(size_bytes=1048576, wrong=0); die(1)",
     "crash": "say(begins=1024); os.kill(os.getpid(), signal.SIGSEGV)",
     "late crash": "say(begins=1024); say(size_bytes=1024, wrong=0); say(begins=1048576); die(139)",
     "error": "say(begins=1024); print('mpi4py.MPI.Exception: MPI_ERR_BUFFER: invalid buffer pointer'); die(16)",
@@ -71,6 +73,8 @@ def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
     assert support.claims["ompi_info"] == "mpi_built_with_cuda_support: false"
     assert "\x1b" not in support.said
     assert outcomes(support, "right") == [(TrialOutcome.RIGHT, "")] * 2
+    assert outcomes(support, "no count") == [(TrialOutcome.REFUSED, "exit code 1"), (TrialOutcome.UNKNOWN, "")]
+    assert outcomes(support, "bad end") == [(TrialOutcome.RIGHT, "right, and the job ended with exit code 1")] * 2
     assert outcomes(support, "wrong") == [
         (TrialOutcome.WRONG, "7 wrong elements"),
         (TrialOutcome.WRONG, "9 wrong elements"),
@@ -85,8 +89,8 @@ def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
     assert outcomes(support, "hang") == [(TrialOutcome.HUNG, "no end after 2 s"), (TrialOutcome.UNKNOWN, "")]
     assert outcomes(support, "no start")[0][0] is TrialOutcome.UNKNOWN
     assert "libmpi.so.40" in outcomes(support, "no start")[0][1]
-    assert support.working == ["right"]
-    assert support.failing == ["wrong", "crash", "late crash", "error", "hang"]
+    assert support.working == ["right", "bad end"]
+    assert support.failing == ["wrong", "no count", "crash", "late crash", "error", "hang"]
     assert not support.works("no start"), "what was not tried is no promise"
     assert support.why_not("right") == ""
     assert support.why_not("late crash") == (
