@@ -44,6 +44,7 @@ SECONDS_OF_GRACE = 2.0
 CLOCK_SECONDS = 1.0
 """Wall clocks of nodes that differ by more make logs of a job hard to read, and certificates and tickets invalid."""
 
+_NO_FIGURE = "its supervisor gave no figure of this ring"
 _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 
 
@@ -178,6 +179,9 @@ class Coordinator:
             except (KeyError, struct.error):
                 failures.append(RingFailure(node, self._gone.get(node, _SILENT), is_own=True))
                 continue
+            missing = set(self._nodes.rails_by_rank[rank]) - {each[0] for each in reply.figures}
+            if reply.number != number or missing:
+                failures.append(RingFailure(node, _NO_FIGURE, is_own=True))
             for rail, gb_s, outcome in reply.figures:
                 slowest[rail] = min(gb_s, slowest.get(rail, gb_s))
                 if outcome:

@@ -174,3 +174,16 @@ def test_a_ring_with_a_node_that_hangs_up_is_of_that_node() -> None:
     with coordinated(failing(Outcome.BROKEN), lambda _order: None, done(1.0)) as found:
         assert found.collective([0, 1, 2]) == RingFailure(1, "its supervisor is gone", is_own=True)
         assert found.gone == {1: "its supervisor is gone"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda order: RoundReply(order.number, ()),
+        lambda order: RoundReply(order.number, ((0, 10.0, Outcome.DONE),)),
+        lambda order: RoundReply(order.number - 1, ((0, 10.0, Outcome.DONE), (1, 10.0, Outcome.DONE))),
+    ],
+)
+def test_a_ring_of_which_a_rail_is_not_told_has_no_figure(answer: Answer) -> None:
+    with coordinated(done(10.0), answer, done(10.0)) as found:
+        assert found.collective([0, 1, 2]) == RingFailure(1, "its supervisor gave no figure of this ring", is_own=True)
