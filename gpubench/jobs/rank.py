@@ -84,6 +84,12 @@ def run(
             expected="ranks that MPI started; the collectives alone take torchrun's",
             next_step=f"mpirun -n {launched_by.size} gpubench ...",
         )
+    if launched_by.rank >= launched_by.size:
+        raise UsageError(
+            f"rank {launched_by.rank} of {launched_by.size}, says {launched_by.launcher}",
+            expected=f"a rank from 0 to {launched_by.size - 1}",
+            reason="its variables in the environment were set by hand, or are another job's",
+        )
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:
         launcher.die_with_parent()

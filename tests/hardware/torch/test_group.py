@@ -75,6 +75,12 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
         rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
 
 
+def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others() -> None:
+    launch = LaunchedBy(TORCHRUN, 5, 2)
+    with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
+        ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch))
+
+
 def test_what_needs_mpi_is_refused() -> None:
     assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
