@@ -20,7 +20,7 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     """Run, and exit with its code; under a launcher only the first rank speaks of wrong usage."""
     spell_out_what_cannot_be_shown()
     launch = launched_by(os.environ)
-    speaks = launch is None or launch.rank == 0
+    speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
     with contextlib.ExitStack() as stack:
         if not speaks:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123

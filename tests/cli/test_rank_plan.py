@@ -12,6 +12,7 @@ from gpubench.formats.registry import DATED
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_plan import RankPlan, write_plan
 from gpubench.model.terms.plain import from_plain
+from tests.cli.running import environment, gpubench
 
 
 @pytest.mark.parametrize("folder", [Path("results"), None])
@@ -25,3 +26,11 @@ def test_a_rank_knows_the_folder_of_earlier_results(tmp_path: Path, folder: Path
     of_rank = from_plain(RankPlan, json.loads((tmp_path / "plan").read_text())).plan()
     assert plan.history == of_rank.history == folder
     assert of_rank.presentation.outputs == ()
+
+
+def test_a_rank_beyond_the_job_says_so_itself() -> None:
+    """Else nobody would: there may be no first rank."""
+    beyond = {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    result = gpubench("allreduce", "--backend", "torch:gloo", env={**environment(), **beyond})
+    assert result.returncode == 2
+    assert "rank 5 of 2, says torchrun" in result.stderr

@@ -57,6 +57,13 @@ def torch_sees_no_gpu(version: str) -> CouldNotMeasureError:
 
 def torch_refused(backend: str, said: str) -> CouldNotMeasureError:
     """torch.distributed cannot connect the ranks."""
+    if "EADDRINUSE" in said or "already in use" in said:
+        return CouldNotMeasureError(
+            f"torch.distributed cannot begin with {backend}: {said}",
+            expected="a port on which nobody else listens",
+            reason="MASTER_PORT is another job's, or one of before has not ended",
+            next_step="torchrun --master-port N, or --standalone, which picks one",
+        )
     gloo = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that joins the hosts"
     return CouldNotMeasureError(
         f"torch.distributed cannot begin with {backend}: {said}",

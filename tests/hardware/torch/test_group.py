@@ -9,6 +9,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.torch import library, world
 from gpubench.hardware.torch.group import TorchGroup
 from gpubench.hardware.torch.library import TorchDistributed
+from gpubench.hardware.torch.refusals import torch_refused
 from gpubench.jobs import rank as ranks_of_jobs
 from gpubench.model.facts.launched_by import TORCHRUN, LaunchedBy
 from gpubench.ports.group import NativeBarrier
@@ -79,6 +80,12 @@ def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others
     launch = LaunchedBy(TORCHRUN, 5, 2)
     with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
         ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch))
+
+
+def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
+    used = torch_refused("gloo", "The server socket has failed to listen. port: 29500, name: EADDRINUSE")
+    assert "MASTER_PORT" in str(used.reason)
+    assert "GLOO_SOCKET_IFNAME" in str(torch_refused("gloo", "no route").next_step)
 
 
 def test_what_needs_mpi_is_refused() -> None:
