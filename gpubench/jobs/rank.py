@@ -62,6 +62,22 @@ def rendezvous_of(launched_by: LaunchedBy) -> Rendezvous:
     return Rendezvous(group.start, group.finish, group.abort)
 
 
+def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
+    """Raise UsageError for ranks that cannot meet."""
+    if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
+        raise UsageError(
+            "this command under torchrun",
+            expected="ranks that MPI started; the collectives alone take torchrun's",
+            next_step=f"mpirun -n {launched_by.size} gpubench ...",
+        )
+    if launched_by.rank >= launched_by.size:
+        raise UsageError(
+            f"rank {launched_by.rank} of {launched_by.size}, says {launched_by.launcher}",
+            expected=f"a rank from 0 to {launched_by.size - 1}",
+            reason="its variables in the environment were set by hand, or are another job's",
+        )
+
+
 def run(
     make_job: Callable[[Any, RankProgress], RankJob],
     launched_by: LaunchedBy,
@@ -78,18 +94,7 @@ def run(
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
     """
-    if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
-        raise UsageError(
-            "this command under torchrun",
-            expected="ranks that MPI started; the collectives alone take torchrun's",
-            next_step=f"mpirun -n {launched_by.size} gpubench ...",
-        )
-    if launched_by.rank >= launched_by.size:
-        raise UsageError(
-            f"rank {launched_by.rank} of {launched_by.size}, says {launched_by.launcher}",
-            expected=f"a rank from 0 to {launched_by.size - 1}",
-            reason="its variables in the environment were set by hand, or are another job's",
-        )
+    _check_launch(launched_by, rendezvous)
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:
         launcher.die_with_parent()
