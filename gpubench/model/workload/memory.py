@@ -3,7 +3,10 @@
 Mixed precision with Adam takes 2 bytes a parameter for weights, 2 for gradients and 12 for the optimizer: weights in
 float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1). Activations of a block
 without recomputation are s·b·h·(34 + 5·a·s/h) bytes of 16-bit types; without the term in a·s/h where attention keeps no
-scores, as FlashAttention does not (Korthikanti et al. 2022, arXiv 2205.05198, equations 1, 2 and 4).
+scores, as FlashAttention does not (Korthikanti et al. 2022, arXiv 2205.05198, equations 1, 2 and 4). Of the 34 bytes 16
+are of an MLP as wide as 4·h, whose product and activation are kept, and 2 of masks of dropout, a byte each. A gated
+MLP keeps four such tensors, experts those of every expert that a token goes through. In float32 there is no second
+copy of the weights, and all but masks is twice as large.
 """
 
 from dataclasses import dataclass
@@ -15,10 +18,20 @@ from gpubench.model.workload.transformer import BlockKind, TransformerModel
 OPTIMIZER_BYTES = 12
 """Adam's states a parameter, in mixed precision."""
 
-_BLOCK_ACTIVATIONS = 34
-_MLP_ACTIVATIONS = 19
-_SPLIT_BY_TENSOR = 24
-"""Of the 34 bytes an element those that tensor parallelism splits; the others only sequence parallelism does."""
+_MASTER_BYTES = 4
+"""Of these the weights in float32."""
+
+_HALF_BYTES = 2
+"""Of an element, in the papers."""
+
+_BESIDE_MLP, _INTO_MLP = 18, 3
+"""Bytes an element of a block outside the MLP's width, and of a block that is an MLP alone."""
+
+_ATTENTION_SPLIT = 8
+"""Of these those that tensor parallelism splits, as it does the MLP's width; others only sequence parallelism does."""
+
+_ATTENTION_MASKS, _MLP_MASKS = 2, 1
+"""Of these bytes those of masks, which no type makes larger."""
 
 OTHER_BYTES = 3 * 2**30
 """CUDA context, NCCL's buffers, the allocator's slack and workspaces: a round figure, none that was measured."""
@@ -55,6 +68,8 @@ def memory_need(
     weights = own * size // (ranks if sharding.gathers_parameters else 1) + gathered
     splits_gradients = sharding is Sharding.ZERO2 or sharding.gathers_parameters
     gradients = own * size // (ranks if splits_gradients else 1) + (block * size if splits_gradients else 0)
+    if optimizer_bytes and size > _HALF_BYTES:
+        optimizer_bytes -= _MASTER_BYTES
     optimizer = own * optimizer_bytes // (1 if sharding is Sharding.DDP else ranks)
     return MemoryNeed(
         weights=weights,
@@ -66,9 +81,14 @@ def memory_need(
 
 def _activations(model: TransformerModel, layout: ParallelLayout, microbatches: int) -> int:
     elements = model.tokens * model.hidden / layout.context
-    factor: float = _BLOCK_ACTIVATIONS if model.kind is BlockKind.TRANSFORMER else _MLP_ACTIVATIONS
-    split = _SPLIT_BY_TENSOR if model.kind is BlockKind.TRANSFORMER else factor - 2
+    is_block = model.kind is BlockKind.TRANSFORMER
+    kept = (4 if model.gated else 2) * (model.experts_per_token or 1)
+    width = _HALF_BYTES * kept * model.width / model.hidden
+    factor = width + (_BESIDE_MLP if is_block else _INTO_MLP)
+    split = width + _ATTENTION_SPLIT if is_block else factor - _HALF_BYTES
     share = factor / layout.tensor if layout.sequence_parallel else factor - split + split / layout.tensor
+    masks = (_ATTENTION_MASKS if is_block else _MLP_MASKS) * share / factor
+    share = masks + (share - masks) * model.data_type.size_bytes / _HALF_BYTES
     blocks = model.layers / layout.pipeline
     # The first stage of 1F1B has as many microbatches under way as there are stages (Narayanan et al. 2021).
     under_way = min(microbatches, layout.pipeline)

@@ -1,13 +1,16 @@
 """Models, layouts and the memory that they need."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
+from gpubench.model.terms.operation import DataType
 from gpubench.model.workload.layout import ParallelLayout, Sharding, layouts_for, misfit, parse_layout
 from gpubench.model.workload.memory import OTHER_BYTES, memory_need
-from gpubench.model.workload.transformer import TransformerModel, model_of_parameters
+from gpubench.model.workload.transformer import BlockKind, TransformerModel, model_of_parameters
 
 LLAMA_7B = TransformerModel(
     name="llama-2-7b", layers=32, hidden=4096, heads=32, sequence=4096, intermediate=11008, vocabulary=32000, gated=True
@@ -113,3 +116,25 @@ def test_experts_are_split_over_ranks_and_the_rest_is_not() -> None:
     split = memory_need(MIXTRAL, ParallelLayout(data=8, expert=8), 1).weights
     shared = (MIXTRAL.parameters - MIXTRAL.expert_parameters) * 2
     assert split == shared + (whole - shared) // 8
+
+
+def activations(model: TransformerModel) -> float:
+    """Bytes an element of a block's input that one block keeps, without those of the vocabulary."""
+    blocks = replace(model, vocabulary=0)
+    return memory_need(blocks, ParallelLayout(), 1).activations / (model.tokens * model.hidden * model.layers)
+
+
+def test_activations_are_those_of_the_mlp_that_the_model_has() -> None:
+    """By hand: 34 of Korthikanti et al. with an MLP of 4·h; 18 and four of the width; with two experts, twice."""
+    gpt = TransformerModel(name="gpt", layers=2, hidden=2048, heads=16, sequence=2048)
+    assert activations(gpt) == 34
+    assert activations(LLAMA_7B) == pytest.approx(18 + 8 * 11008 / 4096)
+    assert activations(MIXTRAL) == pytest.approx(18 + 2 * 8 * 14336 / 4096)
+    assert activations(replace(gpt, kind=BlockKind.MLP)) == 19
+
+
+def test_float32_has_one_copy_of_the_weights_and_activations_twice_as_large() -> None:
+    model = TransformerModel(name="gpt", layers=2, hidden=2048, heads=16, sequence=2048, data_type=DataType.FLOAT32)
+    found = memory_need(model, ParallelLayout(), 1)
+    assert found.weights + found.gradients + found.optimizer == 16 * model.parameters
+    assert activations(model) == 2 * 32 + 2
