@@ -208,6 +208,20 @@ def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> 
     assert "layouts are left out" in everything.stdout
 
 
+def test_exported_gpus_share_the_nics_of_their_node(tmp_path: Path) -> None:
+    """Eight NICs of 50 GB/s for eight GPUs, all of which communicate at once."""
+    calculon, astra = tmp_path / "c.json", tmp_path / "a.yaml"
+    exports = ("--export", f"calculon:{calculon}", "--export", f"astra-sim:{astra}")
+    result = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h100-8*2", "--layout", "ddp", *exports)
+    assert result.returncode == 0, result.stderr
+    found = re.search(r"bandwidth: \[ ([\d.]+), ([\d.]+) \]", astra.read_text())
+    assert found is not None
+    assert 0.8 * 50 < float(found[2]) < 50 < float(found[1])
+    between = json.loads(calculon.read_text())["networks"][1]
+    assert between["bandwidth"] == 50
+    assert 0.8 < between["efficiency"] < 1
+
+
 @pytest.fixture(scope="module")
 def simulated_curve(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("curve") / "nccl.json"

@@ -1,6 +1,7 @@
 """The fabric of a plan as network files of other programs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpubench.errors import GpubenchError, unwritable_output
 from gpubench.formats.networks.fabric import DATA, EXPERT, PIPELINE, TENSOR, ExportedFabric
@@ -10,6 +11,7 @@ from gpubench.jobs.plan.plan import TrainingPlan
 from gpubench.measure.plan.curves import CollectiveTimesFound, CommunicatorRanks
 from gpubench.measure.plan.report import PlanOutcome, curve_rows
 from gpubench.model.results.rows.plan import CurveRow
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "sendrecv")
 _ANY_BYTES = 2**20
@@ -28,7 +30,7 @@ def write_exports(plan: TrainingPlan, machine: PlannedMachine, outcome: PlanOutc
 def exported_fabric(machine: PlannedMachine, outcome: PlanOutcome) -> ExportedFabric:
     """The curves of a node and, of several nodes, between them; by what the chosen layout uses where it has more."""
     inside = CommunicatorRanks(min(machine.gpus_per_node, outcome.chosen.layout.gpus))
-    across = inside if machine.nodes == 1 else CommunicatorRanks(machine.nodes, machine.nodes)
+    across = inside if machine.nodes == 1 else _across(machine)
     job = outcome.advice.best.job
     groups = {TENSOR: inside, DATA: across, EXPERT: job.expert_group(), PIPELINE: CommunicatorRanks(2)}
     if groups[EXPERT].ranks == 1:
@@ -50,6 +52,11 @@ def exported_fabric(machine: PlannedMachine, outcome: PlanOutcome) -> ExportedFa
     )
 
 
+def _across(machine: PlannedMachine) -> CommunicatorRanks:
+    """A GPU of every node, while all others do the same: these programs let every GPU have such a bandwidth at once."""
+    return CommunicatorRanks(machine.nodes, machine.nodes, machine.gpus_per_node)
+
+
 def _curves(times: CollectiveTimesFound, group: CommunicatorRanks) -> Mapping[str, Sequence[CurveRow]]:
     """The curves of a group; what nothing is known of is left out."""
     found: dict[str, Sequence[CurveRow]] = {}
@@ -59,7 +66,10 @@ def _curves(times: CollectiveTimesFound, group: CommunicatorRanks) -> Mapping[st
             own.seconds(name, group, _ANY_BYTES)
         except GpubenchError:
             continue
-        rows = list(curve_rows(own))
+        rows = [
+            replace(row, time_us=own.seconds(name, group, row.size_bytes) * MICROSECONDS_PER_SECOND)
+            for row in list(curve_rows(own))
+        ]
         if rows:
             found[name] = rows
     return found
