@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.snapshot import NicFacts, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
 from gpubench.model.paths.topology import BITS_PER_BYTE
 from gpubench.model.profiles.fault import Fault
@@ -94,7 +94,10 @@ class SimulatedTraffic:
         }
         if self._kind in by_kind:
             return [by_kind[self._kind]] * gpus
-        return list(_ring(self._links, gpus, direct or pcie, pcie, has_nvlinks=nvlink is not None))
+        # What leaves the node passes the PCIe link of a GPU, by host memory or not.
+        through = sum(map(self._network_gb_s, self._node.nics)) / max(gpus, 1) if self._several else 0.0
+        ring = _ring(self._links, gpus, direct or pcie, pcie, has_nvlinks=nvlink is not None)
+        return [(sent, received, out + through, into + through) for sent, received, out, into in ring]
 
     def _gpu(self, position: int, way: tuple[float, ...], seconds: float) -> GpuReading:
         gpu = self._node.gpus[position]
@@ -124,15 +127,19 @@ class SimulatedTraffic:
         trains = self._kind in ("training", "staged") and self._several
         rails = sum(nic.rdma for nic in self._node.nics)
         for nic in self._node.nics:
-            rate = (nic.rate_gbit_s or _LEAST_RATE_GBIT_S) / BITS_PER_BYTE * NETWORK_SHARE
+            rate = self._network_gb_s(nic)
             if self._kind == "staged":  # what one GPU hands to the next is what leaves the node, over all rails
                 rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
-            moves = trains and nic.rdma and nic.state in ("active", None)
-            found.append(
-                self._nic(nic.name, self._noisy(rate) * seconds if moves else 0.0, rdma=nic.rdma, up=nic.state)
-            )
+            moved = self._noisy(rate) * seconds if trains else 0.0
+            found.append(self._nic(nic.name, moved, rdma=nic.rdma, up=nic.state))
         through = out_gb_s * seconds if self._kind == "sockets" else 0.0
         return (*found, self._nic(LOOPBACK, through, rdma=False, up="active"))
+
+    @staticmethod
+    def _network_gb_s(nic: NicFacts) -> float:
+        """What a port carries of a job on several nodes."""
+        moves = nic.rdma and nic.state in ("active", None)
+        return (nic.rate_gbit_s or _LEAST_RATE_GBIT_S) / BITS_PER_BYTE * NETWORK_SHARE if moves else 0.0
 
     def _nic(self, name: str, moved_gb: float, *, rdma: bool, up: str | None) -> NicReading:
         self._network[name] = self._network.get(name, 0.0) + moved_gb

@@ -22,6 +22,10 @@ SILENT_INTERVALS = 2
 ALARMS = tuple(STEADY_INTERVALS)
 """Gravest first."""
 
+MOST_DOUBT = 0.1
+"""Of the time on the direct way: a job passes with so much beside it that nobody knows, or that looks staged and is not
+so for long enough. One interval is always allowed, between two phases."""
+
 _QUIET = (Way.IDLE,)
 
 
@@ -59,6 +63,7 @@ class TimeOnWay:
     way: Way
     first_seconds: float
     seconds: float = 0.0
+    intervals: int = 0
     in_a_row: int = 0
     most_in_a_row: int = 0
     moved: dict[str, float] = field(default_factory=dict)
@@ -73,6 +78,7 @@ class TimeOnWay:
     def add(self, observed: Observed, seconds: float) -> None:
         """One interval more."""
         self.seconds += seconds
+        self.intervals += 1
         self.in_a_row += 1
         self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
         self.last = observed
@@ -105,14 +111,24 @@ class JobCourse:
 
     @property
     def main(self) -> TimeOnWay:
-        """What the job is said to do: the gravest alarm that was steady, else what it did longest while it was busy."""
+        """What the job is said to do: the gravest alarm that was steady, else what it did longest while it was busy.
+
+        Beside the direct way it is what is in doubt, where that is more than a passing interval.
+        """
         alarm = next((each for way in ALARMS if (each := self.stretches.get(way)) and each.is_steady), None)
         if alarm is not None:
             return alarm
         calm = [each for each in self.stretches.values() if each.way not in (*_QUIET, *ALARMS)]
         quiet = [each for each in self.stretches.values() if each.way in _QUIET]
         passing = list(self.stretches.values())
-        return max(calm or quiet or passing, key=lambda each: each.seconds)
+        longest = max(calm or quiet or passing, key=lambda each: each.seconds)
+        if longest.way is not Way.DIRECT:
+            return longest
+        doubts = [each for each in passing if each.way in (Way.UNKNOWN, *ALARMS)]
+        lasting = sum(each.intervals for each in doubts) > 1
+        if lasting and sum(each.seconds for each in doubts) > MOST_DOUBT * longest.seconds:
+            return max(doubts, key=lambda each: each.seconds)
+        return longest
 
     @property
     def verdict(self) -> Verdict:
@@ -135,11 +151,15 @@ def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
 
 
 class Course:
-    """Everything that was seen of some nodes. `topology` finds the node of a host; None: nothing is known of it."""
+    """Everything that was seen of some nodes. `topology` finds the node of a host; None: nothing is known of it.
+
+    `lost` are the GPUs that fell off the bus, by host and name, with what the driver says.
+    """
 
     def __init__(self, topology: Callable[[str], Topology | None]) -> None:
         self.jobs: dict[tuple[str, str], JobCourse] = {}
         self._silent: dict[str, tuple[str, int]] = {}
+        self.lost: dict[tuple[str, str], str] = {}
         self.seconds = 0.0
         self.traffic_seen = False
         self._topology = topology
@@ -157,6 +177,7 @@ class Course:
             return
         if self._silent.get(rates.host, ("", 0))[1] < SILENT_INTERVALS:
             self._silent.pop(rates.host, None)  # one answer that came late is no driver that hangs
+        self.lost |= {(rates.host, gpu.device): gpu.lost for gpu in rates.gpus if gpu.lost is not None}
         for each in observed:
             key = rates.host, each.job.name
             course = self.jobs.setdefault(key, JobCourse(*key))

@@ -1,11 +1,15 @@
 """Which GPUs of a node belong to one job, by the processes on them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.traffic import TaskFacts
 from gpubench.model.facts.traffic_rates import GpuRates, NodeRates
 from gpubench.model.terms.units import spans
+
+_SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
+"""Programs that have a context on every GPU and no job of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +17,8 @@ class RunningJob:
     """Processes that belong together, and the GPUs that they use.
 
     `exchanges` is whether anything shows that its GPUs send each other data: one process has several of them, or
-    processes of one launcher have an NCCL communicator each. None is not known, and `doubt` says why.
+    processes of one launcher have an NCCL communicator each. None is not known, and `doubt` says why. `shared_with` is
+    what uses its GPUs as well, and more than one GPU, so that NVLinks may carry its bytes.
     """
 
     name: str
@@ -21,6 +26,7 @@ class RunningJob:
     tasks: tuple[TaskFacts, ...] = ()
     exchanges: bool | None = False
     doubt: str = ""
+    shared_with: str = ""
 
     @property
     def devices(self) -> str:
@@ -55,13 +61,38 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
         if having:
             owned.setdefault(max(having, key=lambda group: (sizes[group], -group[0])), []).append(gpu)
     closed = [group for group in owned if len(group) == 1 and _is_closed(tasks[group[0]])]
-    jobs = [_job([tasks[pid] for pid in group], gpus) for group, gpus in owned.items() if group not in closed]
+    jobs = [
+        replace(_job([tasks[pid] for pid in group], gpus), shared_with=_shared_with(group, gpus, rates))
+        for group, gpus in owned.items()
+        if group not in closed
+    ]
     if closed:
         jobs.append(_unread_job([tasks[group[0]] for group in closed], [gpu for each in closed for gpu in owned[each]]))
     if hidden:
         doubt = next((gpu.unknown["processes"] for gpu in hidden if "processes" in gpu.unknown), "nobody says whose")
         jobs.append(RunningJob(name="processes that cannot be seen", gpus=tuple(hidden), exchanges=None, doubt=doubt))
     return tuple(jobs)
+
+
+def _shared_with(group: tuple[int, ...], gpus: Sequence[GpuRates], rates: NodeRates) -> str:
+    """'process 7 (python) uses GPU0 as well' for a job beside this one that may exchange data over NVLinks; else ''."""
+    tasks = {task.pid: task for task in rates.tasks if not _is_closed(task)}
+    owner = {pid: each for each in groups_of(tasks.values()) for pid in each}
+    used: dict[tuple[int, ...], set[str]] = {}
+    for gpu in rates.gpus:
+        for process in _users(gpu):
+            used.setdefault(owner.get(process.pid, ()), set()).add(gpu.bus_id)
+    for gpu in gpus:
+        for process in _users(gpu):
+            other = owner.get(process.pid, ())
+            if process.pid not in group and len(used[other]) > 1:
+                return f"{process.label} uses {gpu.device} as well"
+    return ""
+
+
+def _users(gpu: GpuRates) -> Iterator[GpuProcess]:
+    """The processes on a GPU that may send bytes of their own over NVLinks."""
+    return (each for each in gpu.processes or () if (each.name or "").rpartition("/")[2] not in _SERVICES)
 
 
 def _is_closed(task: TaskFacts) -> bool:

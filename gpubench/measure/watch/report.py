@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from gpubench.conditions.gpu import GPU
 from gpubench.measure.watch.course import Course, JobCourse, TimeOnWay, verdict_of
 from gpubench.measure.watch.intervals import Interval
 from gpubench.measure.watch.jobs import RunningJob
@@ -19,6 +20,8 @@ RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
 _NOT_TOLD = "counters do not tell it, or may not be read"
+_GPU_LOST = next(each for each in GPU.conditions if each.id == "gpu-lost")
+
 _LOOK_CLOSER = "gpubench topo --causes; NCCL_DEBUG=INFO in the job, and gpubench explain of what it logs"
 
 
@@ -105,6 +108,16 @@ def _findings(course: Course) -> Iterator[Finding]:
         make = _FINDINGS.get(each.main.way) if each.main.is_steady else _unknown
         if observed is not None and make is not None:
             yield make(each, observed.job)
+    for (host, device), reason in course.lost.items():
+        yield Finding(
+            id=_GPU_LOST.id,
+            severity=_GPU_LOST.severity or Verdict.FAIL,
+            subject=f"{host} {device}",
+            seen=reason,
+            expected=_GPU_LOST.expected,
+            cause=_GPU_LOST.likely,
+            next_command=_GPU_LOST.cure,
+        )
     for host, reason in course.silences.items():
         yield Finding(
             id=DRIVER_SILENT,

@@ -78,11 +78,27 @@ RULES: tuple[WayRule, ...] = (
     WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
     WayRule(
         (Nvlinks.BUSY,),
-        (Pcie.QUIET, Pcie.LITTLE, Pcie.IN, Pcie.OUT, Pcie.BOTH),
+        _CALM,
         (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET, NetworkUse.UNKNOWN),
         (),
         Way.DIRECT,
+        "NVLinks carry it",
+    ),
+    WayRule(
+        (Nvlinks.BUSY,),
+        (Pcie.IN, Pcie.OUT, Pcie.BESIDE),
+        (NetworkUse.QUIET,),
+        (),
+        Way.DIRECT,
         "NVLinks carry it; what PCIe carries beside is not from GPU to GPU",
+    ),
+    WayRule(
+        (Nvlinks.BUSY,),
+        (),
+        (NetworkUse.RDMA, NetworkUse.ETHERNET),
+        (),
+        Way.UNKNOWN,
+        "NVLinks carry a part, and another leaves the node: whether by host memory is not known",
     ),
     WayRule(
         (Nvlinks.BUSY, Nvlinks.PARTLY),
@@ -92,6 +108,7 @@ RULES: tuple[WayRule, ...] = (
         Way.UNKNOWN,
         "NVLinks carry a part, and PCIe or sockets may carry another",
     ),
+    WayRule((Nvlinks.LITTLE,), _BOTH_WAYS, (), (), Way.UNKNOWN, "NVLinks carry little, and PCIe may carry the rest"),
     WayRule(
         (),
         _BOTH_WAYS,
@@ -116,6 +133,7 @@ RULES: tuple[WayRule, ...] = (
     WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data out of GPUs alone"),
     WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
     WayRule((), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry bytes that do not come from these GPUs"),
+    WayRule((Nvlinks.LITTLE,), (Pcie.QUIET,), (), (), Way.IDLE, "NVLinks carry too little to judge by"),
     WayRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little to judge by"),
     WayRule((), (Pcie.QUIET,), (), (), Way.IDLE, "nothing is sent"),
 )

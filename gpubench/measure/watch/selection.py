@@ -27,7 +27,10 @@ class WatchedJobs:
         return " ".join(named)
 
     def of(self, reading: NodeReading) -> NodeReading:
-        """The reading with the GPUs and the processes of these jobs alone; NICs stay, which belong to nobody."""
+        """The reading with the GPUs and the processes of these jobs alone; NICs stay, which belong to nobody.
+
+        So do GPUs that are lost: nobody says any more whose they were.
+        """
         if self.is_all:
             return reading
         tasks = {task.pid: task for task in reading.tasks}
@@ -40,7 +43,11 @@ class WatchedJobs:
         return replace(
             reading,
             tasks=tuple(task for task in reading.tasks if task.pid in chosen),
-            gpus=tuple(gpu for gpu in reading.gpus if any(each.pid in chosen for each in gpu.processes or ())),
+            gpus=tuple(
+                gpu
+                for gpu in reading.gpus
+                if gpu.lost is not None or any(each.pid in chosen for each in gpu.processes or ())
+            ),
         )
 
     def _is_chosen(self, task: TaskFacts) -> bool:

@@ -18,6 +18,10 @@ QUIET_GB_S = 0.05
 NVLINK_QUIET_SHARE = 0.05
 """NVLinks that carry less than this part of what PCIe does carry about nothing: barriers, and a word here and there."""
 
+BESIDE_SHARE = 0.05
+"""Of what the NVLinks of a GPU carry: what PCIe carries beside is no path to a peer up to so much. Where one of the
+seven peers of a GPU is staged it is a sixth."""
+
 REQUESTS_SHARE = 0.1
 """A GPU that reads host memory asks for it: of what enters it over PCIe so much may leave it and carries no data. On
 H200s 0.06 left a GPU into which a copy engine copied; how much it is depends on the size of a request."""
@@ -38,9 +42,13 @@ AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
 
 
 class Nvlinks(StrEnum):
-    """The NVLinks between the GPUs of a job: `partly` where those of some carry nothing, which PCIe carries for."""
+    """The NVLinks between the GPUs of a job: `partly` where those of some carry nothing, which PCIe carries for.
+
+    `little` is more than nothing and too little to judge by.
+    """
 
     BUSY = "busy"
+    LITTLE = "little"
     QUIET = "quiet"
     PARTLY = "partly"
     NONE = "none"
@@ -48,13 +56,17 @@ class Nvlinks(StrEnum):
 
 
 class Pcie(StrEnum):
-    """The PCIe links of a job's GPUs: `across` is out of some and into others, as much as it is."""
+    """The PCIe links of a job's GPUs: `across` is out of some and into others, as much as it is.
+
+    `beside` is both ways too, of GPUs whose NVLinks carry so much more that it cannot be what they send each other.
+    """
 
     QUIET = "quiet"
     LITTLE = "little"
     IN = "in"
     OUT = "out"
     BOTH = "both ways"
+    BESIDE = "beside"
     ACROSS = "across"
     UNKNOWN = "unknown"
 
@@ -115,6 +127,10 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
     # What passes a NIC passes the PCIe link of its GPU too, whether or not host memory is in between.
     if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
         pcie = Pcie.BOTH
+    if nvlinks in (Nvlinks.BUSY, Nvlinks.PARTLY) and job.shared_with:
+        nvlinks = Nvlinks.UNKNOWN  # whose bytes they carry
+    if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between(job):
+        pcie = Pcie.BESIDE
     return Signals(
         nvlinks=nvlinks,
         pcie=pcie,
@@ -146,7 +162,9 @@ def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joi
     if nvlink is None or (pairs and True not in join):
         return Nvlinks.UNKNOWN
     about_nothing = max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0))
-    return Nvlinks.BUSY if nvlink > about_nothing else Nvlinks.QUIET
+    if nvlink <= about_nothing:
+        return Nvlinks.QUIET
+    return Nvlinks.BUSY if any(_nvlink_of(gpu) >= BUSY_GB_S for gpu in job.gpus) else Nvlinks.LITTLE
 
 
 def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
@@ -190,12 +208,22 @@ def _most(gpus: Sequence[GpuRates]) -> list[float]:
 def _apart(job: RunningJob) -> bool:
     """True where NVLinks of a GPU carry nothing, and as much leaves it over PCIe as enters it, as no peer's does."""
     return any(
-        max(gpu.nvlink_sent or 0.0, gpu.nvlink_received or 0.0) <= QUIET_GB_S
-        and min(sent, received) >= BUSY_GB_S
-        and _match(sent, received)
+        _nvlink_of(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
         for gpu in job.gpus
         for sent, received in [(_data_sent(gpu), gpu.pcie_received or 0.0)]
     )
+
+
+def _may_be_between(job: RunningJob) -> bool:
+    """True where what leaves a GPU over PCIe may be on its way to another one, beside what NVLinks carry."""
+    least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_of(gpu)) for gpu in job.gpus}
+    out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
+    into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
+    return any(one != other for one in out for other in into)
+
+
+def _nvlink_of(gpu: GpuRates) -> float:
+    return max(gpu.nvlink_sent or 0.0, gpu.nvlink_received or 0.0)
 
 
 def _match(one: float, other: float) -> bool:
@@ -257,7 +285,9 @@ def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, 
 
 
 def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie) -> list[str]:
-    found = [job.doubt] if job.doubt else []
+    found = [each for each in (job.doubt, job.shared_with) if each]
+    if job.shared_with and nvlinks is Nvlinks.UNKNOWN:
+        return found
     for unknown, names in ((nvlinks is Nvlinks.UNKNOWN, "nvlink"), (pcie is Pcie.UNKNOWN, "pcie")):
         if unknown:
             reasons = (

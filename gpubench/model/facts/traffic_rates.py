@@ -13,14 +13,18 @@ _TOO_MUCH = "the counter jumped by more than the links carry: it was reset"
 _NVLINK_MOST_GB_S = 4000.0
 """More than the NVLinks of any GPU carry in one direction: NVLink 5 has 900 GB/s."""
 
+_PCIE_MOST_GB_S = 400.0
+"""More than the PCIe link of any GPU carries in one direction: PCIe 6 x16 has 121 GB/s."""
+
 _NIC_MOST_GB_S = 400.0
+_NO_RATE = "the driver's rate is none that links carry"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRates:
     """GB/s that the links of a GPU carried over an interval; None is unknown, and `unknown` says why, by field.
 
-    `errors_grown` are counters that went up in it.
+    `errors_grown` are counters that went up in it; `lost` is what the driver says of a GPU that fell off the bus.
     """
 
     index: int
@@ -35,6 +39,7 @@ class GpuRates:
     throttle_reasons: tuple[str, ...] | None = None
     errors_grown: Mapping[str, int] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] | None = None
+    lost: str | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,11 +97,11 @@ def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRat
     found: dict[str, float | None] = {}
     for name in ("nvlink_sent", "nvlink_received"):
         counts = [None if each is None else getattr(each, f"{name}_bytes") for each in (before, after)]
-        found[name] = getattr(after, f"{name}_gb_s")
-        if found[name] is None:
+        found[name] = _of_driver(name, after, _NVLINK_MOST_GB_S, unknown)
+        if found[name] is None and name not in unknown:
             found[name] = _rate(name, counts[0], counts[1], seconds, _NVLINK_MOST_GB_S, None, unknown)
     for name in ("pcie_sent", "pcie_received"):
-        found[name] = getattr(after, f"{name}_gb_s")
+        found[name] = _of_driver(name, after, _PCIE_MOST_GB_S, unknown)
         if found[name] is None:
             unknown.setdefault(name, _NOT_BEFORE)
     return GpuRates(
@@ -109,8 +114,20 @@ def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRat
         throttle_reasons=after.throttle_reasons,
         errors_grown=grown({} if before is None else before.errors, after.errors),
         processes=after.processes,
+        lost=after.lost,
         unknown=unknown,
     )
+
+
+def _of_driver(name: str, reading: GpuReading, most_gb_s: float, unknown: dict[str, str]) -> float | None:
+    """The driver's average; None where it gives none, or one that no link carries, and of a GPU that is lost."""
+    rate: float | None = getattr(reading, f"{name}_gb_s")
+    if rate is None or reading.lost is not None:
+        return None
+    if not 0 <= rate <= most_gb_s:
+        unknown[name] = _NO_RATE
+        return None
+    return rate
 
 
 def _nic(before: NicReading | None, after: NicReading, seconds: float) -> NicRates:

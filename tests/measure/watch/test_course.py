@@ -9,6 +9,9 @@ import pytest
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.watch.course import Course, needs_closer_look, observe
 from gpubench.measure.watch.report import report_on
+from gpubench.measure.watch.selection import WatchedJobs
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.traffic import GpuReading, NodeReading
 from gpubench.model.facts.traffic_rates import NodeRates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
@@ -146,6 +149,51 @@ def test_one_answer_that_comes_late_is_no_silence() -> None:
     assert watched([good, late, good]).verdict is Verdict.PASS
     assert watched([good, late]).verdict is Verdict.ERROR
     assert watched([good, late, late, good]).verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("beside", [job(STAGED, STAGED), job((30.0,) * 4, (30.0,) * 4)])
+def test_a_direct_way_with_much_doubt_beside_it_does_not_pass(beside: NodeRates) -> None:
+    """Steps of a job that is staged every other second, and one of which half is not known."""
+    direct = job(NVLINK, NVLINK)
+    report = watched([direct, beside] * 5 + [direct])
+    assert report.verdict is Verdict.ERROR
+    assert rows(report)[0].way in ("staged", "unknown")
+    assert watched([*[direct] * 3, beside, *[direct] * 3]).verdict is Verdict.PASS
+    assert watched([*[direct] * 20, beside, *[direct] * 20, beside]).verdict is Verdict.PASS
+
+
+def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
+    """A job that stages little, or does nothing, beside one whose NVLinks are busy on the same GPUs."""
+    gpus = [gpu(n, NVLINK, 100 + n, 200 + n) for n in (0, 1)]
+    jobs = [task(100 + n, KEY) for n in (0, 1)], [task(200 + n, "Slurm 7.0") for n in (0, 1)]
+    report = watched([node(gpus, [*jobs[0], *jobs[1]])] * 3)
+    assert report.verdict is Verdict.ERROR
+    assert "process 200 uses GPU0 as well" in report.findings[0].seen
+    # --job leaves out the processes of the other one, and not what is on the GPUs.
+    assert watched([node(gpus, jobs[1])] * 3).verdict is Verdict.ERROR
+    # A process on one GPU sends its bytes to nobody over NVLinks; services have a context everywhere.
+    alone = [gpu(0, NVLINK, 100, 7), gpu(1, NVLINK, 101)]
+    assert watched([node(alone, [*jobs[0], task(7)])] * 3).verdict is Verdict.PASS
+    served = [
+        replace(each, processes=(*(each.processes or ())[:1], GpuProcess(pid=9, name="nvidia-cuda-mps-server")))
+        for each in gpus
+    ]
+    assert watched([node(served, [*jobs[0]])] * 3).verdict is Verdict.PASS
+
+
+def test_a_gpu_that_is_lost_is_no_other_job_s_and_is_not_left_out() -> None:
+    lost = GpuReading(index=1, bus_id="0000:01:00.0", lost="GPU is lost")
+    kept = GpuReading(index=0, bus_id="0000:00:00.0", processes=(GpuProcess(pid=100),))
+    reading = NodeReading(host="node0", seconds=1.0, gpus=(kept, lost), tasks=(task(100, KEY),))
+    assert WatchedJobs(pids=(100,)).of(reading).gpus == (kept, lost)
+    direct = job(NVLINK, NVLINK)
+    fallen = replace(direct.gpus[1], lost="GPU is lost", processes=())
+    report = watched([direct, replace(direct, gpus=(direct.gpus[0], fallen)), direct])
+    assert (report.verdict, report.findings[-1].id, report.findings[-1].seen) == (
+        Verdict.FAIL,
+        "gpu-lost",
+        "GPU is lost",
+    )
 
 
 def test_unbalanced_and_waiting_are_warnings_once_they_last() -> None:

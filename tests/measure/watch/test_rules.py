@@ -9,7 +9,7 @@ import pytest
 from gpubench.measure.watch.course import observe
 from gpubench.measure.watch.rules import RULES, decide
 from gpubench.measure.watch.signals import Members, NetworkUse, Nvlinks, Pcie, Signals
-from gpubench.model.facts.traffic_rates import NodeRates
+from gpubench.model.facts.traffic_rates import NicRates, NodeRates
 from gpubench.model.results.rows.watch import Way
 from tests.measure.watch.traffic import (
     BOTH,
@@ -196,10 +196,42 @@ def test_every_line_of_the_table_is_needed() -> None:
         for network in NetworkUse
         for members in Members
     ]
-    first = {next(number for number, rule in enumerate(RULES) if rule.fits(seen)) for seen in every}
+    possible = [seen for seen in every if seen.pcie is not Pcie.BESIDE or seen.nvlinks is Nvlinks.BUSY]
+    first = {next(number for number, rule in enumerate(RULES) if rule.fits(seen)) for seen in possible}
     assert first == set(range(len(RULES)))
-    passing = {seen.nvlinks for seen in every if decide(seen)[0] is Way.DIRECT}
-    assert passing == {Nvlinks.BUSY}
+    passing = [seen for seen in every if decide(seen)[0] is Way.DIRECT]
+    assert {seen.nvlinks for seen in passing} == {Nvlinks.BUSY}
+    assert {seen.pcie for seen in passing if seen.network is not NetworkUse.QUIET} == {Pcie.QUIET, Pcie.LITTLE}
+
+
+def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> None:
+    # GPU2 and GPU3 stage between them while data are loaded: not as much out as in.
+    busy, apart = (40.0, 40.0, 0.1, 20.0), (40.0, 40.0, 10.0, 30.0)
+    assert ways(job(busy, busy, apart, apart)) == [Way.UNKNOWN]
+    # One process without NCCL: GPU0 and GPU1 have peer access, GPU2 and GPU3 copy both ways by host memory.
+    pairs = [gpu(n, NVLINK, 7) for n in (0, 1)] + [gpu(n, (0.0, 0.0, 20.0, 20.0), 7) for n in (2, 3)]
+    assert ways(node(pairs, [task(7, communicators=False)])) == [Way.UNKNOWN]
+    # One of the seven peers of GPU0 and GPU1 is staged.
+    staged, loads = (60.0, 60.0, 10.0, 14.0), (70.0, 70.0, 0.1, 4.0)
+    assert ways(job(staged, staged, *[loads] * 6)) == [Way.UNKNOWN]
+
+
+@pytest.mark.parametrize("network", [nic("mlx5_0", 20.0), nic("eth0", 5.0, rdma=False), nic("mlx5_0", None)])
+def test_what_leaves_the_node_beside_nvlinks_does_not_pass(network: NicRates) -> None:
+    """With GPUDirect RDMA and without, it passes the PCIe links of the GPUs: counters do not tell which."""
+    leaving = (40.0, 40.0, 20.0, 20.0)
+    assert ways(job(leaving, leaving, nics=[network])) == [Way.UNKNOWN]
+    out = (40.0, 40.0, 20.0, 0.2)
+    assert ways(job(out, out, nics=[network])) == [Way.UNKNOWN]
+
+
+def test_nvlinks_that_carry_too_little_to_judge_by_pass_nothing() -> None:
+    few = (0.06, 0.06, 0.01, 0.01)
+    assert ways(job(few, few)) == [Way.IDLE]
+    assert ways(job(*[(0.01, 0.01, 0.01, 0.01)] * 8)) == [Way.IDLE]
+    assert ways(job((0.3, 0.3, 0.4, 0.4), (0.3, 0.3, 0.4, 0.4))) == [Way.IDLE]
+    assert ways(job((0.3, 0.3, 1.0, 1.0), (0.3, 0.3, 1.0, 1.0))) == [Way.UNKNOWN]
+    assert ways(job((0.3, 0.3, 0.1, 9.0), (0.3, 0.3, 0.1, 9.0))) == [Way.LOADING]
 
 
 def test_the_table_is_documented() -> None:

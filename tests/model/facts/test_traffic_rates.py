@@ -63,6 +63,18 @@ def test_a_lost_gpu_is_unknown_in_everything() -> None:
     assert set(one.unknown.values()) == {"GPU is lost"}
 
 
+def test_a_gpu_that_is_lost_while_it_is_read_has_no_rates() -> None:
+    (one,) = rates(node(0, gpu(1)), node(1, gpu(2, lost="GPU is lost", nvlink_sent_gb_s=4.0, pcie_sent_gb_s=0.1))).gpus
+    assert (one.lost, one.nvlink_sent, one.pcie_sent) == ("GPU is lost", None, None)
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1e9])
+def test_a_rate_that_no_link_carries_is_unknown(rate: float) -> None:
+    (one,) = rates(node(0, gpu(1)), node(1, gpu(2, nvlink_sent_gb_s=rate, pcie_received_gb_s=rate))).gpus
+    assert (one.nvlink_sent, one.pcie_received) == (None, None)
+    assert one.unknown["nvlink_sent"] == one.unknown["pcie_received"] == "the driver's rate is none that links carry"
+
+
 def nic(sent: int | None, received: int | None = 0, **more: Any) -> NicReading:
     return NicReading(name="mlx5_0", rdma=True, sent_bytes=sent, received_bytes=received, **more)
 
