@@ -29,6 +29,13 @@ def test_a_check_returns_what_the_command_line_says() -> None:
     assert [row.busbw_gb_s for row in found.rows] == [row["busbw_gb_s"] for row in document["rows"]]
 
 
+def test_paths_are_values_and_a_deadline_is_a_time() -> None:
+    assert check(replay=ROOT / "tests/machines/h200x4-vm", quick=True).exit_code == 0
+    for deadline in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="deadline_s="):
+            topo(simulate=NODE, deadline_s=deadline)
+
+
 def test_rows_are_typed_whether_they_came_one_by_one_or_with_the_report() -> None:
     reduced = allreduce(simulate=NODE, sizes="1M,64M", in_place=True)
     assert [(type(row), row.size_bytes) for row in reduced.rows] == [(CollectiveRow, 2**20), (CollectiveRow, 2**26)]

@@ -218,6 +218,7 @@ def test_a_users_own_profile_comes_before_ours_and_a_generic_one_last() -> None:
 def test_a_users_own_folder_and_files(tmp_path: Path) -> None:
     assert profiles.own_folder({"GPUBENCH_PROFILES": "/p", "XDG_CONFIG_HOME": "/x"}) == Path("/p")
     assert profiles.own_folder({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/gpubench/profiles")
+    assert profiles.own_folder({}).is_absolute()
     assert profiles.own_folder({"HOME": "/h"}) == Path("/h/.config/gpubench/profiles")
     data = (profiles.folder() / "hgx-h200-4.toml").read_bytes()
     (tmp_path / "without-suffix").write_bytes(data)

@@ -4,6 +4,7 @@ Each is a process of its own, as on the command line, so that MPI, CUDA and sign
 alone, and a driver that hangs costs the call and not the program.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,8 @@ from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.results.stored import read_stored
 
 R = TypeVar("R", bound=Record)
-Value = str | float | bool | Iterable[str] | None
+One = str | float | os.PathLike[str]
+Value = One | bool | Iterable[One] | None
 """The value of an option: True for a flag, False for its `--no-` form, several values as a list, None for none."""
 
 
@@ -94,6 +96,8 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
 
     Raises GpubenchError: as `check`; also under mpirun or srun, whose ranks would each run it.
     """
+    if deadline_s is not None and not 0 < deadline_s < math.inf:
+        raise UsageError(f"deadline_s={deadline_s}", expected="seconds above 0, or None for no end")
     launch = launched_by(os.environ)
     if launch is not None and launch.size > 1:
         raise UsageError(
@@ -123,10 +127,9 @@ def _words(options: dict[str, Value]) -> Iterable[str]:
             continue
         if isinstance(value, bool):
             yield option if value else option.replace("--", "--no-", 1)
-        elif isinstance(value, (str, int, float)):
-            yield from (option, str(value))
         else:
-            for each in value:
+            several = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike))
+            for each in value if several else [value]:  # type: ignore[union-attr]
                 yield from (option, str(each))
 
 

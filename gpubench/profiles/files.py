@@ -156,12 +156,16 @@ def load(name: str) -> Profile:
     return read_file(folder() / f"{name}.toml")
 
 
+_NO_HOME = "/nonexistent"
+"""Debian's home of those who have none: never the working directory, in which anybody may leave a profile."""
+
+
 def own_folder(environment: Mapping[str, str]) -> Path:
     """The folder of a user's own profiles; it need not exist."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
-    home = environment.get("HOME", "")
+    home = environment.get("HOME") or _NO_HOME
     return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
 
 

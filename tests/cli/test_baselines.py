@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.readers.results.baselines import baseline_folder, baseline_path
+from gpubench.readers.results.baselines import baseline_folder, baseline_names, baseline_path
 from tests.cli.running import ROOT, environment, gpubench
 
 RUN = ("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1K:1G:32")
@@ -27,6 +27,22 @@ def test_a_run_is_kept_and_another_is_held_against_it(tmp_path: Path, variables:
         gpubench(*RUN, *fault, "-o", str(now), env=variables)
         compared = gpubench("compare", "--against", "good", str(now), env=variables)
         assert (compared.returncode, compared.stdout.splitlines()[-1].partition(":")[0]) == (code, verdict)
+
+
+def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no HOME"):
+        baseline_path("good", {})
+    assert baseline_names({"HOME": ""}) == []
+    nowhere = {name: value for name, value in environment(PYTHONPATH=str(ROOT)).items() if name != "HOME"}
+    run = gpubench(*RUN, "--save-baseline", "good", env=nowhere, cwd=tmp_path)
+    assert (run.returncode, "there is no HOME" in run.stderr, list(tmp_path.iterdir())) == (2, True, [])
+
+
+def test_a_watch_has_no_rows_to_compare_and_is_not_called_damaged(tmp_path: Path, variables: dict[str, str]) -> None:
+    watch = ("watch", "--simulate", "hgx-h200-2", "--for", "1s")
+    gpubench(*watch, "--save-baseline", "w", "-o", str(tmp_path / "now.json"), env=variables)
+    compared = gpubench("compare", "--against", "w", str(tmp_path / "now.json"), env=variables)
+    assert (compared.returncode, "ERROR nothing-compared" in compared.stdout) == (3, True)
 
 
 def test_a_run_that_could_not_be_measured_spoils_no_baseline(tmp_path: Path, variables: dict[str, str]) -> None:

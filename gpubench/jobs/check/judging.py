@@ -10,7 +10,7 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import no_gpu
 from gpubench.formats.presenter import Presenter
 from gpubench.hardware import recorded
-from gpubench.jobs.check.plan import NAME, CheckPlan
+from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.check.documents import together
@@ -31,6 +31,9 @@ from gpubench.readers.documents.json_lines import read_json_line
 
 FILE = "check.jsonl"
 """The measurements of a check, in a recording."""
+
+
+_OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
 def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
@@ -69,6 +72,9 @@ def deliver(
         nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
     )
     report = judge(facts)
+    unmeasured = set(measurements.left_out.values()) == {_OF_ANOTHER_COMMAND} and plan.depth is not Depth.QUICK
+    if unmeasured and report.verdict is Verdict.PASS:
+        report = replace(report, verdict=Verdict.SKIP)
     if plan.brief:
         report = _with_machines(report, facts)
     metadata = metadata_of(
@@ -106,8 +112,7 @@ def recorded_measurements(directory: Path, node: Topology, asked: str | None) ->
     Raises UsageError: the file cannot be read, or is none that a check wrote.
     """
     if not (directory / FILE).exists():
-        reason = "the recording is of another command than check"
-        return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, reason))
+        return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
     found = together([read_json_line(Measurements, line, where) for line, where in lines])
     return replace(

@@ -15,12 +15,18 @@ _MOST_SHOWN = 8
 
 
 def baseline_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of a user's baselines; it need not exist."""
+    """The folder of a user's baselines; it need not exist. UsageError where nobody says where it would be."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
-    data = environment.get("XDG_DATA_HOME") or Path(environment.get("HOME", "")) / ".local" / "share"
-    return Path(data) / "gpubench" / "baselines"
+    data, home = environment.get("XDG_DATA_HOME"), environment.get("HOME")
+    if not data and not home:
+        raise UsageError(
+            "there is no HOME, in which baselines would be kept",
+            expected=f"HOME, XDG_DATA_HOME or {FOLDER_VARIABLE}",
+            next_step=f"{FOLDER_VARIABLE}=/var/lib/gpubench; a file elsewhere is --output FILE.json",
+        )
+    return (Path(data) if data else Path(home or "") / ".local" / "share") / "gpubench" / "baselines"
 
 
 def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
@@ -36,7 +42,11 @@ def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
 
 def baseline_names(environment: Mapping[str, str]) -> list[str]:
     """The names of the baselines that there are."""
-    return sorted(path.stem for path in islice(baseline_folder(environment).glob(f"*{_SUFFIX}"), _MOST_NAMES))
+    try:
+        folder = baseline_folder(environment)
+    except UsageError:
+        return []
+    return sorted(path.stem for path in islice(folder.glob(f"*{_SUFFIX}"), _MOST_NAMES))
 
 
 def find_baseline(name: str, environment: Mapping[str, str]) -> Path:

@@ -114,7 +114,8 @@ def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -
     try:
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         options = metadata["options"]
-        models = models or [str(text).partition(" ")[2] for text in options.get("gpus", {}).values()]
+        named = options.get("gpus")  # of p2p and check; the numbers that a watch was asked for name no model
+        models = models or [str(text).partition(" ")[2] for text in (named.values() if isinstance(named, dict) else ())]
         models = models or [str(row["name"]) for row in gpus if row["name"]]
         profile = metadata["profile"]
         return FileCircumstances(
