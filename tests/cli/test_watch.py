@@ -167,6 +167,8 @@ def test_only_the_jobs_that_are_asked_for() -> None:
         (("--fault", "node0:traffic=staged"), "without --simulate"),
         (("--simulate", "hgx-h200-4", "--fault", "node0:dies=round3"), "only scan looks at rounds"),
         (("--section", "pairs", "--format", "csv"), "--section 'pairs'"),
+        (("--job", "", "--simulate", "hgx-h200-4"), "--job '' is no job"),
+        (("--job", "4711_3", "--simulate", "hgx-h200-4"), "--job '4711_3' is no job"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_read(arguments: tuple[str, ...], said: str) -> None:

@@ -15,7 +15,7 @@ from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.plain_values import MEASURE
 from gpubench.cli.signature import completed, flag, option, step_timeout, typer_app
 from gpubench.cli.table import Command
-from gpubench.errors import exclusive
+from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
     from gpubench.jobs.check.plan import CheckPlan
@@ -91,6 +91,12 @@ class CheckOptions:
         from gpubench.jobs.check.plan import FACTS_TIMEOUT_S, CheckPlan, Depth
         from gpubench.jobs.sources import source_of
 
+        if self.hosts == "":
+            raise UsageError(
+                "--hosts without a file's name",
+                expected="a file with a host a line",
+                reason="a variable that is not set: this machine alone would be checked",
+            )
         elsewhere = {"--simulate": self.simulation.simulate, "--replay": self.recording.replay}
         started = [name for name, given in {"--hosts": self.hosts, "--slurm": self.slurm}.items() if given]
         unfit = [*started[1:], *(name for name, given in elsewhere.items() if given)]

@@ -32,7 +32,7 @@ class LibrariesOptions:
     """The environment to look at, and how to show it."""
 
     recording: RecordingOptions
-    strict: bool = flag("Exit 1 for what is not PASS: for CI and node gates.")
+    strict: bool = flag("Exit 1 for what is not PASS, 3 where a host has no NCCL: for gates.")
     timeout: float = option("S", "Seconds in which every part has to answer.", default=30.0, min=0.1, max=86400)
     presentation: PresentationOptions
 

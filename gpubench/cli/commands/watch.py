@@ -35,6 +35,7 @@ _DURATION = re.compile(r"(?P<number>\d{1,6}(?:\.\d{1,6})?)\s*(?P<unit>ms|s|m|h|)
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_INTERVAL, _MOST_INTERVAL, _MOST_SECONDS = 0.1, 3600.0, 7 * 86400.0
 _SIMULATED_SECONDS = 10.0
+_JOB = re.compile(r"\d+|[0-9A-Fa-f]{4,64}", re.ASCII)
 _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 
@@ -66,6 +67,12 @@ class WatchOptions:
         recording = self.recording.parse(excluded)
         if simulation is not None and self.gpus is not None:
             raise exclusive(("--simulate", "--gpus"), "one of them: a simulated machine is shown whole")
+        if self.job is not None and not _JOB.fullmatch(self.job):
+            raise UsageError(
+                f"--job {self.job!r} is no job",
+                expected="Slurm's number, or four or more digits of a container's id",
+                reason="" if self.job else "a variable that is not set",
+            )
         interval = _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
         seconds = None if self.seconds is None else _duration("--for", self.seconds, interval, _MOST_SECONDS)
         if simulation is not None and seconds is None:

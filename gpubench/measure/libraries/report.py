@@ -60,11 +60,16 @@ class _Copy:
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
-    """Rows of every host; findings where versions differ, or something could not be read."""
+    """Rows of every host; findings where versions differ, or something could not be read.
+
+    A host without any library for collectives of GPUs has nothing that could be right: SKIP, and no PASS.
+    """
     rows = [row for host in hosts for row in _rows(host, origin)]
     findings = [finding for host in hosts for finding in (*_differing(host.facts), *_unread(host.facts))]
     findings += _between_hosts([host.facts for host in hosts])
-    verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
+    able = {row.node for row in rows if row.found and row.library in (NCCL, RCCL)}
+    looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
+    verdict = overall([looked, *(finding.severity for finding in findings)])
     sections = {LIBRARIES_SECTION: Table(LibraryRow.columns(), lambda: rows)}
     return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LIBRARIES_SECTION)
 

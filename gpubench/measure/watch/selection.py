@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 from gpubench.measure.watch.jobs import groups_of
 from gpubench.model.facts.traffic import NodeReading, TaskFacts
 
+_SHORT_ID = 12
+"""Digits of a container's id, as runtimes shorten it."""
+
 
 @dataclass(frozen=True, slots=True)
 class WatchedJobs:
@@ -55,5 +58,8 @@ class WatchedJobs:
             return True
         if self.job is None:
             return False
-        container = (task.container or "").rpartition(" ")[2]
-        return task.slurm_job == self.job or (bool(container) and container.startswith(self.job[:12].lower()))
+        if task.slurm_job == self.job:
+            return True
+        if self.job.isdecimal() and len(self.job) < _SHORT_ID:
+            return False  # Slurm's number, with which a container's id may begin by chance
+        return (task.container or "").rpartition(" ")[2].startswith(self.job[:_SHORT_ID].lower())

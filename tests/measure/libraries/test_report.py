@@ -57,6 +57,13 @@ def test_one_nccl_for_all_is_well() -> None:
     ]
 
 
+def test_hosts_without_nccl_do_not_pass() -> None:
+    assert report(host()).verdict is Verdict.SKIP
+    users = (CUPY, TORCH)
+    assert report(host(files=(PIP,), users=users), host("node1")).verdict is Verdict.SKIP
+    assert report(host(files=(PIP,), users=users), host("node1", files=(PIP,), users=users)).verdict is Verdict.PASS
+
+
 def test_what_was_looked_for_and_is_not_there_has_a_row() -> None:
     found = rows(report(host(modules=(KernelModule(name="gdrdrv", loaded=False),))))
     absent = {name for name, row in found.items() if row.found is False}

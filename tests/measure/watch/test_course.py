@@ -181,6 +181,13 @@ def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
     assert watched([node(served, [*jobs[0]])] * 3).verdict is Verdict.PASS
 
 
+def test_a_slurm_number_is_not_the_beginning_of_a_container_s_id() -> None:
+    mine, other = replace(task(1), slurm_job="4711"), replace(task(2), container="docker 4711ab34cd56")
+    reading = NodeReading(host="node0", seconds=1.0, tasks=(mine, other))
+    for job_id, pids in (("4711", [1]), ("4711ab", [2]), ("4711AB34CD56ef00", [2]), ("99", [])):
+        assert [each.pid for each in WatchedJobs(job=job_id).of(reading).tasks] == pids
+
+
 def test_a_gpu_that_is_lost_is_no_other_job_s_and_is_not_left_out() -> None:
     lost = GpuReading(index=1, bus_id="0000:01:00.0", lost="GPU is lost")
     kept = GpuReading(index=0, bus_id="0000:00:00.0", processes=(GpuProcess(pid=100),))
