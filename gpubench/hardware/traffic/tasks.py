@@ -25,6 +25,7 @@ _SHARED = re.compile(r"/dev/shm/nccl-", re.ASCII)
 _UID = re.compile(r"^Uid:\s*(\d+)", re.ASCII | re.MULTILINE)
 _PARENT = re.compile(r"^PPid:\s*(\d+)", re.ASCII | re.MULTILINE)
 _SLURM_GROUP = re.compile(r"job_(\d{1,12})(?:/step_(\w{1,20}))?", re.ASCII)
+_LOOPBACK = re.compile(r"127\.|localhost[.:]|::1", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
 _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
 """The maps of a process of PyTorch have thousands of lines: one in which NCCL had nothing is looked at less often."""
@@ -106,14 +107,15 @@ class Tasks:
         parent = int(found[1]) if (found := _PARENT.search(status)) else 0
         slurm = _SLURM_GROUP.search(text_of(folder / "cgroup") or "")
         environment = _environment(folder)
-        launched = [] if environment is None else list(_launched(environment))
+        container = container_of(pid, self._root)
+        launched = [] if environment is None else list(_launched(environment, container))
         if slurm is not None and slurm[2] and not launched and environment is None:
             launched.append(f"Slurm {slurm[1]}.{slurm[2]}")
         task = TaskFacts(
             pid=pid,
             name=None if name is None else printable(name),
             user=user,
-            container=container_of(pid, self._root),
+            container=container,
             slurm_job=slurm[1] if slurm else (environment or {}).get("SLURM_JOB_ID"),
             together=(*launched, *self._siblings(parent)),
             facts=None if environment is None else self._facts(pid, folder, environment, user),
@@ -171,14 +173,18 @@ def _environment(folder: Path) -> dict[str, str] | None:
     return {name: printable(value) for name, equals, value in pairs if equals}
 
 
-def _launched(environment: Mapping[str, str]) -> Iterator[str]:
-    """What a launcher of several processes gave this one in common with the others."""
+def _launched(environment: Mapping[str, str], container: str | None) -> Iterator[str]:
+    """What a launcher of several processes gave this one in common with the others.
+
+    Every container has a loopback of its own, where jobs of several have the same address and port.
+    """
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     several = {name for name in sizes if environment.get(name, "").isdecimal() and int(environment[name]) > 1}
     if "WORLD_SIZE" in several and "MASTER_ADDR" in environment:
         run = environment.get("TORCHELASTIC_RUN_ID", "none")
         address = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '?')}"
-        yield f"torch {address}" if run == "none" else f"torchrun {run} {address}"
+        inside = f" in {container}" if container and _LOOPBACK.match(address) else ""
+        yield (f"torch {address}" if run == "none" else f"torchrun {run} {address}") + inside
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"):
         if "OMPI_COMM_WORLD_SIZE" in several and name in environment:
             yield f"mpirun {environment[name]}"

@@ -75,6 +75,20 @@ def test_launchers_tell_what_is_one_job(processes: Processes, environment: dict[
     assert (task.name, task.user, task.unread) == ("python3", os.getuid(), "")
 
 
+def test_loopbacks_of_two_containers_are_not_one(processes: Processes) -> None:
+    """Pods of four GPUs each, in which torchrun takes its usual port."""
+    address = {"WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for pid, container in ((50, "a" * 64), (51, "b" * 64)):
+        processes.add(pid, address, cgroup=f"0::/docker/{container}")
+        processes.add(pid + 10, address | {"MASTER_ADDR": "pod-0.svc"}, cgroup=f"0::/docker/{container}")
+    one, other, *between = [each.together[0] for each in processes.tasks().read([50, 51, 60, 61])]
+    assert (one, other) == (
+        f"torch localhost:29500 in docker {'a' * 12}",
+        f"torch localhost:29500 in docker {'b' * 12}",
+    )
+    assert between == ["torch pod-0.svc:29500"] * 2
+
+
 def test_children_of_one_python_are_together_and_those_of_a_shell_are_not(processes: Processes) -> None:
     processes.add(40, {})
     processes.add(50, {}, parent=40)

@@ -23,6 +23,9 @@ WINDOW_SECONDS = 0.02
 """Between two readings of 32-bit counters: a PCIe 6 x16 link gets around them in 35 ms. nvidia-smi's window, too."""
 
 _COUNTS_TO = 2**32
+_MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
+"""After it a PCIe 6 x16 link may have gone around them, so that much would look like little: 34 ms."""
+
 _MIB = 2**20
 _KB = 1000
 
@@ -75,6 +78,7 @@ class _WatchedGpu:
         self._pids: frozenset[int] | None = None
         self._errors: dict[str, int] = {}
         self._why_no_processes = ""
+        self._why_no_window = ""
         self._window: dict[str, int | None] | None = None
         self._rates: dict[str, float] = {}
         self._gpm: _GpmSamples | None = None
@@ -93,6 +97,7 @@ class _WatchedGpu:
     def begin_window(self) -> bool:
         """Read the 32-bit counters of PCIe for the first time; False where nothing has to be read twice."""
         self._rates = {}
+        self._why_no_window = ""
         if self._gpm is not None or self._lost is not None:
             return False
         counted = read_link_bytes(self._answers, pcie_only=True)
@@ -109,6 +114,9 @@ class _WatchedGpu:
     def end_window(self, seconds: float) -> None:
         """Read them again, so many seconds later."""
         counted, before = read_link_bytes(self._answers, pcie_only=True), self._window or {}
+        if seconds > _MOST_WINDOW_SECONDS:
+            self._why_no_window = f"its counters of 32 bits were read {seconds * 1000:.0f} ms apart, and may go around"
+            return
         for name, count in (("pcie_sent", counted.pcie_sent), ("pcie_received", counted.pcie_received)):
             earlier = before.get(name)
             if count is not None and earlier is not None:
@@ -184,7 +192,7 @@ class _WatchedGpu:
         """The reasons for what has neither counter nor rate, by the names of the rates."""
         why = "NVML does not count it on this GPU" if self._gpm is None else self._gpm.why
         for name in ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"):
-            reason = (self._why_no_pcie if name.startswith("pcie") else "") or why
+            reason = (self._why_no_pcie or self._why_no_window if name.startswith("pcie") else "") or why
             if name not in self._rates and counters.get(f"{name}_bytes") is None and reason:
                 yield name, reason
         if self._processes is None and self._why_no_processes:

@@ -1,5 +1,6 @@
 """Rates of links by NVML: the driver's averages where it has them, else counters that are read twice in a moment."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,13 @@ def test_counters_that_go_around_are_read_twice_in_a_moment() -> None:
     assert (found.utilization_percent, found.clock_mhz, found.kernels_percent) == (42, 1410, None)
     assert [each.pid for each in found.processes or ()] == [7]
     assert found.errors == {"PCIe replays": 0, "NVLink replay": 3}
+
+
+def test_counters_that_may_have_gone_around_meanwhile_are_unknown() -> None:
+    """A machine so busy that 20 ms of sleep take 40."""
+    (found,) = read(FakeNvml(counting([0, 0, 10**6])), sleep=lambda _: time.sleep(2 * WINDOW_SECONDS))
+    assert (found.pcie_sent_gb_s, found.pcie_received_gb_s) == (None, None)
+    assert "may go around" in found.unknown["pcie_sent"]
 
 
 def test_who_may_not_use_gpm_gets_counters() -> None:
