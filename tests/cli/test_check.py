@@ -263,3 +263,16 @@ def test_options_become_what_was_asked_for() -> None:
     assert (plan.depth, plan.strict, plan.facts_timeout_s) == (Depth.FULL, True, 20.0)
     with pytest.raises(UsageError, match="exclude each other"):
         options_from(CheckOptions, given | {"quick": True}).plan()
+
+
+@pytest.mark.parametrize("part", ["pairs", "collectives", "evidence"])
+def test_a_part_without_rows_and_without_a_reason_is_no_pass(tmp_path: Path, part: str) -> None:
+    folder = tmp_path / "seen"
+    checked("--simulate", "hgx-h200-2", "--record", str(folder))
+    samples = folder / "check.jsonl"
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    samples.write_text("".join(json.dumps(line | {part: []}) + "\n" for line in lines))
+    code, document = checked("--replay", str(folder))
+    assert (code, document["verdict"]) == (3, "ERROR")
+    samples.write_text("")
+    assert checked("--replay", str(folder))[0] == 3

@@ -13,7 +13,7 @@ from gpubench.hardware import recorded
 from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
-from gpubench.measure.check.documents import together
+from gpubench.measure.check.documents import accounted, together
 from gpubench.measure.check.health import judge
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
 from gpubench.model.paths.nodes import group
@@ -67,6 +67,7 @@ def deliver(
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         with recorded.recording_samples(plan.recording.record, FILE) as write:
             write(measurements)
+    measurements = accounted(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(
         nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus

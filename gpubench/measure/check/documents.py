@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.results.curves import HOST
 from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
@@ -66,6 +67,19 @@ def together(parts: Sequence[Measurements]) -> Measurements:
         failed={need: reason for part in parts for need, reason in part.failed.items()},
         failed_on=tuple(each for part in parts for each in part.failed_on),
     )
+
+
+def accounted(measured: Measurements) -> Measurements:
+    """The measurements, in which whatever has neither rows nor a reason why could not be measured."""
+    ends = [{row.source, row.destination} for row in measured.pairs]
+    there = {
+        Need.PEER_COPIES: any(HOST not in each for each in ends) and bool(measured.evidence),
+        Need.HOST_COPIES: any(HOST in each and len(each) > 1 for each in ends),
+        Need.ALL_REDUCE: bool(measured.collectives),
+    }
+    told = {*measured.left_out, *measured.failed}
+    silent = {need: "nothing of it was found" for need, found in there.items() if not found and need not in told}
+    return replace(measured, failed={**measured.failed, **silent})
 
 
 def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
