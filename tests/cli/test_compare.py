@@ -340,3 +340,17 @@ def test_a_finding_edited_by_hand_is_refused(checks: Path, tmp_path: Path) -> No
     assert (result.returncode, result.stdout) == (2, "")
     assert "findings[0]" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("factor", "spread"), [(1.3, 0.5), (3.0, 1.0), (10.0, 50.0), (3.0, 1e308)])
+def test_a_run_so_noisy_that_it_hides_any_slowdown_is_no_pass(tmp_path: Path, factor: float, spread: float) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    gpubench("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1M,64M", "-o", str(old))
+    document = json.loads(old.read_text())
+    document["metadata"]["topology"] = 1e308
+    for row in document["rows"]:
+        row["time_us"] *= factor
+        row["batch_cv"] = spread
+    new.write_text(json.dumps(document))
+    compared = gpubench("compare", str(old), str(new), "--strict")
+    assert (compared.returncode, compared.stdout.splitlines()[-1].partition(":")[0]) == (1, "INCONCLUSIVE")

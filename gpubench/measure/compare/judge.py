@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpubench.measure.compare.noise import ChangeNoise, NoiseBound, logs_of
+from gpubench.measure.compare.noise import OWN_SPREAD, ChangeNoise, NoiseBound, logs_of
 from gpubench.measure.compare.rows import RunFigures
 from gpubench.model.results.rows.comparison import Change, ComparisonRow, RowKey, Status
 from gpubench.model.terms.verdict import Verdict, gravity, overall
@@ -19,6 +19,9 @@ MISSING = "missing-rows"
 
 UNSURE_FROM = 0.1
 """A slowdown of more than this that noise hides, and that is more than half of it, is neither shown nor ruled out."""
+
+UNSURE_AT_MOST = 0.25
+"""So much is never passed for being less than half of the rows' own spread: else the noisier a run, the more passed."""
 
 _LIMIT_FALLS = 0.99
 _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
@@ -96,7 +99,8 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Ite
     how_much = f"{100 * slower:.1f} % slower" if slower < _TIMES else f"{1 + slower:.1f} times as long"
     figures = f"{how_much}; {100 * bound.share:.1f} % is noise ({bound.source})"
     if slower <= bound.share:
-        if rules.threshold_percent is None and slower > max(UNSURE_FROM, bound.share / 2):
+        most = UNSURE_AT_MOST if bound.source == OWN_SPREAD else math.inf
+        if rules.threshold_percent is None and slower > max(UNSURE_FROM, min(bound.share / 2, most)):
             yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
     elif rules.threshold_percent is not None:
         yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")

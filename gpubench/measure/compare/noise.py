@@ -44,6 +44,9 @@ _USUAL = "what single runs usually differ by"
 _NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
 """A normal deviation over the median distance from its centre, and how much of the figures that median makes use of."""
 
+OWN_SPREAD = "the rows' own spread"
+"""The source of a bound that a run brought along itself; others are of runs that were seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class NoiseBound:
@@ -113,7 +116,7 @@ class ChangeNoise:
         within = self._within[key]
         if within is not None:
             own = Noise(within, math.inf).bound(TESTS * len(self._logs))
-            candidates.append(NoiseBound(math.expm1(min(5.0, own)), "the rows' own spread"))
+            candidates.append(NoiseBound(math.expm1(min(5.0, own)), OWN_SPREAD))
         return max(candidates, key=lambda each: each.share)
 
     def is_isolated(self, key: RowKey) -> bool:
@@ -233,5 +236,5 @@ def logs_of(seen: Sequence[RunFigures]) -> list[float]:
 def _within(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
     """The standard error of a change, from the spread that rows have in themselves; None where no row has one."""
     sides = [[each.error_of_mean for each in side if each.error_of_mean is not None] for side in (base, new)]
-    squares = [sum(error**2 for error in errors) / len(errors) ** 2 for errors in sides if errors]
+    squares = [sum(error * error for error in errors) / len(errors) ** 2 for errors in sides if errors]
     return math.sqrt(sum(squares)) if squares else None

@@ -128,7 +128,7 @@ def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -
             libraries={str(key): str(value) for key, value in metadata["libraries"].items()},
             environment={str(key): str(value) for key, value in metadata["environment"].items()},
             options={key: str(value) for key, value in options.items() if key not in SHOWN_BY_ROWS},
-            topology=metadata["topology"],
+            topology=None if metadata["topology"] is None else str(metadata["topology"]),
             profile=None if profile is None else f"{profile['name']} ({profile['sha256']})",
         )
     except (KeyError, TypeError, AttributeError) as error:
