@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpubench.errors import UsageError
+
 if TYPE_CHECKING:
     from gpubench.hardware.simulated.machine import SimulatedMachine
     from gpubench.model.profiles.fault import Fault
@@ -27,6 +29,18 @@ class Simulation:
     def profile(self) -> dict[str, str]:
         """The profile, for the metadata."""
         return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
+
+    def check_effects(self, command: str, keys: Sequence[str]) -> None:
+        """Raise UsageError for a fault with one of these keys, of which nothing is modelled that the command shows."""
+        for fault in self.faults:
+            for key, _ in fault.settings:
+                if key in keys:
+                    raise UsageError(
+                        f"--fault {fault} with {command}",
+                        expected="a fault that changes what it shows",
+                        reason=f"what {key} does to copies and collectives is not modelled; they would pass as healthy",
+                        next_step=f"gpubench check {self.source}",
+                    )
 
 
 def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:

@@ -130,3 +130,11 @@ def test_a_header_in_full_is_asked_for_by_a_letter() -> None:
     assert [line for line in full if line.startswith("  rank ")] == [
         f"  rank {rank} on node0: GPU {rank} 0000:00:0{rank + 6}.0 NVIDIA H200" for rank in range(4)
     ]
+
+
+@pytest.mark.parametrize("command", ["allreduce", "overlap", "p2p"])
+def test_a_fault_of_which_nothing_is_modelled_is_refused_and_passes_nothing(command: str) -> None:
+    result = gpubench(command, "--simulate", "hgx-h200-4", "--fault", "gpu1:throttle=hw_slowdown")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "gpubench check --simulate hgx-h200-4 --fault gpu1:throttle=hw_slowdown" in result.stderr

@@ -267,6 +267,7 @@ def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
     terminal = Terminal(24, 80, *SIMULATED)
     terminal.read_until(CLEARED, times=2)
     terminal.resize(8, 40)
+    frame = b""
     for _ in range(20):  # frames of before may still be on their way
         terminal.read_until(CLEARED, times=terminal.shown.count(CLEARED) + 1)
         frame = terminal.shown.split(CLEARED)[-2]

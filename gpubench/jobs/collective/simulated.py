@@ -27,6 +27,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.overlap.asked import OVERLAP
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.listener import Listener
 from gpubench.profiles.files import find
@@ -75,6 +76,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         CouldNotMeasureError: a fault leaves nothing to simulate, or a node's driver does not answer.
     """
     simulation = source.simulation
+    simulation.check_effects(plan.collective.name if plan.overlap is None else OVERLAP, ("busy", "throttle"))
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
     nodes = source.machines().snapshots
     check_drivers(nodes, plan.collective.name, simulation.source)
