@@ -111,6 +111,7 @@ class Cluster:
         places = [rank // 2 for rank in range(self.size)]
         across = [pair for pair in permutations(range(self.size), 2) if places[pair[0]] != places[pair[1]]]
         self.via = "NET/Socket/0"
+        monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist's
         monkeypatch.setattr("gpubench.jobs.rank._nodes_by_name", lambda group: (places, group.rank % 2))
         monkeypatch.setattr("gpubench.hardware.mpi.group.library_version", lambda: "Open MPI of a test")
         monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)

@@ -44,10 +44,18 @@ class LiveScreen:
 
     def show(self, frame: WatchFrame) -> None:
         """The interval."""
-        width, height = self._console.size
+        width, height = self._size()
         lines = frame_lines(frame, width - 1, height - 1, self._header(frame.seconds))
         self._console.print(self._drawn(lines), end="")
         self._console.file.flush()
+
+    def _size(self) -> tuple[int, int]:
+        """Columns and lines of the terminal as it is now: COLUMNS and LINES are of when the watch began."""
+        with suppress(OSError, ValueError):
+            columns, lines = os.get_terminal_size(self._console.file.fileno())
+            if columns and lines:
+                return columns, lines
+        return self._console.size
 
     def _drawn(self, lines: list[tuple[str, str]]) -> "RenderableType":
         from rich.console import Group
