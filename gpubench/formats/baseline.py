@@ -16,3 +16,10 @@ class BaselineWriter(JsonWriter):
 def is_kept(report: Report) -> bool:
     """True for a result that others can be held against: of a whole run, that could be measured."""
     return report.complete and report.verdict is not Verdict.ERROR
+
+
+def fate(report: Report) -> str:
+    """'is kept', or why not; of a run that failed it is said that others are then held against that."""
+    if not is_kept(report):
+        return f"is not kept: {report.verdict}"
+    return "is kept" if report.verdict is not Verdict.FAIL else "is kept, though the run is FAIL: it is no healthy one"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
-from gpubench.formats.baseline import is_kept
+from gpubench.formats.baseline import fate
 from gpubench.formats.delivery import OutputError, say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.progress import NoProgress, ProgressDisplay, progress_on
@@ -99,8 +99,7 @@ class Presenter:
         self._write(lambda writer: writer.end(report))
         for output in self._options.outputs:
             if output.format is BASELINE:
-                fared = "is kept" if is_kept(report) else f"is not kept: {report.verdict}"
-                self.note(f"baseline {output.path.stem} {fared}")
+                self.note(f"baseline {output.path.stem} {fate(report)}")
         if not self._is_table:
             from gpubench.formats.text.machine.fallback import fallback_lines
 

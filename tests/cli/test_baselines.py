@@ -52,6 +52,8 @@ def test_a_run_that_could_not_be_measured_spoils_no_baseline(tmp_path: Path, var
     silent = gpubench(*check, "--fault", "node0:silent=nvml", env=variables)
     assert "gpubench: baseline node is not kept: ERROR\n" in silent.stderr
     assert (tmp_path / "kept" / "node.json").read_text() == good
+    failed = gpubench(*check, "--fault", "gpu5:nvlink=12", env=variables)
+    assert "gpubench: baseline node is kept, though the run is FAIL: it is no healthy one\n" in failed.stderr
 
 
 def test_a_stored_result_becomes_a_baseline(tmp_path: Path, variables: dict[str, str]) -> None:
