@@ -30,17 +30,16 @@ class Simulation:
         """The profile, for the metadata."""
         return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
 
-    def check_effects(self, command: str, keys: Sequence[str]) -> None:
-        """Raise UsageError for a fault with one of these keys, of which nothing is modelled that the command shows."""
+    def check_effects(self, command: str, measured: str) -> None:
+        """Raise UsageError for a fault of which nothing would show in what the command measures."""
         for fault in self.faults:
-            for key, _ in fault.settings:
-                if key in keys:
-                    raise UsageError(
-                        f"--fault {fault} with {command}",
-                        expected="a fault that changes what it shows",
-                        reason=f"what {key} does to copies and collectives is not modelled; they would pass as healthy",
-                        next_step=f"gpubench check {self.source}",
-                    )
+            if key := fault.unmodelled(measured):
+                raise UsageError(
+                    f"--fault {fault} with {command}",
+                    expected="a fault that changes what it shows",
+                    reason=f"what {key} does to {measured} is not modelled; they would pass as healthy",
+                    next_step=f"gpubench check {self.source}",
+                )
 
 
 def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:

@@ -25,6 +25,7 @@ from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import COLLECTIVES
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.overlap.asked import OVERLAP
@@ -76,7 +77,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         CouldNotMeasureError: a fault leaves nothing to simulate, or a node's driver does not answer.
     """
     simulation = source.simulation
-    simulation.check_effects(plan.collective.name if plan.overlap is None else OVERLAP, ("busy", "throttle"))
+    simulation.check_effects(plan.collective.name if plan.overlap is None else OVERLAP, COLLECTIVES)
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
     nodes = source.machines().snapshots
     check_drivers(nodes, plan.collective.name, simulation.source)

@@ -31,6 +31,7 @@ from gpubench.measure.p2p.run import LookAgain, P2pRun
 from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.ports.copies import Copies
@@ -120,7 +121,7 @@ def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
         simulation, machines = plan.source.simulation, plan.source.machines()
         _check_first_node(simulation, machines.nodes[0])
         first = replace(machines, nodes=machines.nodes[:1])
-        simulation.check_effects(NAME, ("throttle",))
+        simulation.check_effects(NAME, COPIES)
         copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
         managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
         yield _setup(replace(plan, check=False), first, copies, NoCounters(), {}, managed=managed)

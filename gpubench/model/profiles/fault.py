@@ -66,7 +66,8 @@ _FORMS = {
 class FaultKey:
     """One thing that can be broken: on which subject, by what values, with what effect.
 
-    `command` is the only one that knows what it does, empty where several do.
+    `command` is the only one that knows what it does, empty where several do. `unmodelled` is what is measured as if
+    it were not there, though on a machine it would show.
     """
 
     subject: Subject
@@ -75,6 +76,7 @@ class FaultKey:
     kind: ValueKind = ValueKind.WORD
     words: tuple[str, ...] = ()
     command: str = ""
+    unmodelled: tuple[str, ...] = ()
 
     @property
     def values(self) -> str:
@@ -93,6 +95,9 @@ def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKin
     return FaultKey(subject, key, effect, kind, command="scan")
 
 
+COPIES, COLLECTIVES = "copies", "collectives"
+"""What is measured of a simulated machine."""
+
 TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
 """Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
 
@@ -106,7 +111,13 @@ FAULT_KEYS = (
     FaultKey(Subject.GPU, "missing", "it is not there at all; the GPUs after it count down", words=("yes",)),
     FaultKey(Subject.GPU, "mig", "MIG is on, and so peer access is refused", words=("on",)),
     FaultKey(Subject.GPU, "ecc", "ECC is off", words=("off",)),
-    FaultKey(Subject.GPU, "throttle", "its clocks are held down, for this reason", words=THROTTLE_REASONS),
+    FaultKey(
+        Subject.GPU,
+        "throttle",
+        "its clocks are held down, for this reason",
+        words=THROTTLE_REASONS,
+        unmodelled=(COPIES, COLLECTIVES),
+    ),
     FaultKey(Subject.GPU, "rows", "remapped memory rows wait for a reset, or failed", words=("pending", "failure")),
     FaultKey(
         Subject.GPU,
@@ -119,7 +130,7 @@ FAULT_KEYS = (
     FaultKey(Subject.GPU, "errors", "so many uncorrectable memory errors were counted", ValueKind.COUNT),
     FaultKey(Subject.GPU, "temperature", "its chip has so many °C", ValueKind.COUNT),
     FaultKey(Subject.GPU, "replays", "its PCIe link has replayed so many packets", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "busy", "a process with this pid uses it", ValueKind.COUNT),
+    FaultKey(Subject.GPU, "busy", "a process with this pid uses it", ValueKind.COUNT, unmodelled=(COLLECTIVES,)),
     FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init")),
     FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE),
     FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS),
@@ -175,6 +186,11 @@ class Fault:
         """The only command that knows what it does; empty where several do."""
         known = {each.key: each.command for each in FAULT_KEYS if each.subject is self.subject and each.command}
         return next((known[key] for key, _ in self.settings if key in known), "")
+
+    def unmodelled(self, measured: str) -> str:
+        """Its first key that changes nothing of what is measured, though on a machine it would; empty where none is."""
+        known = {each.key for each in FAULT_KEYS if each.subject is self.subject and measured in each.unmodelled}
+        return next((key for key, _ in self.settings if key in known), "")
 
     def get(self, key: str) -> str | None:
         """The value of a key, None where the fault does not set it."""
