@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
-from gpubench.formats.baseline import fate
 from gpubench.formats.delivery import OutputError, say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.progress import NoProgress, ProgressDisplay, progress_on
@@ -99,6 +98,8 @@ class Presenter:
         self._write(lambda writer: writer.end(report))
         for output in self._options.outputs:
             if output.format is BASELINE:
+                from gpubench.formats.baseline import fate
+
                 self.note(f"baseline {output.path.stem} {fate(report)}")
         if not self._is_table:
             from gpubench.formats.text.machine.fallback import fallback_lines
