@@ -3,10 +3,11 @@
     python -m benchmarks.against_nccl_tests --peer ~/nccl-tests/build --ranks 4 --csv ratios.csv
 
 `--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Both programs run one process a GPU, float32,
-out of place, 20 iterations after 5 to warm up, without their data checks, so that only the timed loops are compared;
-they take turns, and ratios are of medians. Buffers are plain allocations in plain launches, and in graphs of
-ncclMemAlloc, as the peer's are. A size passes when gpubench is not slower than 1.05 × the peer or 0.5 µs,
-whichever is larger, and from 16 MiB on not slower than 1.02 ×.
+out of place, without their data checks, so that only the timed loops are compared; they take turns, and ratios are of
+medians. nccl-tests times 20 iterations after 5 to warm up, gpubench as many as `--iters` says. Buffers are plain
+allocations in plain launches, and in graphs of ncclMemAlloc, as the peer's are. A size passes when gpubench is not
+slower than 1.05 × the peer or 0.5 µs, whichever is larger, and from 16 MiB on not slower than 1.02 ×; with
+`--iters auto`, gpubench's own way, than 1.02 × or 0.2 µs.
 """
 
 import argparse
@@ -33,7 +34,8 @@ PEERS = {
     "scatter": "scatter_perf",
     "sendrecv": "sendrecv_perf",
 }
-LOOSE, TIGHT, TIGHT_FROM_BYTES, SLACK_US = 1.05, 1.02, 16 * 2**20, 0.5
+LOOSE, SLACK_US = 1.05, 0.5
+TIGHT, TIGHT_FROM_BYTES, TIGHT_SLACK_US = 1.02, 16 * 2**20, 0.2
 
 Times = dict[int, list[float]]
 
@@ -46,7 +48,7 @@ def main() -> None:
     for collective in arguments.collectives.split(","):
         for graph in arguments.graph:
             own, peer = measure(arguments, environment, collective, graph)
-            rows += list(compare(collective, graph, own, peer))
+            rows += list(compare(collective, graph, own, peer, automatic=arguments.iters == "auto" and not graph))
             print_rows(rows[-len(own) :])
     if arguments.csv:
         with Path(arguments.csv).open("w", newline="") as stream:
@@ -81,6 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--last", default="4G", help="largest size (default 4G)")
     parser.add_argument("--factor", type=int, default=2, help="from one size to the next (default 2)")
     parser.add_argument("--graph", type=int, nargs="+", default=[0, 1], help="graph replays; 0 is plain (default 0 1)")
+    parser.add_argument("--iters", default="20", help="gpubench's iterations in plain launches, or auto (default 20)")
     parser.add_argument("--collectives", default=",".join(PEERS))
     parser.add_argument("--csv", help="also write the rows here")
     parser.add_argument("--mpirun", default=shutil.which("mpirun") or "mpirun")
@@ -108,7 +111,8 @@ def run_own(
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "own.csv"
         sizes = f"{arguments.first}:{arguments.last}:{arguments.factor}"
-        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--iters", "20", "--output", str(output)]
+        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--output", str(output)]
+        options += ["--iters", "20" if graph else arguments.iters]
         if graph:
             # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
             options += ["--graph", str(graph), "--allocator", "nccl"]
@@ -133,11 +137,17 @@ def run_peer(
             yield int(words[0]), float(words[5])
 
 
-def compare(collective: str, graph: int, own: Times, peer: Times) -> Iterator[dict[str, object]]:
+def bound_of(theirs: float, size: int, *, automatic: bool) -> float:
+    """Microseconds that gpubench may take where the peer takes `theirs`."""
+    if automatic:
+        return max(TIGHT * theirs, theirs + TIGHT_SLACK_US)
+    return TIGHT * theirs if size >= TIGHT_FROM_BYTES else max(LOOSE * theirs, theirs + SLACK_US)
+
+
+def compare(collective: str, graph: int, own: Times, peer: Times, *, automatic: bool) -> Iterator[dict[str, object]]:
     """A row a size that both measured."""
     for size in sorted(own.keys() & peer.keys()):
         ours, theirs = statistics.median(own[size]), statistics.median(peer[size])
-        bound = TIGHT * theirs if size >= TIGHT_FROM_BYTES else max(LOOSE * theirs, theirs + SLACK_US)
         yield {
             "collective": collective,
             "graph": graph,
@@ -145,7 +155,7 @@ def compare(collective: str, graph: int, own: Times, peer: Times) -> Iterator[di
             "gpubench_us": round(ours, 3),
             "nccl_tests_us": theirs,
             "ratio": round(ours / theirs, 4),
-            "slower": ours > bound,
+            "slower": ours > bound_of(theirs, size, automatic=automatic),
             "gpubench_spread": spread(own[size]),
             "nccl_tests_spread": spread(peer[size]),
         }
