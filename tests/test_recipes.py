@@ -64,6 +64,14 @@ def commands_of(path: Path) -> list[str]:
 COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command in commands_of(path)]
 
 
+def script(name: str, folder: Path) -> list[str]:
+    """A script of Slurm's as a site has it, in whose folder gpubench is, and run as Slurm does: without PATH."""
+    text = (RECIPES / "slurm" / name).read_text(encoding="utf-8")
+    path = folder / name
+    path.write_text(text.replace("/opt/gpubench/bin", str(folder / "bin")))
+    return ["env", "--unset=PATH", "/bin/bash", str(path)]
+
+
 def run(
     command: list[str], folder: Path, machine: str = HEALTHY, reason: str = ""
 ) -> "subprocess.CompletedProcess[str]":
@@ -116,7 +124,7 @@ def test_a_batch_job_leaves_its_results(tmp_path: Path) -> None:
     ids=["healthy", "broken", "silent", "a mistake of the recipe"],
 )
 def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tmp_path: Path) -> None:
-    result = run(["bash", str(RECIPES / "slurm" / "prolog.sh")], tmp_path, machine)
+    result = run(script("prolog.sh", tmp_path), tmp_path, machine)
     assert result.returncode == code, result.stdout + result.stderr
     assert ("logger" in result.stdout) == (machine != HEALTHY)
 
@@ -134,7 +142,7 @@ def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tmp_p
 def test_a_health_check_drains_and_undoes_its_own(
     machine: str, reason: str, expected: str | None, tmp_path: Path
 ) -> None:
-    result = run(["bash", str(RECIPES / "slurm" / "healthcheck.sh")], tmp_path, machine, reason)
+    result = run(script("healthcheck.sh", tmp_path), tmp_path, machine, reason)
     assert result.returncode == 0, result.stderr
     updates = [line for line in (tmp_path / "calls").read_text().splitlines() if "scontrol update" in line]
     assert len(updates) == (expected is not None)

@@ -23,6 +23,8 @@ MOST_BYTES = 1024
 _SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
 """A bar begins figures; the others mean something to printf, to shells or to Nagios' macros."""
 
+_IN_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "·": ".", "−": "-", "–": "-", "±": "+-", "°": "", "…": "..."})
+
 STATES = {
     Verdict.PASS: "OK",
     Verdict.SKIP: "UNKNOWN",
@@ -71,7 +73,7 @@ def nagios_line(subject: str, state: str, text: str, figures: str = "") -> str:
 
 def npd_line(text: str) -> str:
     """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
-    words = _inert(text.replace("→", "->")).encode("ascii", "replace").decode("ascii")
+    words = _inert(text.translate(_IN_ASCII)).encode("ascii", "replace").decode("ascii")
     return _cut(words, MOST_CHARACTERS) + "\n"
 
 

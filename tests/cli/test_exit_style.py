@@ -49,6 +49,7 @@ def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[s
     assert result.stdout.count("\n") == 1
     assert len(result.stdout.strip().encode()) <= 80
     assert result.stdout.isascii()
+    assert "?" not in result.stdout
 
 
 def test_every_verdict_has_a_code() -> None:

@@ -3,6 +3,8 @@
 # Slurm runs it on every node and kills it after 60 seconds; draining is the program's own business. The reason begins
 # with "gpubench:", so that only drains of its own are undone.
 set -u
+# Slurm hands on no PATH: where gpubench is, and the rest.
+export PATH=/opt/gpubench/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8
 node=${SLURMD_NODENAME:-$(hostname -s)}
 answer=$(timeout --kill-after=5 45 gpubench topo --strict --timeout 20 --exit-style npd 2> /dev/null)
 code=$?

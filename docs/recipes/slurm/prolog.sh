@@ -4,6 +4,8 @@
 # command, and must not drain a whole cluster for a mistake of its own: only what was judged (1), could not be asked
 # (3) or hung (124) counts, and wrong usage (2) is logged.
 set -u
+# Slurm hands on no PATH: where gpubench is, and the rest.
+export PATH=/opt/gpubench/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8
 answer=$(timeout --kill-after=5 40 gpubench topo --strict --timeout 20 --format csv --section findings 2>&1)
 code=$?
 case $code in

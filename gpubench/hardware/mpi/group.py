@@ -15,6 +15,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
+from gpubench.hardware.process.cores import leave_core
 from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.statistics.lateness import ClockOffset
 
@@ -116,6 +117,8 @@ class MpiGroup:
 def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
     """Initialise MPI and return the group of the whole job; meanwhile modules are imported, as far as they are there.
 
+    Importing may go on after that: whoever needs such a module waits for it by importing it.
+
     Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
     import mpi4py
@@ -152,14 +155,13 @@ def _initialise_meanwhile(imports: Sequence[str]) -> None:
         initialise = ctypes.CDLL(path).MPI_Init_thread
     except (OSError, AttributeError):
         return
-    importing = threading.Thread(target=_import, args=(imports,), daemon=True)
-    importing.start()
+    threading.Thread(target=_import, args=(imports,), daemon=True).start()
     initialise(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
-    importing.join()
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import modules; whoever needs one that cannot be says so when it does."""
+    """Import modules, on any core; whoever needs one that cannot be says so when it does."""
+    leave_core()
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

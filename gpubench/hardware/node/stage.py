@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.hardware.process.cores import leave_core
 
 if TYPE_CHECKING:
     from gpubench.hardware.node.cuda_driver import CudaFacts
@@ -47,6 +48,7 @@ def _read_cuda(visible_devices: str | None) -> "CudaFacts":
 def main(arguments: Sequence[str]) -> int:
     """The child: facts to stdout, or one line about what went wrong to stderr. Returns the exit code."""
     stage, root = arguments
+    leave_core()
     try:
         facts = read_stage(stage, Path(root), os.environ)
     except GpubenchError as error:

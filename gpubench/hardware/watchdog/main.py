@@ -2,13 +2,13 @@
 
 import ctypes
 import json
-import os
 import socket
 import sys
 from contextlib import suppress
 
 from gpubench.errors import GpubenchError
 from gpubench.hardware.launch.channel_sender import ChannelSender, remove_if_abandoned
+from gpubench.hardware.process.cores import leave_core
 from gpubench.hardware.watchdog.addresses import local_name
 from gpubench.hardware.watchdog.process import Watchdog
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
@@ -24,8 +24,7 @@ _PROCESS_NAME = b"gpubench-watch"
 def main() -> None:
     """Watch the rank that started this process, by the descriptors that it handed over."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
-    with suppress(OSError):  # the rank's core is the rank's alone
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    leave_core()
     setup = json.loads(sys.argv[1])
     watched = Watched(**setup["watched"])
     job = setup["job"]

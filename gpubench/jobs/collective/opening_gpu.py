@@ -51,7 +51,7 @@ def open_on_gpu(
     rank.progress.enter(Phase.OPENING)
     alone = _asked_alone(kinds, plan, group)
     if plan.nccl_library is None:
-        agree(group, lambda: [each.load(driver.cuda) for each in kinds], place=str(rank.identity))
+        agree(group, lambda: [each.load(driver.cuda) for each in _torch_first(kinds)], place=str(rank.identity))
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
@@ -117,9 +117,14 @@ def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) ->
     A process has one libnccl.so.2, the first that is loaded. Raises CouldNotMeasureError: one cannot be loaded.
     """
     library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
-    for kind in kinds:
+    for kind in _torch_first(kinds):
         kind.load(driver.cuda)
     return library or NcclLibrary(plan.nccl_library)
+
+
+def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
+    """Backends in the order in which they are loaded: where torch is still being imported it is waited for."""
+    return sorted(kinds, key=lambda kind: not kind.name.startswith(TORCH))
 
 
 @contextmanager

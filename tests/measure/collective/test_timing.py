@@ -141,8 +141,8 @@ def test_what_does_not_vary_is_timed_for_as_many_batches_as_are_needed_to_know_i
     backend = Clocked(steady(10e-6))
     (own,), launched = timed(AUTO, [backend], buffers=5, warm=30e-6)
     assert backend.loops[0] == 66, "2 ms of them, to learn what they take"
-    assert backend.batches == [20], "200 µs of work"
-    assert own.iterations == backend.loops[1] == (FIRST_BATCHES + 1) * 20
+    assert backend.batches == [100], "1 ms of work"
+    assert own.iterations == backend.loops[1] == (FIRST_BATCHES + 1) * 100
     assert own.interval == pytest.approx(0, abs=1e-6)
     assert own.batches is not None
     assert own.batches.median_seconds == pytest.approx(10e-6)
