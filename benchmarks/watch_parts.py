@@ -106,7 +106,7 @@ def cost(arguments: argparse.Namespace, pids: list[int]) -> tuple[float, str]:
     if profiler is not None:
         profiler.disable()
         text = io.StringIO()
-        pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(45)
+        pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(70)
         print(text.getvalue())
     steady = taken[arguments.readings // 4 :]
     tenth = max(len(steady) // 10, 1)
