@@ -127,6 +127,21 @@ def test_a_recording_is_judged_again_and_says_the_same(tmp_path: Path) -> None:
     assert (empty.returncode, "holds no readings" in empty.stderr) == (2, True)
 
 
+def test_a_recording_is_shown_for_as_long_as_it_is_asked_for(tmp_path: Path) -> None:
+    def shown(*asked: str) -> list[str]:
+        done = gpubench("watch", "--replay", str(tmp_path), *asked)
+        assert done.returncode == 0, done.stderr
+        return [
+            line.split(" s  ")[0].strip() for line in done.stdout.splitlines() if "  direct  GPU0-3  NVLink" in line
+        ]
+
+    gpubench(*MACHINE, "--interval", "500ms", "--record", str(tmp_path))
+    every = [f"{n / 2:.1f}" for n in range(1, 9)]
+    assert shown() == [*every, "4.0"]
+    assert shown("--for", "2s") == [*every[:4], "2.0"]
+    assert shown("--for", "1h") == shown()
+
+
 def test_many_nodes_are_one_line_and_the_odd_one_is_shown() -> None:
     done = gpubench(
         "watch", "--simulate", "hgx-h100-8*16", "--for", "3s", "--fault", "node5:traffic=staged", "--width", "160"

@@ -45,7 +45,9 @@ class WatchOptions:
 
     interval: str = option("TIME", "Between two lines: 500ms, 1s, 1m.", default="1s")
     seconds: str | None = option(
-        "TIME", "End after so long: 30s, 5m. Default: when somebody ends it; 10s of what is simulated.", name="--for"
+        "TIME",
+        "End after so long: 30s, 5m. Default: when somebody ends it; 10s of what is simulated, all that is recorded.",
+        name="--for",
     )
     until_traffic: bool = flag("Wait for the first bytes; --for counts from then on.")
     strict: bool = flag("Exit 1 for what is not PASS, 3 where no path between GPUs was seen: for gates.")
@@ -88,7 +90,7 @@ class WatchOptions:
             selection=WatchedJobs(tuple(self.pid or ()), self.job),
             gpus=None if self.gpus is None else _numbers(self.gpus),
             interval_s=interval,
-            seconds=None if recording.replay is not None else seconds,
+            seconds=seconds,
             until_traffic=self.until_traffic,
             strict=self.strict,
             timeout_s=self.timeout,
