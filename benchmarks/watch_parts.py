@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, TextIO
 
-from gpubench.formats.text.page import pipe_console
 from gpubench.formats.text.watch_screen import LiveScreen, PlainScreen
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.hardware.traffic.here import NodeTraffic
@@ -118,8 +117,7 @@ def screen(arguments: argparse.Namespace, nowhere: TextIO) -> Screen:
     """Where a watch shows intervals."""
     if not arguments.live:
         return PlainScreen()
-    console = pipe_console(nowhere, force_terminal=True, no_color=False)
-    return LiveScreen(console, lambda seconds: f"gpubench watch  {seconds:.0f} s")
+    return LiveScreen(nowhere, lambda seconds: f"gpubench watch  {seconds:.0f} s", color=True)
 
 
 def answer(pids: list[int]) -> None:

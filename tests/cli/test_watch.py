@@ -222,12 +222,12 @@ def test_a_reader_that_goes_away_ends_the_watch_quietly() -> None:
 class Terminal:
     """A terminal of a size on which a watch runs."""
 
-    def __init__(self, rows: int, columns: int, *arguments: str) -> None:
+    def __init__(self, rows: int, columns: int, *arguments: str, **variables: str) -> None:
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
             os.chdir(ROOT)
-            variables = environment(TERM="xterm-256color")
-            os.execve(sys.executable, [sys.executable, "-m", "gpubench", "watch", *arguments], variables)
+            inside = environment(TERM="xterm-256color", **variables)
+            os.execve(sys.executable, [sys.executable, "-m", "gpubench", "watch", *arguments], inside)
         self.shown = b""
         self.resize(rows, columns)
 
@@ -259,14 +259,14 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-CLEARED, ALTERNATE, BACK = b"\x1b[H\x1b[2J", b"\x1b[?1049h", b"\x1b[?1049l"
+DRAWN, ALTERNATE, BACK = b"\x1b[H", b"\x1b[?1049h", b"\x1b[?1049l"
 SIMULATED = ("--simulate", "hgx-h100-8", "--fault", "node0:traffic=staged", "--interval", "200ms", "--for", "1h")
 
 
 @pytest.mark.parametrize("how", [b"q", b"\x03", "signal"])
 def test_q_and_ctrl_c_end_a_live_watch_with_its_report(how: bytes | str) -> None:
     terminal = Terminal(24, 80, *SIMULATED)
-    terminal.read_until(CLEARED, times=3)
+    terminal.read_until(DRAWN, times=3)
     if isinstance(how, bytes):
         terminal.type(how)
     else:
@@ -280,18 +280,31 @@ def test_q_and_ctrl_c_end_a_live_watch_with_its_report(how: bytes | str) -> None
 
 def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
     terminal = Terminal(24, 80, *SIMULATED)
-    terminal.read_until(CLEARED, times=2)
+    terminal.read_until(DRAWN, times=2)
     terminal.resize(8, 40)
     frame = b""
     for _ in range(20):  # frames of before may still be on their way
-        terminal.read_until(CLEARED, times=terminal.shown.count(CLEARED) + 1)
-        frame = terminal.shown.split(CLEARED)[-2]
+        terminal.read_until(DRAWN, times=terminal.shown.count(DRAWN) + 1)
+        frame = terminal.shown.split(DRAWN)[-2]
         if frame.count(b"\n") <= 8:
             break
     terminal.type(b"q")
     assert terminal.end() == 0
     assert frame.count(b"\n") <= 8
     assert b"staged" in frame
+
+
+def test_a_terminal_of_another_size_is_drawn_at_once() -> None:
+    terminal = Terminal(24, 80, *SIMULATED[:4], "--interval", "4s", "--for", "1h", COLUMNS="50")
+    terminal.read_until(b"staged")
+    before, began = terminal.shown.count(DRAWN), time.monotonic()
+    assert b"PCIe out" in terminal.shown, "as wide as the terminal is, whatever COLUMNS says"
+    terminal.resize(10, 40)
+    terminal.read_until(DRAWN, times=before + 1)
+    assert time.monotonic() - began < 3
+    terminal.read_until(b"more lines: the")
+    terminal.type(b"q")
+    assert terminal.end() == 0
 
 
 def test_the_docs_show_what_it_prints() -> None:
