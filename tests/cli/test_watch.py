@@ -319,15 +319,27 @@ def test_the_gate_of_the_docs_ends_a_job_that_is_staged(tmp_path: Path) -> None:
     script = (ROOT / "docs/watch.md").read_text().partition("```bash\n")[2].partition("```")[0]
     stand_in = f"""#!/bin/bash
 case "$*" in *gpubench*) ;; *) exec sleep 60;; esac
+[ $TRAFFIC = refused ] && exit 1
 while [ "$1" != --strict ]; do shift; done
-cd {ROOT} && exec {sys.executable} -m gpubench watch "$1" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
+exec {sys.executable} -m gpubench watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
     (tmp_path / "srun").write_text(stand_in)
     (tmp_path / "srun").chmod(0o755)
-    for traffic, said in (("staged", "staged, by sockets"), ("loading", "no path between GPUs was seen")):
-        variables = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="4711", TRAFFIC=traffic)
+    said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
+    for traffic, told in said.items():
+        (tmp_path / "watch.json").unlink(missing_ok=True)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        variables = environment(PATH=path, PYTHONPATH=str(ROOT), SLURM_JOB_ID="4711", TRAFFIC=traffic)
         shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
         done = subprocess.run(
-            ["bash", "-c", shortened], env=variables, capture_output=True, text=True, timeout=50, check=False
+            ["bash", "-c", shortened],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
         )
-        assert said in done.stdout, done.stderr
+        assert told in done.stdout, done.stderr
+        assert done.stdout or traffic == "refused"
+        assert "staged" not in done.stdout or traffic == "staged"

@@ -35,8 +35,9 @@ _GPM_METRICS = {"kernels": 1, "pcie_sent": 20, "pcie_received": 21, "nvlink_rece
 _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit": 163}
 """NVML_FI_DEV_NVLINK_ERROR_*; each is read for all links, of which the driver sums them up for scope 0xFFFFFFFF."""
 
-_SELDOM = 10
-"""Counters of errors cost much and seldom move: they are read at one of so many intervals."""
+_SELDOM = 20
+"""Counters of errors cost as much as all else and seldom move: they are read at one of so many intervals, of one GPU
+after the other."""
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
@@ -57,15 +58,15 @@ class NvmlTraffic:
 
     def read(self) -> tuple[GpuReading, ...]:
         """All GPUs at one moment. The first reading has no rates."""
-        seldom = self._count % _SELDOM == 0
-        self._count += 1
+        count, self._count = self._count, self._count + 1
         sampled = [gpu for gpu in self._gpus if gpu.begin_window()]
         if sampled:
             began = time.perf_counter()
             self._sleep(WINDOW_SECONDS)
             for gpu in sampled:
                 gpu.end_window(time.perf_counter() - began)
-        return tuple(gpu.read(seldom=seldom) for gpu in self._gpus)
+        turns = [count == 0 or (count + place) % _SELDOM == 0 for place in range(len(self._gpus))]
+        return tuple(gpu.read(seldom=turn) for gpu, turn in zip(self._gpus, turns, strict=True))
 
 
 class _WatchedGpu:
