@@ -43,7 +43,9 @@ _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 class WatchOptions:
     """What is watched, and how."""
 
-    interval: str = option("TIME", "Between two lines: 500ms, 1s, 1m.", default="1s")
+    interval: str | None = option(
+        "TIME", "Between two lines: 500ms, 1s, 1m. Default: 1s; 2s of nodes with more than four GPUs."
+    )
     seconds: str | None = option(
         "TIME",
         "End after so long: 30s, 5m. Default: when somebody ends it; 10s of what is simulated, all that is recorded.",
@@ -62,7 +64,7 @@ class WatchOptions:
     def plan(self) -> "WatchPlan":
         """The plan that these options ask for; UsageError for what cannot be."""
         from gpubench.jobs.sources import Here, Replayed, Simulated
-        from gpubench.jobs.watch.plan import SECTIONS, WatchedJobs, WatchPlan
+        from gpubench.jobs.watch.plan import INTERVAL_SECONDS, SECTIONS, WatchedJobs, WatchPlan
 
         simulation = self.simulation.parse(command="watch")
         excluded = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--gpus": self.gpus}
@@ -75,7 +77,9 @@ class WatchOptions:
                 expected="Slurm's number, or four or more digits of a container's id",
                 reason="" if self.job else "a variable that is not set",
             )
-        interval = _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
+        interval = INTERVAL_SECONDS
+        if self.interval is not None:
+            interval = _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
         seconds = None if self.seconds is None else _duration("--for", self.seconds, interval, _MOST_SECONDS)
         if simulation is not None and seconds is None:
             seconds = max(_SIMULATED_SECONDS, interval)
@@ -95,6 +99,7 @@ class WatchOptions:
             strict=self.strict,
             timeout_s=self.timeout,
             presentation=self.presentation.parse(SECTIONS),
+            has_own_interval=self.interval is not None,
         )
 
 

@@ -62,6 +62,7 @@ def _paced(
     pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
     if isinstance(plan.source, Simulated):
         return plan, pace, readers.simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
+    plan = plan.with_interval_of(len(machines.nodes[0].gpus))
     return plan, pace, [readers.reader_here(plan, machines.nodes[0].snapshot.host)]
 
 
