@@ -236,9 +236,9 @@ def _by_copy_engines(job: RunningJob) -> bool:
     """True where kernels of an NCCL job cannot have sent what its GPUs sent, in the time that they ran."""
     if not job.by_nccl:
         return False
-    times = [gpu.kernels_percent for gpu in job.gpus]
-    known = [each / 100 * PCIE_MOST_GB_S for each in times if each is not None]
-    return len(known) == len(times) and sum(gpu.pcie_sent or 0.0 for gpu in job.gpus) > sum(known)
+    senders = [gpu for gpu in job.gpus if (gpu.pcie_sent or 0.0) >= BUSY_GB_S]
+    known = [gpu.kernels_percent / 100 * PCIE_MOST_GB_S for gpu in senders if gpu.kernels_percent is not None]
+    return len(known) == len(senders) > 0 and sum(gpu.pcie_sent or 0.0 for gpu in senders) > sum(known)
 
 
 def _most(gpus: Sequence[GpuRates]) -> list[float]:
