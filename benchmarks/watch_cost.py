@@ -4,7 +4,8 @@
 
 One job of NCCL runs all the time and times its all-reduces in blocks; the watch is there for every other block, and who
 goes first changes from pair to pair. Passes when the watch takes no more than 1 % of a core and the median of the
-ratios of paired blocks is no more than 1.001, or the difference is one that chance alone makes.
+ratios of paired blocks is no more than 1.001, or the difference is one that chance alone makes. Fails where a watch did
+not see every interval of its block, or did not end as it should: then nothing was measured.
 """
 
 import argparse
@@ -13,16 +14,20 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 MOST_CORE_PERCENT, MOST_RATIO = 1.0, 1.001
 CHANCE, RELABELLINGS = 0.01, 10_000
-_SETTLES_SECONDS = 3.0
+_START_SECONDS = 60.0
 """A watch that has started reads this machine once, by three processes, before its first interval."""
+
+_NANOSECONDS = 1e9
 
 
 def main() -> None:
@@ -47,7 +52,14 @@ def start(arguments: argparse.Namespace) -> int:
         subprocess.Popen(command, env={**os.environ, **address, "RANK": str(gpu), "LOCAL_RANK": str(gpu)})
         for gpu in range(arguments.gpus)
     ]
-    return max(child.wait() for child in children)
+    while (codes := [child.poll() for child in children]).count(0) < len(codes):
+        failed = [code for code in codes if code]
+        if failed:
+            for child in children:
+                child.kill()  # it waits for the one that failed
+            return abs(failed[0])
+        time.sleep(0.2)
+    return 0
 
 
 def be_a_rank(arguments: argparse.Namespace) -> None:
@@ -62,16 +74,13 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
     for pair in range(arguments.pairs):
         times = {}
         for watched in (True, False) if pair % 2 else (False, True):
-            watch = start_watch() if watched and rank == 0 else None
+            watch = BesideWatch() if watched and rank == 0 else None
             torch.distributed.barrier()
-            time.sleep(_SETTLES_SECONDS if watched else 0.5)
-            before = None if watch is None else core_seconds(watch.pid)
-            begun = time.monotonic()
+            if watch is not None:
+                watch.begin()
             times[watched] = block(torch, data, arguments.seconds)
-            if watch is not None and before is not None:
-                cores.append(100 * (core_seconds(watch.pid) - before) / (time.monotonic() - begun))
-                watch.send_signal(signal.SIGINT)
-                watch.wait()
+            if watch is not None:
+                cores.append(watch.end())
             torch.distributed.barrier()
         ratios.append(times[True] / times[False])
     torch.distributed.barrier()
@@ -80,23 +89,63 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def start_watch() -> "subprocess.Popen[bytes]":
-    """A watch of everything, once a second."""
-    return subprocess.Popen([sys.executable, "-m", "gpubench", "watch"], stdout=subprocess.DEVNULL)
+class BesideWatch:
+    """A watch of everything, once a second, that has shown its first interval; `SystemExit` where it does not go on."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "gpubench", "watch", "--interval", "1s"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._lines: list[str] = []
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._lines:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._broken("it showed no interval")
+            time.sleep(0.05)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        self._lines.extend(self._process.stdout)
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._seen, self._begun = len(self._lines), time.monotonic()
+        self._before = core_seconds(self._process.pid)
+
+    def end(self) -> float:
+        """End it with Ctrl-C; the percent of a core that it took meanwhile."""
+        if self._process.poll() is not None:
+            self._broken("it has ended before it was asked to")
+        seconds = time.monotonic() - self._begun
+        taken = core_seconds(self._process.pid) - self._before
+        shown = len({line.split(" s  ")[0] for line in self._lines[self._seen :]})
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait()
+        self._listener.join()
+        if self._process.returncode != 0:
+            self._broken(f"exit code {self._process.returncode}")
+        if shown < int(seconds) - 1 or taken <= 0:
+            self._broken(f"{shown} intervals of 1 s in {seconds:.1f} s, {taken:.4f} s of a core")
+        return 100 * taken / seconds
+
+    def _broken(self, why: str) -> None:
+        self._process.kill()
+        told = "" if self._process.stderr is None else self._process.stderr.read()
+        print(f"nothing was measured: the watch did not run whole: {why}\n{told}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def core_seconds(pid: int) -> float:
-    """The time on a core that a process and its children have had, from /proc."""
+    """The time on a core that a process and its children have had, of the threads that they have now, from /proc."""
     pids = [pid]
     for parent in pids:
-        with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:  # noqa: PTH123
-            pids += [int(each) for each in file.read().split()]
-    ticks = 0
-    for each in pids:
-        with open(f"/proc/{each}/stat", encoding="ascii") as file:  # noqa: PTH123
-            fields = file.read().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            pids += [int(each) for each in children.read_text().split()]
+    stats = [stat for each in pids for stat in Path(f"/proc/{each}/task").glob("*/schedstat")]
+    if not stats:
+        sys.exit("this kernel keeps no /proc/PID/schedstat")
+    return sum(int(stat.read_text().split()[0]) for stat in stats) / _NANOSECONDS
 
 
 def block(torch: Any, data: Any, seconds: float) -> float:
@@ -129,7 +178,7 @@ def judge(ratios: list[float], cores: list[float]) -> None:
     print(
         f"all-reduce with a watch over without: median {ratio:.5f}, {spread}, {len(ratios)} pairs, chance {chance:.3f}"
     )
-    print(f"the watch takes {core:.2f} % of a core ({min(cores):.2f} to {max(cores):.2f})")
+    print(f"the watch takes {core:.2f} % of a core ({min(cores):.2f} to {max(cores):.2f}), {len(cores)} watches")
     failed = core > MOST_CORE_PERCENT or (ratio > MOST_RATIO and chance < CHANCE)
     sys.stdout.flush()
     os._exit(1 if failed else 0)

@@ -114,7 +114,17 @@ def main() -> None:
             writer = csv.DictWriter(stream, [each.name for each in fields(Outcome)])
             writer.writeheader()
             writer.writerows(map(asdict, found))
-    sys.exit(0 if all(each.right and each.core_percent <= MOST_CORE_PERCENT for each in found) else 1)
+    alarms = [each.seconds_to_alarm for each in found if each.seconds_to_alarm is not None]
+    false = sum(bool(each.alarm) and not case.alarm for case, each in zip(chosen, found, strict=True))
+    named, to_be_named = len(alarms) - false, sum(case.alarm for case in chosen)
+    print(f"{false} false alarms; {named} of {to_be_named} were named, the last after {max(alarms, default=0):.1f} s")
+    failed = [f"{each.job}: it goes {each.expected}, which was not said in time" for each in found if not each.right]
+    failed += [
+        f"{each.job}: the watch took {each.core_percent:.2f} % of a core, of which {MOST_CORE_PERCENT:g} % are allowed"
+        for each in found
+        if each.core_percent > MOST_CORE_PERCENT
+    ]
+    sys.exit("\n".join(failed) or 0)
 
 
 def watch(case: Case) -> tuple[Outcome, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT
+from tests.cli.running import ROOT, environment
 
 SMALL = {
     "against_nccl_tests": ["--help"],
@@ -19,6 +19,7 @@ SMALL = {
     "healthy_speed": ["--help"],
     "hostile_files": ["--only", "profiles", "--name", "dotted"],
     "provoked_causes": ["--help"],
+    "nvml_costs": ["--help"],
     "plan_modules": ["--help"],
     "plan_steps": ["--help"],
     "plan_validation": [],
@@ -29,6 +30,7 @@ SMALL = {
     "result_path": ["--ranks", "8,16"],
     "traffic_jobs": ["--help"],
     "watch_cost": ["--help"],
+    "watch_parts": ["--gpus", "2", "--interval", "0.05", "--readings", "24"],
     "watch_verdicts": ["--help"],
     "start_up": ["--runs", "1", "--steps", "--", "topo", "--simulate", "hgx-h100-4"],
 }
@@ -44,6 +46,16 @@ def test_a_small_run_ends_well(name: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_a_watch_that_does_not_run_makes_the_cost_of_one_unknown() -> None:
+    command = [sys.executable, "-c", "from benchmarks.watch_cost import BesideWatch; BesideWatch()"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment(GPUBENCH_TIMEOUT="never")
+    )
+    assert done.returncode == 1
+    assert "nothing was measured: the watch did not run whole: it showed no interval" in done.stderr
+    assert "never" in done.stderr
 
 
 def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
-from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+from gpubench.model.facts.launched_by import (
+    OF_TORCHRUN,
+    SECONDS_FOR_THE_FIRST_RANK,
+    TORCHRUN,
+    LaunchedBy,
+    launched_by,
+)
 
 PREFIX = "GPUBENCH_"
 OWN_FILE = "gpubench.toml"
@@ -19,7 +25,7 @@ DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
 def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     """Run, and exit with its code; under a launcher only the first rank speaks of wrong usage."""
     spell_out_what_cannot_be_shown()
-    launch = launched_by(os.environ)
+    launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
     with contextlib.ExitStack() as stack:
         if not speaks:
@@ -30,6 +36,24 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     if code and not speaks:
         time.sleep(SECONDS_FOR_THE_FIRST_RANK)
     sys.exit(code)
+
+
+def _own_launch() -> LaunchedBy | None:
+    """The launcher of this rank; None for a command whose ranks do not meet by what torchrun set.
+
+    Where that command starts none either, this process is one alone: in it, and in what it starts, those variables are
+    taken away.
+    """
+    launch = launched_by(os.environ)
+    if launch is None or launch.launcher != TORCHRUN:
+        return launch
+    from gpubench.cli.table import COMMANDS, UnderTorchrun
+
+    under = next((each.under_torchrun for each in COMMANDS if each.name in sys.argv[1:2]), UnderTorchrun.REFUSED)
+    if under is UnderTorchrun.ALONE:
+        for name in OF_TORCHRUN:
+            del os.environ[name]
+    return launch if under is UnderTorchrun.RANKS else None
 
 
 def may_have_defaults() -> bool:

@@ -137,7 +137,7 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | Non
         raise UsageError(
             f"{command} {source.text.split()[0]} under {launch.launcher}",
             expected="one process: nothing is measured here",
-            next_step="the same without the launcher",
+            next_step=launch.without_it,
         )
 
 

@@ -127,6 +127,21 @@ def test_a_recording_is_judged_again_and_says_the_same(tmp_path: Path) -> None:
     assert (empty.returncode, "holds no readings" in empty.stderr) == (2, True)
 
 
+def test_a_recording_is_shown_for_as_long_as_it_is_asked_for(tmp_path: Path) -> None:
+    def shown(*asked: str) -> list[str]:
+        done = gpubench("watch", "--replay", str(tmp_path), *asked)
+        assert done.returncode == 0, done.stderr
+        return [
+            line.split(" s  ")[0].strip() for line in done.stdout.splitlines() if "  direct  GPU0-3  NVLink" in line
+        ]
+
+    gpubench(*MACHINE, "--interval", "500ms", "--record", str(tmp_path))
+    every = [f"{n / 2:.1f}" for n in range(1, 9)]
+    assert shown() == [*every, "4.0"]
+    assert shown("--for", "2s") == [*every[:4], "2.0"]
+    assert shown("--for", "1h") == shown()
+
+
 def test_many_nodes_are_one_line_and_the_odd_one_is_shown() -> None:
     done = gpubench(
         "watch", "--simulate", "hgx-h100-8*16", "--for", "3s", "--fault", "node5:traffic=staged", "--width", "160"
@@ -207,12 +222,12 @@ def test_a_reader_that_goes_away_ends_the_watch_quietly() -> None:
 class Terminal:
     """A terminal of a size on which a watch runs."""
 
-    def __init__(self, rows: int, columns: int, *arguments: str) -> None:
+    def __init__(self, rows: int, columns: int, *arguments: str, **variables: str) -> None:
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
             os.chdir(ROOT)
-            variables = environment(TERM="xterm-256color")
-            os.execve(sys.executable, [sys.executable, "-m", "gpubench", "watch", *arguments], variables)
+            inside = environment(TERM="xterm-256color", **variables)
+            os.execve(sys.executable, [sys.executable, "-m", "gpubench", "watch", *arguments], inside)
         self.shown = b""
         self.resize(rows, columns)
 
@@ -244,14 +259,14 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-CLEARED, ALTERNATE, BACK = b"\x1b[H\x1b[2J", b"\x1b[?1049h", b"\x1b[?1049l"
+DRAWN, ALTERNATE, BACK = b"\x1b[H", b"\x1b[?1049h", b"\x1b[?1049l"
 SIMULATED = ("--simulate", "hgx-h100-8", "--fault", "node0:traffic=staged", "--interval", "200ms", "--for", "1h")
 
 
 @pytest.mark.parametrize("how", [b"q", b"\x03", "signal"])
 def test_q_and_ctrl_c_end_a_live_watch_with_its_report(how: bytes | str) -> None:
     terminal = Terminal(24, 80, *SIMULATED)
-    terminal.read_until(CLEARED, times=3)
+    terminal.read_until(DRAWN, times=3)
     if isinstance(how, bytes):
         terminal.type(how)
     else:
@@ -265,18 +280,31 @@ def test_q_and_ctrl_c_end_a_live_watch_with_its_report(how: bytes | str) -> None
 
 def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
     terminal = Terminal(24, 80, *SIMULATED)
-    terminal.read_until(CLEARED, times=2)
+    terminal.read_until(DRAWN, times=2)
     terminal.resize(8, 40)
     frame = b""
     for _ in range(20):  # frames of before may still be on their way
-        terminal.read_until(CLEARED, times=terminal.shown.count(CLEARED) + 1)
-        frame = terminal.shown.split(CLEARED)[-2]
+        terminal.read_until(DRAWN, times=terminal.shown.count(DRAWN) + 1)
+        frame = terminal.shown.split(DRAWN)[-2]
         if frame.count(b"\n") <= 8:
             break
     terminal.type(b"q")
     assert terminal.end() == 0
     assert frame.count(b"\n") <= 8
     assert b"staged" in frame
+
+
+def test_a_terminal_of_another_size_is_drawn_at_once() -> None:
+    terminal = Terminal(24, 80, *SIMULATED[:4], "--interval", "4s", "--for", "1h", COLUMNS="50")
+    terminal.read_until(b"staged")
+    before, began = terminal.shown.count(DRAWN), time.monotonic()
+    assert b"PCIe out" in terminal.shown, "as wide as the terminal is, whatever COLUMNS says"
+    terminal.resize(10, 40)
+    terminal.read_until(DRAWN, times=before + 1)
+    assert time.monotonic() - began < 3
+    terminal.read_until(b"more lines: the")
+    terminal.type(b"q")
+    assert terminal.end() == 0
 
 
 def test_the_docs_show_what_it_prints() -> None:
@@ -291,15 +319,27 @@ def test_the_gate_of_the_docs_ends_a_job_that_is_staged(tmp_path: Path) -> None:
     script = (ROOT / "docs/watch.md").read_text().partition("```bash\n")[2].partition("```")[0]
     stand_in = f"""#!/bin/bash
 case "$*" in *gpubench*) ;; *) exec sleep 60;; esac
+[ $TRAFFIC = refused ] && exit 1
 while [ "$1" != --strict ]; do shift; done
-cd {ROOT} && exec {sys.executable} -m gpubench watch "$1" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
+exec {sys.executable} -m gpubench watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
     (tmp_path / "srun").write_text(stand_in)
     (tmp_path / "srun").chmod(0o755)
-    for traffic, said in (("staged", "staged, by sockets"), ("loading", "no path between GPUs was seen")):
-        variables = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="4711", TRAFFIC=traffic)
+    said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
+    for traffic, told in said.items():
+        (tmp_path / "watch.json").unlink(missing_ok=True)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        variables = environment(PATH=path, PYTHONPATH=str(ROOT), SLURM_JOB_ID="4711", TRAFFIC=traffic)
         shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
         done = subprocess.run(
-            ["bash", "-c", shortened], env=variables, capture_output=True, text=True, timeout=50, check=False
+            ["bash", "-c", shortened],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
         )
-        assert said in done.stdout, done.stderr
+        assert told in done.stdout, done.stderr
+        assert done.stdout or traffic == "refused"
+        assert "staged" not in done.stdout or traffic == "staged"

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,20 @@ def test_a_watch_lasts_as_long_as_it_was_asked_to(seconds: int) -> None:
     assert [frame.seconds for frame in shown.frames] == list(range(1, seconds + 1))
     assert course.jobs["node0", f"python ({KEY})"].main.seconds == seconds
     assert len(rows) == 4 * seconds
+
+
+def test_the_last_interval_is_as_long_as_there_is_time() -> None:
+    shown, _, _ = run(replace(plan(3), interval_s=2.0), MOVING)
+    assert [frame.seconds for frame in shown.frames] == [2, 3]
+
+
+def test_nodes_with_many_gpus_are_read_less_often_where_nobody_says_how_often() -> None:
+    asked, not_asked = plan(30), replace(plan(30), has_own_interval=False)
+    assert [each.with_interval_of(8).interval_s for each in (asked, not_asked)] == [1.0, 2.0]
+    assert not_asked.with_interval_of(4).interval_s == 1.0
+    assert replace(not_asked, gpus=(0, 3)).with_interval_of(8).interval_s == 1.0
+    assert replace(not_asked, seconds=1.5).with_interval_of(8).interval_s == 1.5
+    assert replace(not_asked, seconds=None).with_interval_of(8).interval_s == 2.0
 
 
 def test_it_ends_where_there_is_nothing_more_to_read() -> None:

@@ -44,6 +44,15 @@ def test_every_node_is_seen_and_the_odd_one_named(tmp_path: Path) -> None:
     assert [json.loads(line)["host"] for line in readings] == ["host0", "host1", "host2"] * 6
 
 
+def test_all_ranks_read_nodes_with_many_gpus_at_the_longer_interval(tmp_path: Path) -> None:
+    output = tmp_path / "watch.json"
+    asked = ("watch", "--for", "3s", "-q", "--output", str(output))
+    assert mpirun(2, *asked, env=believing("hgx-h100-8*2")).returncode == 0
+    document = json.loads(output.read_text())
+    assert document["metadata"]["options"]["interval_s"] == 2.0
+    assert len({row["seconds"] for row in document["traffic"]}) == 2
+
+
 def test_waiting_for_traffic_ends_on_all_ranks_together() -> None:
     result = mpirun(
         2, "watch", "--for", "600ms", "--interval", "300ms", "--until-traffic", "-q", env=believing("hgx-h200-4*2")

@@ -43,9 +43,13 @@ _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 class WatchOptions:
     """What is watched, and how."""
 
-    interval: str = option("TIME", "Between two lines: 500ms, 1s, 1m.", default="1s")
+    interval: str | None = option(
+        "TIME", "Between two lines: 500ms, 1s, 1m. Default: 1s; 2s of nodes with more than four GPUs."
+    )
     seconds: str | None = option(
-        "TIME", "End after so long: 30s, 5m. Default: when somebody ends it; 10s of what is simulated.", name="--for"
+        "TIME",
+        "End after so long: 30s, 5m. Default: when somebody ends it; 10s of what is simulated, all that is recorded.",
+        name="--for",
     )
     until_traffic: bool = flag("Wait for the first bytes; --for counts from then on.")
     strict: bool = flag("Exit 1 for what is not PASS, 3 where no path between GPUs was seen: for gates.")
@@ -60,7 +64,7 @@ class WatchOptions:
     def plan(self) -> "WatchPlan":
         """The plan that these options ask for; UsageError for what cannot be."""
         from gpubench.jobs.sources import Here, Replayed, Simulated
-        from gpubench.jobs.watch.plan import SECTIONS, WatchedJobs, WatchPlan
+        from gpubench.jobs.watch.plan import INTERVAL_SECONDS, SECTIONS, WatchedJobs, WatchPlan
 
         simulation = self.simulation.parse(command="watch")
         excluded = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--gpus": self.gpus}
@@ -73,7 +77,9 @@ class WatchOptions:
                 expected="Slurm's number, or four or more digits of a container's id",
                 reason="" if self.job else "a variable that is not set",
             )
-        interval = _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
+        interval = INTERVAL_SECONDS
+        if self.interval is not None:
+            interval = _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
         seconds = None if self.seconds is None else _duration("--for", self.seconds, interval, _MOST_SECONDS)
         if simulation is not None and seconds is None:
             seconds = max(_SIMULATED_SECONDS, interval)
@@ -88,11 +94,12 @@ class WatchOptions:
             selection=WatchedJobs(tuple(self.pid or ()), self.job),
             gpus=None if self.gpus is None else _numbers(self.gpus),
             interval_s=interval,
-            seconds=None if recording.replay is not None else seconds,
+            seconds=seconds,
             until_traffic=self.until_traffic,
             strict=self.strict,
             timeout_s=self.timeout,
             presentation=self.presentation.parse(SECTIONS),
+            has_own_interval=self.interval is not None,
         )
 
 

@@ -1,8 +1,7 @@
 """A watch for people: devices with rates and bars, what every job does, and at the end what was concluded."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
+from dataclasses import dataclass, field, replace
 
 from gpubench.formats.text.header import INDENT
 from gpubench.formats.text.page import Page, ReportView
@@ -190,18 +189,18 @@ class WatchView(ReportView):
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
         super().__init__(page, metadata)
-        self._rows: dict[tuple[str, str], list[TrafficRow]] = {}
+        self._means: dict[tuple[str, str], _Mean] = {}
 
     def row(self, row: Row) -> None:
-        """Keep it for the means: who watches sees intervals elsewhere."""
+        """Count it in the means: who watches sees intervals elsewhere."""
         if isinstance(row, TrafficRow):
-            self._rows.setdefault((row.node, row.device), []).append(row)
+            self._means.setdefault((row.node, row.device), _Mean(row)).add(row)
 
     def end(self, report: Report) -> None:
         """The whole; of a watch that was cut short there is nothing but the verdict."""
         metadata = self._metadata
         origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
-        seconds = max((rows[-1].seconds for rows in self._rows.values()), default=0.0)
+        seconds = max((each.last.seconds for each in self._means.values()), default=0.0)
         self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {seconds:.0f} s{origin}")
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
@@ -212,7 +211,7 @@ class WatchView(ReportView):
 
     def _devices(self) -> None:
         """Means by device, of nodes that carry alike the first's."""
-        by_node = grouped([_mean(rows) for rows in self._rows.values()], lambda row: row.node)
+        by_node = grouped([each.row for each in self._means.values()], lambda row: row.node)
         shown = list(by_node.items())[:1]
         for node, rows in shown:
             self._page.print("", f"{node}, means in GB/s" if len(by_node) > 1 else "means in GB/s")
@@ -232,17 +231,33 @@ class WatchView(ReportView):
         self._page.print("")
 
 
-def _mean(rows: Sequence[TrafficRow]) -> TrafficRow:
-    """One row of the means of what is known; errors are summed up."""
-    values = {name: [v for row in rows if (v := getattr(row, name)) is not None] for name in _RATES}
-    errors: dict[str, int] = {}
-    for row in rows:
+@dataclass(slots=True)
+class _Mean:
+    """The mean of what is known of a device over all its intervals, however many: a watch may last for days."""
+
+    last: TrafficRow
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def add(self, row: TrafficRow) -> None:
+        """One interval more; errors are summed up."""
+        self.last = row
+        for name in _RATES:
+            value = getattr(row, name)
+            if value is not None:
+                self.sums[name] = self.sums.get(name, 0.0) + value
+                self.counts[name] = self.counts.get(name, 0) + 1
         for name, count in row.errors_grown.items():
-            errors[name] = errors.get(name, 0) + count
-    means = {name: fmean(each) if each else None for name, each in values.items()}
-    last = rows[-1]
-    note = last.note if any(each is None for each in means.values()) else None
-    return replace(last, **means, errors_grown=errors, note=note)  # type: ignore[arg-type]
+            self.errors[name] = self.errors.get(name, 0) + count
+
+    @property
+    def row(self) -> TrafficRow:
+        """One row of the means."""
+        means = {name: self.sums[name] / count for name, count in self.counts.items()}
+        note = self.last.note if any(name not in means for name in _RATES) else None
+        unknown = dict.fromkeys(_RATES) | means
+        return replace(self.last, **unknown, errors_grown=self.errors, note=note)  # type: ignore[arg-type]
 
 
 def _gb_s(value: float | None) -> str:

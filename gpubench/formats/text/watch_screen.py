@@ -3,22 +3,29 @@
 import errno
 import os
 import select
+import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from gpubench.formats.delivery import say
-from gpubench.formats.text.page import pipe_console
 from gpubench.formats.text.watch import frame_lines, plain_lines
 from gpubench.model.results.watch.frame import WatchFrame
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from gpubench.model.terms.foreign_text import printable_line
 
 _QUIT = ("q", "Q", "\x03", "\x04")
 _KEYS = "q or Ctrl-C ends it"
+_MOST_TYPED = 64
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _TO_THE_END, _BELOW = "\x1b[H", "\x1b[K", "\x1b[K\x1b[J"
+"""The alternate screen without a cursor, and back; its first cell; erase what is left of a line, and all below it."""
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "magenta": "35"}
+_WITHOUT_COLOR = ("bold", "dim")
 
 
 class NoScreen:
@@ -37,33 +44,43 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Draws every interval over the one before, on the alternate screen of a terminal, whatever size it has now."""
+    """Draws every interval over the one before, on the alternate screen of a terminal, whatever size it has now.
 
-    def __init__(self, console: "Console", header: Callable[[float], str]) -> None:
-        self._console, self._header = console, header
+    It writes the codes itself: rich takes five times as long, at every interval, and breaks lines where it believes
+    that the terminal ends.
+    """
+
+    def __init__(self, stream: TextIO, header: Callable[[float], str], *, color: bool) -> None:
+        self._stream, self._header = stream, header
+        self._codes = _CODES if color else {word: _CODES[word] for word in _WITHOUT_COLOR}
+        self._shown: WatchFrame | None = None
 
     def show(self, frame: WatchFrame) -> None:
         """The interval."""
+        self._shown = frame
+        self.draw()
+
+    def draw(self) -> None:
+        """The last interval once more, as where the terminal has another size now."""
+        if self._shown is None:
+            return
         width, height = self._size()
-        lines = frame_lines(frame, width - 1, height - 1, self._header(frame.seconds))
-        self._console.print(self._drawn(lines), end="")
-        self._console.file.flush()
+        lines = frame_lines(self._shown, width - 1, height - 1, self._header(self._shown.seconds))
+        drawn = f"{_TO_THE_END}\n".join(self._styled(*line) for line in lines)
+        self._stream.write(f"{_HOME}{drawn}{_BELOW}")
+        self._stream.flush()
 
     def _size(self) -> tuple[int, int]:
         """Columns and lines of the terminal as it is now: COLUMNS and LINES are of when the watch began."""
         with suppress(OSError, ValueError):
-            columns, lines = os.get_terminal_size(self._console.file.fileno())
+            columns, lines = os.get_terminal_size(self._stream.fileno())
             if columns and lines:
                 return columns, lines
-        return self._console.size
+        return shutil.get_terminal_size()
 
-    def _drawn(self, lines: list[tuple[str, str]]) -> "RenderableType":
-        from rich.console import Group
-        from rich.control import Control
-
-        from gpubench.formats.text.line import line_text
-
-        return Group(Control.home(), Control.clear(), *(line_text(line, style) for line, style in lines))
+    def _styled(self, line: str, style: str) -> str:
+        codes = ";".join(self._codes[word] for word in style.split() if word in self._codes)
+        return f"\x1b[{codes}m{printable_line(line)}\x1b[0m" if codes else printable_line(line)
 
 
 @contextmanager
@@ -71,16 +88,23 @@ def live_screen(
     stream: TextIO, header: Callable[[float], str], *, color: bool
 ) -> Iterator[tuple[LiveScreen, Callable[[float], bool]]]:
     """A screen on a terminal, and a wait that ends with true where somebody types q; both are given back at the end."""
-    console = pipe_console(stream, force_terminal=True, no_color=not color)
+    screen = LiveScreen(stream, lambda seconds: f"{header(seconds)}   {_KEYS}", color=color)
     with ExitStack() as stack:
-        stack.enter_context(console.screen(hide_cursor=True))
-        wait = stack.enter_context(keyboard())
-        yield LiveScreen(console, lambda seconds: f"{header(seconds)}   {_KEYS}"), wait
+        stack.callback(_write, stream, _LEAVE)
+        _write(stream, _ENTER)
+        keys = stack.enter_context(keyboard())
+        resized = stack.enter_context(resizes())
+        yield screen, lambda seconds: _wait(seconds, keys, resized, screen.draw)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
 
 
 @contextmanager
-def keyboard() -> Iterator[Callable[[float], bool]]:
-    """A wait that ends early, with true, where q is typed; without a keyboard it only waits."""
+def keyboard() -> Iterator[int | None]:
+    """The descriptor at which single keys are to be read; None without a keyboard."""
     import termios
     import tty
 
@@ -91,30 +115,45 @@ def keyboard() -> Iterator[Callable[[float], bool]]:
         before = termios.tcgetattr(descriptor)
         tty.setcbreak(descriptor)
     except (OSError, ValueError, AttributeError, termios.error):  # stdin is a file, closed, or none at all
-        yield _only_wait
+        yield None
         return
     try:
-        yield lambda seconds: _typed(descriptor, seconds)
+        yield descriptor
     finally:
         with suppress(termios.error):
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _only_wait(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+@contextmanager
+def resizes() -> Iterator[int]:
+    """A descriptor at which there is something to read once the terminal has another size."""
+    read, write = os.pipe()
+    for descriptor in (read, write):
+        os.set_blocking(descriptor, False)
+    handler = signal.signal(signal.SIGWINCH, lambda *_: None)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield read
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGWINCH, handler)
+        os.close(read)
+        os.close(write)
 
 
-def _typed(descriptor: int, seconds: float) -> bool:
+def _wait(seconds: float, keys: int | None, resized: int, draw: Callable[[], None]) -> bool:
     """True where the watch is to end; what else is typed is passed over."""
     deadline = time.monotonic() + seconds
+    listened = [resized] if keys is None else [resized, keys]
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([descriptor], [], [], left)
-        if ready:
-            typed = os.read(descriptor, 64).decode(errors="replace")
-            if not typed:
-                time.sleep(left)
-                return False
+        ready, _, _ = select.select(listened, [], [], left)
+        if resized in ready:
+            os.read(resized, _MOST_TYPED)
+            draw()
+        if keys is not None and keys in ready:
+            typed = os.read(keys, _MOST_TYPED).decode(errors="replace")
             if any(key in typed for key in _QUIT):
                 return True
+            if not typed:
+                listened.remove(keys)  # the end of a file
     return False

@@ -4,6 +4,7 @@ Those of RDMA ports were not seen on hardware: written after Documentation/ABI/s
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpubench.hardware.node.rdma_ports import port_folders, port_word
@@ -27,14 +28,15 @@ class NicCounters:
         self._ports = {
             nic: folder for name in names_in(infiniband) for nic, folder in port_folders(infiniband / name).items()
         }
-        self._loopback = net / LOOPBACK
         devices = {_device(infiniband / name / "device") for name in names_in(infiniband)}
-        self._interfaces = [
+        interfaces = [
             net / name
             for name in names_in(net)
             if is_link(net / name / "device") or exists(net / name / "device")
             if _device(net / name / "device") not in devices
         ]
+        loopback = [net / LOOPBACK] if exists(net / LOOPBACK) else []
+        self._interfaces = [_InterfaceFiles.of(folder) for folder in (*interfaces, *loopback)]
         self._count = 0
         self._errors: dict[str, dict[str, int]] = {}
 
@@ -43,8 +45,7 @@ class NicCounters:
         seldom = self._count % _SELDOM == 0
         self._count += 1
         ports = [self._port(name, folder, seldom=seldom) for name, folder in self._ports.items()]
-        folders = [*self._interfaces, *([self._loopback] if exists(self._loopback) else [])]
-        return (*ports, *(_interface(folder) for folder in folders))
+        return (*ports, *(each.read() for each in self._interfaces))
 
     def _port(self, name: str, folder: Path, *, seldom: bool) -> NicReading:
         unknown: dict[str, str] = {}
@@ -91,19 +92,30 @@ def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
             yield name, count
 
 
-def _interface(folder: Path) -> NicReading:
-    unknown: dict[str, str] = {}
-    found: dict[str, int | None] = {}
-    for name, file in (("sent", "tx_bytes"), ("received", "rx_bytes")):
-        found[name] = number_of(folder / "statistics" / file)
-        if found[name] is None:
-            unknown[name] = f"{file} cannot be read"
-    state = text_of(folder / "operstate")
-    return NicReading(
-        name=folder.name,
-        rdma=False,
-        sent_bytes=found["sent"],
-        received_bytes=found["received"],
-        active=None if state is None else state in ("up", "unknown"),
-        unknown=unknown,
-    )
+@dataclass(frozen=True, slots=True)
+class _InterfaceFiles:
+    """The files of an interface of the kernel's, each named once: they are read at every interval."""
+
+    name: str
+    sent: Path
+    received: Path
+    state: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> "_InterfaceFiles":
+        """Those in its folder."""
+        counters = folder / "statistics"
+        return cls(folder.name, counters / "tx_bytes", counters / "rx_bytes", folder / "operstate")
+
+    def read(self) -> NicReading:
+        """Its counters now."""
+        sent, received, state = number_of(self.sent), number_of(self.received), text_of(self.state)
+        unread = {"sent": (sent, self.sent), "received": (received, self.received)}
+        return NicReading(
+            name=self.name,
+            rdma=False,
+            sent_bytes=sent,
+            received_bytes=received,
+            active=None if state is None else state in ("up", "unknown"),
+            unknown={way: f"{file.name} cannot be read" for way, (count, file) in unread.items() if count is None},
+        )

@@ -37,6 +37,7 @@ Settings = Callable[[Mapping[str, str]], dict[str, str]]
 @dataclass(frozen=True, slots=True)
 class _KnownTask:
     task: TaskFacts
+    stat: Path
     started: str
     launched: bool
     look_again_at: float = 0.0
@@ -58,11 +59,9 @@ class Tasks:
         """The processes with these numbers that are there; those that ended are forgotten."""
         found: dict[int, _KnownTask] = {}
         for pid in sorted(set(pids)):
-            folder = self._root / "proc" / str(pid)
-            started = _started(folder)
             known = self._known.get(pid)
-            if known is None or known.started != started:
-                known = self._first_look(pid, folder, started)
+            if known is None or known.started != _started(known.stat):
+                known = self._first_look(pid, self._root / "proc" / str(pid))
             found[pid] = known
         self._known = found
         return tuple(each.task for each in found.values())
@@ -98,11 +97,14 @@ class Tasks:
         """As they were read last."""
         return tuple(each.task for each in self._known.values())
 
-    def _first_look(self, pid: int, folder: Path, started: str) -> _KnownTask:
+    def _first_look(self, pid: int, folder: Path) -> _KnownTask:
+        stat = folder / "stat"
+        started = _started(stat)
         status = text_of(folder / "status")
         name = process_name(pid, self._root)
         if status is None or not self._is_it(folder):
-            return _KnownTask(TaskFacts(pid=pid, unread=f"process {pid} is not visible here"), started, launched=False)
+            unseen = TaskFacts(pid=pid, unread=f"process {pid} is not visible here")
+            return _KnownTask(unseen, stat, started, launched=False)
         user = int(found[1]) if (found := _UID.search(status)) else None
         parent = int(found[1]) if (found := _PARENT.search(status)) else 0
         slurm = _SLURM_GROUP.search(text_of(folder / "cgroup") or "")
@@ -121,7 +123,7 @@ class Tasks:
             facts=None if environment is None else self._facts(pid, folder, environment, user),
             unread="" if environment is not None else f"process {pid} belongs to {_user_name(user)}",
         )
-        return _KnownTask(task, started, launched=bool(launched))
+        return _KnownTask(task, stat, started, launched=bool(launched))
 
     def _is_it(self, folder: Path) -> bool:
         """False where NVML may count the host's processes, and the one with that number here uses no GPU."""
@@ -157,9 +159,9 @@ class Tasks:
         )
 
 
-def _started(folder: Path) -> str:
+def _started(stat: Path) -> str:
     """When a process started, in the kernel's ticks: a number is given to another one later."""
-    fields = (text_of(folder / "stat") or "").rpartition(")")[2].split()
+    fields = (text_of(stat) or "").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 
 

@@ -27,7 +27,7 @@ def start(arguments: Sequence[str], *, hosts: Path | None, gpus: int | None) -> 
         raise UsageError(
             f"{'--slurm' if hosts is None else '--hosts'} under {launch.launcher}",
             expected="one process, which starts the ranks",
-            next_step="the same without the launcher",
+            next_step=launch.without_it,
         )
     ranks = gpus or read_driver(os.environ).visible
     if hosts is None:

@@ -64,7 +64,7 @@ def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
         raise UsageError(
             f"scan {option} under {launch.launcher}",
             expected="one process: nothing is measured here",
-            next_step="the same without the launcher",
+            next_step=launch.without_it,
         )
 
 

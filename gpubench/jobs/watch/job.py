@@ -4,13 +4,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.sources import Here, Replayed, Simulated, refuse_under_launcher
-from gpubench.jobs.watch.pace import LeapingPace, RealPace, Wait, WatchPace, sleep
+from gpubench.jobs.watch.pace import LeapingPace, RealPace, RecordedPace, Wait, WatchPace, sleep
 from gpubench.jobs.watch.plan import NAME, WatchPlan
 from gpubench.jobs.watch.watching import check_watchable, watch
 from gpubench.model.facts.launched_by import launched_by
@@ -38,21 +39,31 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
         machines = plan.source.machines()
         check_watchable(plan, machines)
         with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
-            pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
-            readers = _readers(plan, machines, pace)
+            plan, pace, readers = _paced(plan, machines, wait, is_terminal=is_terminal)
             report, metadata = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
         presenter.end(report)
         return plan.presentation.exit_code(metadata, report)
 
 
-def _readers(plan: WatchPlan, machines: "Machines", pace: WatchPace) -> "Sequence[TrafficReader]":
+def _paced(
+    plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
+) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
+    """Readings and their clock; of a recording the plan has the interval at which it was made."""
     from gpubench.jobs.watch import readers
 
     if isinstance(plan.source, Replayed):
-        return readers.recorded_readers(plan.source.directory)
+        recorded = readers.recorded_readers(plan.source.directory)
+        interval_s = max(each.interval_s for each in recorded) or plan.interval_s
+        return (
+            replace(plan, interval_s=interval_s),
+            RecordedPace(lambda: max(each.elapsed for each in recorded)),
+            recorded,
+        )
+    pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
     if isinstance(plan.source, Simulated):
-        return readers.simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
-    return [readers.reader_here(plan, machines.nodes[0].snapshot.host)]
+        return plan, pace, readers.simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
+    plan = plan.with_interval_of(len(machines.nodes[0].gpus))
+    return plan, pace, [readers.reader_here(plan, machines.nodes[0].snapshot.host)]
 
 
 def _is_real(plan: WatchPlan, *, is_terminal: bool) -> bool:

@@ -1,5 +1,6 @@
 """The loop of a watch: readings at every interval, until its time is up or somebody ends it."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -56,8 +57,8 @@ class WatchLoop:
         counted_from = None if plan.until_traffic else begun
         ended = False
         while True:
-            left = None if counted_from is None or plan.seconds is None else counted_from + plan.seconds - next_moment
-            ended = ended or (left is not None and left < _SLACK * plan.interval_s)
+            end = math.inf if counted_from is None or plan.seconds is None else counted_from + plan.seconds
+            ended = ended or end - next_moment < _SLACK * plan.interval_s
             readings = read_all(ended)
             if readings is None:
                 return
@@ -68,7 +69,7 @@ class WatchLoop:
                     counted_from = self._pace.now()
             if ended:
                 return
-            next_moment = max(next_moment + plan.interval_s, self._pace.now())
+            next_moment = max(min(next_moment + plan.interval_s, end), self._pace.now())
             ended = self._pace.wait_until(next_moment) or interrupts.asked
 
     def _show(self, interval: Interval, *, waiting: bool) -> None:

@@ -51,6 +51,21 @@ class LeapingPace:
         return False
 
 
+class RecordedPace:
+    """The clock of a recording: it stands where its last reading was taken, which `elapsed` says."""
+
+    def __init__(self, elapsed: Callable[[], float]) -> None:
+        self._elapsed = elapsed
+
+    def now(self) -> float:
+        """Since the first reading."""
+        return self._elapsed()
+
+    def wait_until(self, _moment: float) -> bool:
+        """Nothing: the next reading is there."""
+        return False
+
+
 class Interrupts:
     """While it is entered: Ctrl-C and SIGTERM raise KeyboardInterrupt, and `asked` remembers it.
 

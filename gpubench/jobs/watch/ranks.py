@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.jobs.watch.pace import RealPace, sleep
-from gpubench.jobs.watch.plan import WatchPlan
+from gpubench.jobs.watch.plan import LONGER_INTERVAL_SECONDS, WatchPlan
 from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.hang import Phase
 
@@ -29,7 +29,7 @@ def run_ranks(plan: WatchPlan, arguments: Sequence[str], launch: LaunchedBy) -> 
     """Be one of the ranks; the exit code, the same on all of them."""
     from gpubench.jobs import rank
 
-    timeout_s = plan.timeout_s + plan.interval_s + _SPARE_SECONDS
+    timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
     defaults = plan.presentation.job_defaults
     return rank.run(lambda group, progress: WatchRankJob(group, progress, plan, arguments), launch, timeout_s, defaults)
 
@@ -55,6 +55,8 @@ class WatchRankJob:
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
         machines = gathered(group, snapshots, own_process(self.identity))
         agree(group, lambda: None if machines is None else self._check(machines))
+        most = None if machines is None else max(len(node.gpus) for node in machines.nodes)
+        self._plan = plan.with_interval_of(group.broadcast(most))
         with ExitStack() as stack:
             node = self._node(snapshots, stack)
             code = self._show(machines, node) if machines is not None else self._follow(node)

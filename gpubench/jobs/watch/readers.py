@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from gpubench.errors import UsageError
@@ -40,14 +41,21 @@ def simulated_readers(
 
 
 class RecordedTraffic:
-    """The readings that --record kept, of one host."""
+    """The readings that --record kept, of one host; `elapsed` is the time of the last that was read since the first."""
 
     def __init__(self, readings: Sequence[NodeReading]) -> None:
         self._readings = iter(readings)
+        self._began = readings[0].seconds
+        self.elapsed = 0.0
+        between = sorted(after.seconds - before.seconds for before, after in pairwise(readings))
+        self.interval_s = between[len(between) // 2] if between else 0.0
 
     def read(self) -> NodeReading | None:
         """The next one; None where there are no more."""
-        return next(self._readings, None)
+        reading = next(self._readings, None)
+        if reading is not None:
+            self.elapsed = reading.seconds - self._began
+        return reading
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
         """What was looked at then is in the recording."""

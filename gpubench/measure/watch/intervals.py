@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gpubench.measure.watch.course import Course, Observed, needs_closer_look, observe
 from gpubench.measure.watch.selection import WatchedJobs
 from gpubench.measure.watch.signals import Joined
-from gpubench.model.facts.traffic import NodeReading
+from gpubench.model.facts.traffic import NodeReading, TaskFacts
 from gpubench.model.facts.traffic_rates import NodeRates, rates
 from gpubench.ports.traffic import TrafficReader
 
@@ -31,15 +31,21 @@ class NodeWatch:
         reading = self._reader.read()
         if reading is None:
             return None
-        if self._before is not None and reading.driver_silent is None:
-            seen = observe(rates(self._before, self._selection.of(reading)), self._joined)
-            pids = needs_closer_look(seen)
-            tasks = self._reader.look_closely(pids) if pids else None
-            if tasks is not None:
-                reading = replace(reading, tasks=tasks)
+        tasks = self._looked_at_closely(reading)
+        if tasks is not None:
+            reading = replace(reading, tasks=tasks)
         if reading.driver_silent is None:
             self._before = reading
         return self._selection.of(reading)
+
+    def _looked_at_closely(self, reading: NodeReading) -> tuple[TaskFacts, ...] | None:
+        """The processes with what NCCL has in them, where that has to be known; None where nothing was read anew."""
+        if self._before is None or reading.driver_silent is not None:
+            return None
+        if all(task.communicators for task in reading.tasks):
+            return None
+        pids = needs_closer_look(observe(rates(self._before, self._selection.of(reading)), self._joined))
+        return self._reader.look_closely(pids) if pids else None
 
     def close(self) -> None:
         """End what reads."""

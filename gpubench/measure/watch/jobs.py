@@ -1,7 +1,7 @@
 """Which GPUs of a node belong to one job, by the processes on them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.traffic import TaskFacts
@@ -17,8 +17,9 @@ class RunningJob:
     """Processes that belong together, and the GPUs that they use.
 
     `exchanges` is whether anything shows that its GPUs send each other data: one process has several of them, or
-    processes of one launcher have an NCCL communicator each. None is not known, and `doubt` says why. `shared_with` is
-    what uses its GPUs as well, and more than one GPU, so that NVLinks may carry its bytes.
+    processes of one launcher have an NCCL communicator each. None is not known, and `doubt` says why. `others` says of
+    its GPUs, by bus id, what else uses them, so that PCIe may carry its bytes; `shared_with` is what of that uses more
+    than one GPU, so that NVLinks may.
     """
 
     name: str
@@ -26,6 +27,7 @@ class RunningJob:
     tasks: tuple[TaskFacts, ...] = ()
     exchanges: bool | None = False
     doubt: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
     shared_with: str = ""
 
     @property
@@ -62,7 +64,11 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
             owned.setdefault(max(having, key=lambda group: (sizes[group], -group[0])), []).append(gpu)
     closed = [group for group in owned if len(group) == 1 and _is_closed(tasks[group[0]])]
     jobs = [
-        replace(_job([tasks[pid] for pid in group], gpus), shared_with=_shared_with(group, gpus, rates))
+        replace(
+            _job([tasks[pid] for pid in group], gpus),
+            others=_others(group, gpus),
+            shared_with=_shared_with(group, gpus, rates),
+        )
         for group, gpus in owned.items()
         if group not in closed
     ]
@@ -74,8 +80,21 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
     return tuple(jobs)
 
 
+def _others(group: tuple[int, ...], gpus: Sequence[GpuRates]) -> dict[str, str]:
+    """'process 7 (python) uses GPU0 as well', by bus id, of every GPU that another process is on too."""
+    return {
+        gpu.bus_id: _as_well(process, gpu)
+        for gpu in gpus
+        if len(gpu.processes or ()) > 1
+        for process in _users(gpu)
+        if process.pid not in group
+    }
+
+
 def _shared_with(group: tuple[int, ...], gpus: Sequence[GpuRates], rates: NodeRates) -> str:
-    """'process 7 (python) uses GPU0 as well' for a job beside this one that may exchange data over NVLinks; else ''."""
+    """The same of a job beside this one that may exchange data over NVLinks; '' where there is none."""
+    if not any(len(gpu.processes or ()) > 1 for gpu in gpus):
+        return ""
     tasks = {task.pid: task for task in rates.tasks if not _is_closed(task)}
     owner = {pid: each for each in groups_of(tasks.values()) for pid in each}
     used: dict[tuple[int, ...], set[str]] = {}
@@ -84,14 +103,17 @@ def _shared_with(group: tuple[int, ...], gpus: Sequence[GpuRates], rates: NodeRa
             used.setdefault(owner.get(process.pid, ()), set()).add(gpu.bus_id)
     for gpu in gpus:
         for process in _users(gpu):
-            other = owner.get(process.pid, ())
-            if process.pid not in group and len(used[other]) > 1:
-                return f"{process.label} uses {gpu.device} as well"
+            if process.pid not in group and len(used[owner.get(process.pid, ())]) > 1:
+                return _as_well(process, gpu)
     return ""
 
 
+def _as_well(process: GpuProcess, gpu: GpuRates) -> str:
+    return f"{process.label} uses {gpu.device} as well"
+
+
 def _users(gpu: GpuRates) -> Iterator[GpuProcess]:
-    """The processes on a GPU that may send bytes of their own over NVLinks."""
+    """The processes on a GPU that may send bytes of their own."""
     return (each for each in gpu.processes or () if (each.name or "").rpartition("/")[2] not in _SERVICES)
 
 

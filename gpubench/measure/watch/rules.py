@@ -65,7 +65,7 @@ RULES: tuple[WayRule, ...] = (
         (),
         (Members.UNKNOWN,),
         Way.UNKNOWN,
-        "this is what staged jobs show; whether these GPUs are one job's is not known",
+        "this is what staged jobs show; whether one job alone sends it is not known",
     ),
     WayRule(
         (Nvlinks.NONE,),
@@ -73,7 +73,7 @@ RULES: tuple[WayRule, ...] = (
         _NO_SOCKETS,
         _EXCHANGE,
         Way.UNKNOWN,
-        "PCIe is both the direct way and that through host memory where no NVLinks join the GPUs",
+        "PCIe is both the direct way and that through host memory between GPUs that no NVLinks join",
     ),
     WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
     WayRule(
@@ -128,7 +128,7 @@ RULES: tuple[WayRule, ...] = (
     WayRule(
         (), _BOTH_WAYS, (), _NOT, Way.HOST_COPIES, "to host memory and from it, by GPUs that send each other nothing"
     ),
-    WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "both ways, and not as much out as in"),
+    WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "both ways, and nothing tells whether from GPU to GPU"),
     WayRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data into GPUs alone"),
     WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data out of GPUs alone"),
     WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.UNKNOWN, "what NVLinks carry is not known"),

@@ -1,7 +1,7 @@
 """What the rates of a job show, in few words each: its NVLinks, its PCIe links, the network."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpubench.measure.watch.jobs import RunningJob
@@ -44,7 +44,8 @@ AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
 class Nvlinks(StrEnum):
     """The NVLinks between the GPUs of a job: `partly` where those of some carry nothing, which PCIe carries for.
 
-    `little` is more than nothing and too little to judge by.
+    `little` is more than nothing and too little to judge by. `none` join the GPUs, or not all of those between which
+    PCIe may carry bytes, as bridges that join GPUs in pairs.
     """
 
     BUSY = "busy"
@@ -122,27 +123,30 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
     pcie = _pcie(job, sent, received)
     network, network_gb_s = _network(job, nics)
     nvlinks = _nvlinks(job, nvlink, sent, joined)
-    if nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and _apart(job):
+    if pcie is Pcie.ACROSS and not _nvlinks_lead(job, joined):
+        nvlinks = Nvlinks.NONE if nvlinks is Nvlinks.QUIET else nvlinks
+    elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and _apart(job):
         nvlinks = Nvlinks.PARTLY
     # What passes a NIC passes the PCIe link of its GPU too, whether or not host memory is in between.
     if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
         pcie = Pcie.BOTH
     if nvlinks in (Nvlinks.BUSY, Nvlinks.PARTLY) and job.shared_with:
         nvlinks = Nvlinks.UNKNOWN  # whose bytes they carry
+    others = _may_be_of_others(job, nvlinks)
     if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between(job):
         pcie = Pcie.BESIDE
     return Signals(
         nvlinks=nvlinks,
         pcie=pcie,
         network=network,
-        members=_members(job),
+        members=Members.UNKNOWN if others else _members(job),
         nvlink_gb_s=nvlink,
         pcie_sent_gb_s=sent,
         pcie_received_gb_s=received,
         network_gb_s=network_gb_s,
         odd_rails=_odd_rails(nics),
         idle_gpus=_idle_gpus(job, nvlink, pcie),
-        doubts=tuple(_doubts(job, nvlinks, pcie)),
+        doubts=tuple(_doubts(job, nvlinks, pcie, others)),
     )
 
 
@@ -170,10 +174,9 @@ def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joi
 def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
     if sent is None or received is None:
         return Pcie.UNKNOWN
-    out = [gpu.index for gpu in job.gpus if _data_sent(gpu) >= BUSY_GB_S]
-    into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) >= BUSY_GB_S]
+    out, into = _senders(job), _receivers(job)
     if not out and not into:
-        return Pcie.LITTLE if max(_most(job.gpus)) > QUIET_GB_S else Pcie.QUIET
+        return Pcie.LITTLE if max(_most(job.gpus), default=0.0) > QUIET_GB_S else Pcie.QUIET
     if not out:
         return Pcie.IN
     if not into:
@@ -182,9 +185,46 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
         return Pcie.BOTH
     # One process without NCCL that copies to host and back on every GPU looks the same: only what leaves one GPU alone
     # and enters another alone is surely on its way there.
-    one_way = set(out).isdisjoint(into) or job.by_nccl or not job.one_process
+    one_way = out.isdisjoint(into) or job.by_nccl or not job.one_process
     alike = _match(sum(map(_data_sent, job.gpus)), received)
     return Pcie.ACROSS if one_way and alike and not _by_copy_engines(job) else Pcie.BOTH
+
+
+def _senders(job: RunningJob) -> set[str]:
+    """The GPUs that send data over PCIe, by bus id."""
+    return {gpu.bus_id for gpu in job.gpus if _data_sent(gpu) >= BUSY_GB_S}
+
+
+def _receivers(job: RunningJob) -> set[str]:
+    return {gpu.bus_id for gpu in job.gpus if (gpu.pcie_received or 0.0) >= BUSY_GB_S}
+
+
+def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
+    """True where NVLinks lead from all GPUs that send over PCIe to all others that receive; else PCIe may be direct.
+
+    NCCL takes two NVLinks by way of a third GPU before it takes PCIe: PATH_NVB, which comes before PATH_PIX in topo.h.
+    """
+    between = [gpu.bus_id for gpu in job.gpus] if job.by_nccl else []
+    return all(
+        joined(one, other) or any(joined(one, each) and joined(each, other) for each in between)
+        for one in _senders(job)
+        for other in _receivers(job)
+        if one != other
+    )
+
+
+def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
+    """'process 7 (python) uses GPU0 as well' where what looks staged may be copies of another process; else ''.
+
+    They are not where GPUs that this job has to itself show it too.
+    """
+    if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
+        return ""
+    own = replace(job, gpus=tuple(gpu for gpu in job.gpus if gpu.bus_id not in job.others))
+    sent, received = sum(map(_data_sent, own.gpus)), sum(gpu.pcie_received or 0.0 for gpu in own.gpus)
+    exchanged = job.by_nccl and min(sent, received) >= BUSY_GB_S and _match(sent, received)
+    shown = (exchanged and not _by_copy_engines(own)) or _pcie(own, sent, received) is Pcie.ACROSS
+    return "" if shown else next(iter(job.others.values()))
 
 
 def _data_sent(gpu: GpuRates) -> float:
@@ -196,9 +236,9 @@ def _by_copy_engines(job: RunningJob) -> bool:
     """True where kernels of an NCCL job cannot have sent what its GPUs sent, in the time that they ran."""
     if not job.by_nccl:
         return False
-    times = [gpu.kernels_percent for gpu in job.gpus]
-    known = [each / 100 * PCIE_MOST_GB_S for each in times if each is not None]
-    return len(known) == len(times) and sum(gpu.pcie_sent or 0.0 for gpu in job.gpus) > sum(known)
+    senders = [gpu for gpu in job.gpus if (gpu.pcie_sent or 0.0) >= BUSY_GB_S]
+    known = [gpu.kernels_percent / 100 * PCIE_MOST_GB_S for gpu in senders if gpu.kernels_percent is not None]
+    return len(known) == len(senders) > 0 and sum(gpu.pcie_sent or 0.0 for gpu in senders) > sum(known)
 
 
 def _most(gpus: Sequence[GpuRates]) -> list[float]:
@@ -272,8 +312,11 @@ def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
 
 
 def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
-    """GPUs that run nothing while all others of a job run something and nothing is sent: they are waited for."""
-    if nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
+    """GPUs that run nothing while all others of a job run something and nothing is sent: they are waited for.
+
+    What runs on a GPU that others use may be theirs.
+    """
+    if job.others or nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
         return ()
     percents = {
         gpu.device: gpu.utilization_percent if gpu.kernels_percent is None else gpu.kernels_percent for gpu in job.gpus
@@ -284,8 +327,8 @@ def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, 
     return idle if idle and waiting and len(idle) <= len(others) else ()
 
 
-def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie) -> list[str]:
-    found = [each for each in (job.doubt, job.shared_with) if each]
+def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie, others: str) -> list[str]:
+    found = [each for each in (job.doubt, job.shared_with or others) if each]
     if job.shared_with and nvlinks is Nvlinks.UNKNOWN:
         return found
     for unknown, names in ((nvlinks is Nvlinks.UNKNOWN, "nvlink"), (pcie is Pcie.UNKNOWN, "pcie")):

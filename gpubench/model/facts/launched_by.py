@@ -32,7 +32,7 @@ _OF_RANKS = (
 _SETTINGS = ("PMIX_MCA_",)
 
 TORCHRUN = "torchrun"
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each of its processes. Kubernetes operators set some of them for a whole pod, but no
 LOCAL_RANK: there nobody has started ranks yet."""
 
@@ -44,6 +44,12 @@ class LaunchedBy:
     launcher: str
     rank: int
     size: int
+
+    @property
+    def without_it(self) -> str:
+        """What to do in the place of a command that is for one process."""
+        shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
+        return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
 def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
@@ -66,7 +72,7 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
         if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP:
             continue
         return LaunchedBy(launcher, rank, size)
-    if all(environment.get(name) for name in _OF_TORCHRUN):
+    if all(environment.get(name) for name in OF_TORCHRUN):
         rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         return None if rank is None or size is None else LaunchedBy(TORCHRUN, rank, size)
     return None
@@ -86,5 +92,5 @@ def as_if_alone(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_SETTINGS) or not (name.startswith(_OF_RANKS) or name in _OF_TORCHRUN)
+        if name.startswith(_SETTINGS) or not (name.startswith(_OF_RANKS) or name in OF_TORCHRUN)
     }

@@ -17,7 +17,8 @@ class GpuReading:
     `nvlink_sent_bytes` and `nvlink_received_bytes` are counters of all its NVLinks, payload alone. Rates in GB/s are as
     the driver averaged them since the reading before; of PCIe else over a moment, which `pcie_sampled_seconds` is then:
     its byte counters have 32 bits, and go around in 34 ms. `kernels_percent` is the part of the time in which kernels
-    ran, copies left out, which `utilization_percent` counts as well. `errors` are counters by name.
+    ran, copies left out, which `utilization_percent` counts as well; it is asked for where PCIe carries bytes out.
+    `errors` are counters by name.
     """
 
     index: int

@@ -3,7 +3,7 @@
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -15,16 +15,20 @@ T = TypeVar("T")
 _LONGEST_SHOWN = 80
 """Characters of a value in a message."""
 
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
 
 def to_plain(value: Any) -> Any:
     """A dataclass as dicts and lists, without fields that hold their default."""
-    if is_dataclass(value) and not isinstance(value, type):
-        plain = {}
-        for each in fields(value):
-            held = getattr(value, each.name)
-            if (each.default is MISSING and each.default_factory is MISSING) or held != _default(each):
-                plain[each.name] = to_plain(held)
-        return plain
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if is_dataclass(kind):
+        return {
+            name: to_plain(held)
+            for name, default in _defaults(kind)
+            if (held := getattr(value, name)) != default or default is MISSING
+        }
     if isinstance(value, Mapping):
         return {str(key): to_plain(held) for key, held in value.items()}
     if isinstance(value, (tuple, list)):
@@ -41,8 +45,13 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     return result
 
 
-def _default(each: "Field[Any]") -> Any:
-    return each.default_factory() if each.default_factory is not MISSING else each.default
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass with their defaults, MISSING where there is none."""
+    return tuple(
+        (each.name, each.default if each.default_factory is MISSING else each.default_factory())
+        for each in fields(kind)
+    )
 
 
 @cache
@@ -50,8 +59,17 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
 def _read(kind: Any, plain: Any, where: str) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
+    return plain if type(plain) is kind and kind in _SCALARS else _read_other(kind, plain, where)
+
+
+def _read_other(kind: Any, plain: Any, where: str) -> Any:
+    origin, arguments = _parts(kind)
     if origin in (Union, types.UnionType):
         if plain is None and type(None) in arguments:
             return None
@@ -89,17 +107,16 @@ def _read_whole_number(plain: int, where: str) -> float:
 
 def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     _expect(dict, plain, where)
-    hints = _hints(kind)
-    names = {each.name: each for each in fields(kind)}
+    hints, defaults = _hints(kind), dict(_defaults(kind))
     for name in plain:
-        if name not in names:
+        if name not in defaults:
             raise UsageError(
                 f"{where} has an unknown field {name!r}",
-                expected=", ".join(names),
+                expected=", ".join(defaults),
                 reason="it was written by a newer gpubench, or by hand",
             )
-    for name, each in names.items():
-        if name not in plain and each.default is MISSING and each.default_factory is MISSING:
+    for name, default in defaults.items():
+        if default is MISSING and name not in plain:
             raise UsageError(f"{where} has no field {name!r}", expected=f"{name}, which every {kind.__name__} has")
     return kind(**{name: _read(hints[name], held, f"{where}.{name}") for name, held in plain.items()})
 

@@ -92,4 +92,5 @@ def test_what_needs_mpi_is_refused() -> None:
     assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
-    assert refused.value.next_step == "mpirun -n 4 gpubench ..."
+    assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")
+    assert "env -u LOCAL_RANK" in str(refused.value.next_step)

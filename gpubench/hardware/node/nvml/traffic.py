@@ -1,17 +1,20 @@
 """What the links of every GPU carry, again and again, at little cost: NVML in a process that lives as long as a watch.
 
-From Hopper on the driver averages rates between two samples (GPM), of NVLink, PCIe and kernels together. Before, NVLink
-has counters, and PCIe counters of 32 bits, which are read twice in a moment. Costs on H200, milliseconds of a core for
-one GPU: NVLink counters 0.86, PCIe counters 0.19, processes 0.20, errors 1.0, utilization 0.12, clock and reasons 0.05.
+From Hopper on the driver averages rates between two samples (GPM), of NVLink, PCIe and kernels. Before, NVLink has
+counters, and PCIe counters of 32 bits, which are read twice in a moment. Costs on H200, milliseconds of a core for one
+GPU that works: a sample 0.29, averages of NVLink and PCIe 0.03, of kernels 0.9 to 1.8, for which the driver asks the
+GPU again; NVLink counters 0.86, PCIe counters 0.19, processes 0.20, errors 1.0, utilization 0.12, clock and reasons
+0.05. GPUs that idle answer several times slower. `benchmarks.nvml_costs` measures them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubench.hardware.node.nvml.answers import GPU_IS_LOST, Answers, text
 from gpubench.hardware.node.nvml.gpu import MULTIPROCESSORS, read_clock_reasons, read_processes, throttle_reasons
 from gpubench.hardware.node.nvml.link_counters import read_link_bytes
+from gpubench.model.facts.idle_gpu import FOREIGN_GB_S
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.terms.units import BYTES_PER_GB
@@ -29,14 +32,18 @@ _MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
 _MIB = 2**20
 _KB = 1000
 
-_GPM_METRICS = {"kernels": 1, "pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
-"""NVML_GPM_METRIC_GRAPHICS_UTIL in percent, the rest in MiB/s: PCIE_TX, PCIE_RX, NVLINK_TOTAL_RX, NVLINK_TOTAL_TX."""
+_GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
+"""In MiB/s: NVML_GPM_METRIC_PCIE_TX, PCIE_RX, NVLINK_TOTAL_RX, NVLINK_TOTAL_TX."""
+
+_GPM_KERNELS = {"kernels": 1}
+"""In percent: NVML_GPM_METRIC_GRAPHICS_UTIL."""
 
 _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit": 163}
 """NVML_FI_DEV_NVLINK_ERROR_*; each is read for all links, of which the driver sums them up for scope 0xFFFFFFFF."""
 
-_SELDOM = 10
-"""Counters of errors cost much and seldom move: they are read at one of so many intervals."""
+_SELDOM = 20
+"""Counters of errors cost as much as all else and seldom move: they are read at one of so many intervals, of one GPU
+after the other."""
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
@@ -57,15 +64,15 @@ class NvmlTraffic:
 
     def read(self) -> tuple[GpuReading, ...]:
         """All GPUs at one moment. The first reading has no rates."""
-        seldom = self._count % _SELDOM == 0
-        self._count += 1
+        count, self._count = self._count, self._count + 1
         sampled = [gpu for gpu in self._gpus if gpu.begin_window()]
         if sampled:
             began = time.perf_counter()
             self._sleep(WINDOW_SECONDS)
             for gpu in sampled:
                 gpu.end_window(time.perf_counter() - began)
-        return tuple(gpu.read(seldom=seldom) for gpu in self._gpus)
+        turns = [count == 0 or (count + place) % _SELDOM == 0 for place in range(len(self._gpus))]
+        return tuple(gpu.read(seldom=turn) for gpu, turn in zip(self._gpus, turns, strict=True))
 
 
 class _WatchedGpu:
@@ -164,9 +171,6 @@ class _WatchedGpu:
         return reading
 
     def _utilization(self) -> int | None:
-        kernels = self._rates.get("kernels")
-        if kernels is not None:
-            return round(kernels)
         rates = self._answers.ask("utilization", "nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu
 
@@ -210,7 +214,6 @@ class _GpmSamples:
         self._samples = [library.nvmlGpmSampleAlloc(), library.nvmlGpmSampleAlloc()]
         self._asked = library.c_nvmlGpmMetricsGet_t()
         self._asked.version = library.NVML_GPM_METRICS_GET_VERSION
-        self._asked.numMetrics = len(_GPM_METRICS)
         self._taken = 0
         self.why = ""
 
@@ -228,26 +231,34 @@ class _GpmSamples:
         return made
 
     def rates(self) -> dict[str, float]:
-        """The rates since the sample before in GB/s, and `kernels` in percent; empty where there are none."""
+        """The rates since the sample before in GB/s; empty where there are none.
+
+        Where PCIe carries something out, `kernels` in percent too: it tells copies from what kernels sent.
+        """
         self.why = ""
         now, before = self._taken % 2, (self._taken + 1) % 2
         try:
             self._library.nvmlGpmSampleGet(self._handle, self._samples[now])
             self._asked.sample1, self._asked.sample2 = self._samples[before], self._samples[now]
-            for position, number in enumerate(_GPM_METRICS.values()):
-                self._asked.metrics[position].metricId = number
-            self._library.nvmlGpmMetricsGet(self._asked)
+            found = {name: each * _MIB / BYTES_PER_GB for name, each in self._averages(_GPM_RATES).items()}
+            if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:
+                found |= self._averages(_GPM_KERNELS)
         except self._library.NVMLError as error:
             self.why = str(error)
             if getattr(error, "value", 0) == GPU_IS_LOST:
                 self.why = f"the GPU is lost: {error}"
             return {}
         self._taken += 1
-        found = {}
-        for position, name in enumerate(_GPM_METRICS):
-            metric = self._asked.metrics[position]
-            if metric.nvmlReturn == 0 and metric.value == metric.value:  # not a NaN, which a sample of no time gives
-                found[name] = metric.value if name == "kernels" else metric.value * _MIB / BYTES_PER_GB
-        if len(found) < len(_GPM_METRICS):
+        if not found.keys() >= _GPM_RATES.keys():
             self.why = "the driver gives no average for it"
         return found
+
+    def _averages(self, metrics: Mapping[str, int]) -> dict[str, float]:
+        """Those of these metrics that the driver has, between the two samples."""
+        self._asked.numMetrics = len(metrics)
+        for position, number in enumerate(metrics.values()):
+            self._asked.metrics[position].metricId = number
+        self._library.nvmlGpmMetricsGet(self._asked)
+        answers = zip(metrics, self._asked.metrics, strict=False)
+        # One is not a number where a sample took no time.
+        return {name: each.value for name, each in answers if each.nvmlReturn == 0 and each.value == each.value}

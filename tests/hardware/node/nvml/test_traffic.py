@@ -61,8 +61,17 @@ def test_the_driver_s_averages_are_taken_where_it_has_them() -> None:
     assert found.pcie_sent_gb_s == pytest.approx(31921 * MIB / 1e9)
     assert found.pcie_received_gb_s == pytest.approx(27933 * MIB / 1e9)
     assert (found.nvlink_received_gb_s, found.nvlink_sent_gb_s) == (5 * MIB / 1e9, 7 * MIB / 1e9)
-    assert (found.kernels_percent, found.utilization_percent, found.pcie_sampled_seconds) == (98.3, 98, None)
-    assert "nvmlDeviceGetUtilizationRates" not in library.calls
+    assert (found.kernels_percent, found.pcie_sampled_seconds) == (98.3, None)
+
+
+def test_kernels_are_asked_about_only_where_something_leaves_by_pcie() -> None:
+    """It costs thirty times what all rates do."""
+    (found,) = read(GpmNvml(FakeGpu("06"), metrics={**H200, 20: 3.0}), 3)
+    assert (found.kernels_percent, found.nvlink_sent_gb_s) == (None, 7 * MIB / 1e9)
+    busy = FakeGpu("06", replies={"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=42)})
+    (found,) = read(GpmNvml(busy, metrics={key: value for key, value in H200.items() if key != 1}), 3)
+    assert (found.kernels_percent, found.utilization_percent) == (None, 42)
+    assert not [name for name in found.unknown if name.startswith(("pcie", "nvlink"))]
 
 
 def test_an_average_that_the_driver_has_not_is_unknown() -> None:
