@@ -118,14 +118,25 @@ class PlanView(ReportView):
     def _faults(self, rows: Sequence[FaultCostRow]) -> None:
         if not rows:
             return
-        self._page.wrap("the same step on another fabric; what faults make of it is modelled, not measured")
+        assumed = self._metadata.options["contention_assumed"]
+        least = "; contention was not measured, so that a step is slower by at least this" if assumed else ""
+        self._page.wrap(f"the same step on another fabric; what faults make of it is modelled, not measured{least}")
         columns = [
             Column("fault", [row.fault for row in rows]),
-            Column("", [row.what for row in rows], 1),
+            Column("", [row.what for row in rows], 2),
             Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
             Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
             Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], right=True),
-            Column("from", [row.source for row in rows], 2),
+            Column("alone ms", [_alone(row) for row in rows], 1, right=True),
+            Column("from", [row.source for row in rows], 3),
         ]
         self._page.table(lines(fitting(columns, self._page.width)))
+        for row in rows:
+            if row.note:
+                self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
         self._page.print("")
+
+
+def _alone(row: FaultCostRow) -> str:
+    """What communication takes with nothing beside it."""
+    return "-" if row.communication_ms is None else f"{row.communication_ms:.1f}"

@@ -32,4 +32,4 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
     for case in cases:
         job = replace(healthy.job, times=healthy.job.times.with_fault(case.factor))
         found.append(FaultCost(case, predict(job, with_range=False)))
-    return sorted(found, key=lambda each: -each.prediction.seconds)
+    return sorted(found, key=lambda each: (-each.prediction.seconds, -each.prediction.communication_seconds))

@@ -154,7 +154,9 @@ class StepProgram:
                 source=source,
                 collective=collective,
                 size_bytes=size_bytes,
-                contention=NO_CONTENTION if stream == TENSOR else self.job.contention.of(collective, size_bytes),
+                contention=NO_CONTENTION
+                if stream == TENSOR
+                else self.job.contention.of(collective, size_bytes).lasting(seconds),
             )
         )
         return len(self.tasks) - 1

@@ -168,6 +168,7 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
             slower_percent=_slower(expected, healthy),
             exposed_ms=expected.exposed * _MILLISECONDS,
             how=f"collectives as profile {outcome.profile} expects them",
+            communication_ms=expected.communication_seconds * _MILLISECONDS,
         )
     for each in outcome.faults:
         yield FaultCostRow(
@@ -178,7 +179,28 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
             slower_percent=_slower(each.prediction, healthy),
             exposed_ms=each.prediction.exposed * _MILLISECONDS,
             how=each.case.how,
+            communication_ms=each.prediction.communication_seconds * _MILLISECONDS,
+            note=_why_no_slower(each.prediction, healthy),
         )
+
+
+def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | None:
+    """None where it is slower."""
+    if _slower(faulty, healthy) > 0:
+        return None
+    ratio = _times_as_long(faulty, healthy)
+    if ratio < 1 + _SAME_PERCENT / 100:
+        return (
+            f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or another link is slower"
+        )
+    hidden = f"communication takes {ratio:.1f} times as long, all of it beside computation"
+    return hidden + (", which is taken to cost nothing" if healthy.job.contention.is_assumed else "")
+
+
+def _times_as_long(faulty: StepPrediction, healthy: StepPrediction) -> float:
+    """Communication with a fault over that without."""
+    alone = healthy.communication_seconds
+    return faulty.communication_seconds / alone if alone else 1.0
 
 
 def _slower(one: StepPrediction, other: StepPrediction) -> float:
@@ -278,10 +300,11 @@ def _sentence(outcome: PlanOutcome) -> str:
         lost = _slower(best, outcome.as_expected)
         if lost > _WORTH_SAYING_PERCENT:
             parts.append(f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects")
-    if outcome.faults and best.seconds:
+    if outcome.faults:
         worst = outcome.faults[0]
-        percent = 100 * (worst.prediction.seconds / best.seconds - 1)
-        parts.append(f"{worst.case.what} makes it {_ms(worst.prediction.seconds)} (+{percent:.0f} %)")
+        why = _why_no_slower(worst.prediction, best)
+        cost = f"makes it {_ms(worst.prediction.seconds)} (+{_slower(worst.prediction, best):.0f} %)"
+        parts.append(f"{worst.case.what} {cost}" if why is None else f"{worst.case.what}: {why}")
     return f"{Verdict.SKIP}: {'; '.join(parts)}"
 
 

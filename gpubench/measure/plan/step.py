@@ -34,6 +34,12 @@ class StepPrediction:
         """Seconds in which nothing was computed because of communication."""
         return sum(self.times.exposed.values())
 
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of all communication of the step on this device, each alone."""
+        own = (task for task in self.timeline.tasks if task.device == self.device and not task.computes)
+        return sum(each.seconds for each in own) * self.job.settings.microbatches / self.shown_microbatches
+
 
 def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
     """Simulate a step, and again with all noise up and down for the range."""

@@ -90,6 +90,8 @@ class FaultCostRow(Record):
     slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
     exposed_ms: float  #: waiting for communication
     how: str  #: how the times were slowed
+    communication_ms: float | None = None  #: what the step's collectives take then, nothing beside them
+    note: str | None = None  #: why the step is not slower, where it is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
