@@ -4,12 +4,14 @@
     python -m benchmarks.plan_validation --folder DIR        # of your own
     python -m benchmarks.plan_validation --markdown          # the table of docs/plan.md
 
-DIR has `steps.jsonl`, a line for every file that `benchmarks.plan_steps` wrote, and a folder for every fabric with what
-`gpubench allreduce`, `allgather` and `reducescatter --output` wrote on it.
+DIR has `steps.jsonl`, a line for every file that `benchmarks.plan_steps` wrote, a folder for every fabric with what
+`gpubench allreduce`, `allgather` and `reducescatter --output` wrote on it, and in `overlap` by fabric what `gpubench
+overlap --output` wrote.
 
 What enters a prediction: the model's forward and backward on one GPU, of tensor parallelism a rank's share of them; the
-curves; and the slow-down of collectives beside two blocks of the model (or beside GEMMs, with `--partner gemm`). None
-of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: it was predicted when the rest stood.
+curves; and what `gpubench overlap` measured beside GEMMs (with `--partner blocks` collectives beside two blocks of the
+model). None of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: it was predicted when the rest
+stood.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan_steps import MODELS
+from gpubench.jobs.plan.result_files import read_all
 from gpubench.measure.plan.advice import TriedSetting, best_of
 from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
 from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
@@ -33,6 +36,10 @@ from gpubench.readers.results.registry import read_results
 
 HELD_OUT = ("gpt-1.3B",)
 FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "h200x2"
+OVERLAP = "overlap"
+PARTNERS = (OVERLAP, "blocks", "gemm", "none")
+CTAS = {"ctas8": 8}
+"""Fabrics with a cap, of which `gpubench overlap` has rows among those of the healthy one."""
 LAYOUTS = {"ddp": "ddp", "fsdp2": "fsdp", "tp": "tp2"}
 GEMM_SECONDS = 8192**3 * 2 / 764e12
 """One product of 8192³ at the 764 TFLOP/s that an H200 reaches in float16."""
@@ -101,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--partner", default="blocks", choices=("blocks", "gemm", "none"))
+    parser.add_argument("--partner", default=OVERLAP, choices=PARTNERS)
     arguments = parser.parse_args()
     found = list(cells(arguments.folder, arguments.partner))
     for line in table(found, markdown=arguments.markdown):
@@ -111,17 +118,20 @@ def main() -> None:
         print(f"- {line}" if arguments.markdown else line)
 
 
-def cells(folder: Path, partner: str = "blocks") -> Iterator[Cell]:
+def cells(folder: Path, partner: str = OVERLAP) -> Iterator[Cell]:
     """All cells of a folder, in the order in which they were measured."""
     runs = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     curves = {run["fabric"]: StoredCurves(folder / run["fabric"]) for run in runs}
     alike = {run["fabric"]: next(each for each in runs if _same(each, run) and each["contention"]) for run in runs}
+    overlaps = {fabric: _overlap(folder, fabric) for fabric in curves} if partner == OVERLAP else {}
     for number, run in enumerate(runs, 1):
         for step in run["steps"]:
             if step["layout"] not in LAYOUTS:
                 continue
             own = next(each for each in (run, *_settled_first(runs)) if _single(each, step["model"]) is not None)
-            job = _job(step, own, curves[run["fabric"]], alike[run["fabric"]], partner)
+            kind = _model_of(step["model"]).kind
+            table = overlaps if partner == OVERLAP else {run["fabric"]: _beside(alike[run["fabric"]], kind, partner)}
+            job = _job(step, own, curves[run["fabric"]], ContentionTable(table[run["fabric"]]))
             yield Cell(
                 run=number,
                 fabric=run["fabric"],
@@ -150,19 +160,20 @@ def _single(run: dict[str, Any], model: str) -> dict[str, Any] | None:
     return next((each for each in run["single"] if each["model"] == model), None)
 
 
-def _job(
-    step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, beside: dict[str, Any], partner: str
-) -> StepJob:
-    shape = dict(MODELS[step["model"]])
+def _model_of(name: str) -> TransformerModel:
+    shape = dict(MODELS[name])
     kind = BlockKind.MLP if shape.pop("kind") == "mlp" else BlockKind.TRANSFORMER
-    model = TransformerModel(name=step["model"], biases=True, kind=kind, **shape)
+    return TransformerModel(name=name, biases=True, kind=kind, **shape)
+
+
+def _job(step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, contention: ContentionTable) -> StepJob:
     is_ddp = step["layout"] == "ddp"
     return StepJob(
-        model=model,
+        model=_model_of(step["model"]),
         layout=parse_layout(LAYOUTS[step["layout"]], run["ranks"]),
         compute=_compute(step["model"], run),
         times=CollectiveTimesFound(curves),
-        contention=ContentionTable(list(_contention(beside, kind, partner))),
+        contention=contention,
         settings=StepSettings(
             bucket_bytes=(step["setting"] if is_ddp else 25) * MEGA, prefetch=step["setting"] != "none"
         ),
@@ -189,13 +200,19 @@ def _compute(name: str, run: dict[str, Any]) -> ComputeTimes:
     )
 
 
-def _contention(run: dict[str, Any], kind: BlockKind, partner: str) -> Iterator[MeasuredContention]:
+def _overlap(folder: Path, fabric: str) -> list[MeasuredContention]:
+    """What `gpubench overlap` measured on a fabric, or with its cap on the healthy one."""
+    name = "healthy" if fabric in CTAS else fabric
+    found = read_all((), (folder / "overlap" / f"{name}.json",)).contention
+    return [each for each in found if each.ctas == CTAS.get(fabric)]
+
+
+def _beside(run: dict[str, Any], kind: BlockKind, partner: str) -> list[MeasuredContention]:
     """Collectives beside blocks of the same kind of model, or of any where there are none; or beside GEMMs."""
     wanted = [each for each in run["contention"] if partner in each["partner"]]
     same = [each for each in wanted if kind is BlockKind.MLP and each["partner"].startswith("mlp")]
-    same = same or [each for each in wanted if not each["partner"].startswith("mlp")]
-    for each in same:
-        yield MeasuredContention(
+    return [
+        MeasuredContention(
             collective=each["collective"],
             size_bytes=each["size_bytes"],
             partner=each["partner"],
@@ -204,6 +221,8 @@ def _contention(run: dict[str, Any], kind: BlockKind, partner: str) -> Iterator[
             alone_seconds=each["communication_alone_us"] * 1e-6,
             kernel_seconds=GEMM_SECONDS if partner == "gemm" else 0.0,
         )
+        for each in same or [each for each in wanted if not each["partner"].startswith("mlp")]
+    ]
 
 
 def table(found: Sequence[Cell], *, markdown: bool) -> Iterator[str]:

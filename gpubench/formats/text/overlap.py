@@ -30,7 +30,7 @@ _FIGURES: Sequence[_Figure] = (
     ("both", 8, 6, lambda row: _number(row.partner_together_us)),
     ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
     ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
-    ("hidden", 7, 1, lambda row: f"{100 * row.hidden_share:.0f}%"),
+    ("hidden", 7, 1, lambda row: _percent(row.hidden_share)),
     ("MHz", 6, 7, lambda row: _whole(row.sm_clock_mhz)),
     ("W", 5, 8, lambda row: _whole(row.power_w)),
 )
@@ -160,7 +160,8 @@ def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:
     for row in rows:
         throttled = f"clocks were held down: {row.throttled_by}" if row.throttled_by else ""
         where = f"{format_size(row.size_bytes)}/{OWN_CTAS if row.ctas is None else row.ctas}"
-        for note in filter(None, (row.note, throttled)):
+        noisy = "steps differ by more than the collective takes, and so do not tell what is hidden of it"
+        for note in filter(None, (row.note, throttled, noisy if row.hidden_share is None else "")):
             found.setdefault(note, []).append(where)
     for note, places in list(found.items())[:_MOST_NOTES]:
         where = "every row" if len(places) == len(rows) else ", ".join(places)
@@ -177,6 +178,10 @@ def _doubt(row: ShortestStepRow) -> str:
     if row.ctas is None or row.beyond_noise is not False:
         return ""
     return f"within noise, {row.noise_percent:.1f} %"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def _number(value: float) -> str:

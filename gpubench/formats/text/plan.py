@@ -71,6 +71,7 @@ class PlanView(ReportView):
             Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 2, right=True),
             Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], right=True),
             Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 3, right=True),
+            *([] if shown[0].host_ms is None else [_host_column(shown)]),
             Column("microbatches", [str(row.microbatches) for row in shown], 4, right=True),
             Column("memory", [format_memory(row.memory_bytes) for row in shown], right=True),
             Column("fits", ["?" if row.fits is None else "yes" if row.fits else "no" for row in shown]),
@@ -135,6 +136,11 @@ class PlanView(ReportView):
             if row.note:
                 self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
         self._page.print("")
+
+
+def _host_column(rows: Sequence[LayoutRow]) -> Column:
+    """What a step waits for the host."""
+    return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 2, right=True)
 
 
 def _alone(row: FaultCostRow) -> str:

@@ -264,6 +264,9 @@ def _metadata(
         "forward_ms": compute.forward_seconds * 1e3,
         "backward_ms": compute.backward_seconds * 1e3,
         "compute_origin": compute.origin,
+        "host_ms_a_block": {
+            str(sharding or "alone"): seconds * 1e3 for sharding, seconds in compute.host_seconds.items()
+        },
         "contention_assumed": outcome.advice.best.job.contention.is_assumed,
         "optimizer_in_memory": plan.with_optimizer,
         "notes": list(notes),

@@ -104,6 +104,7 @@ def _layout_row(place: int, ranked: RankedLayout, outcome: PlanOutcome) -> Layou
         gradients_bytes=need.gradients,
         optimizer_bytes=need.optimizer,
         activations_bytes=need.activations,
+        host_ms=shown.host * _MILLISECONDS if job.compute.host_seconds else None,
     )
 
 
@@ -291,6 +292,8 @@ def _sentence(outcome: PlanOutcome) -> str:
     noise = f" ({_ms(best.least)} to {_ms(best.most)})" if best.most > best.least else ""
     took = f"{outcome.chosen.layout} takes {_ms(best.seconds)} a step{noise}, {_ms(best.exposed)} exposed"
     parts = [f"predicted, nothing judged: {took}"]
+    if best.host > 0:
+        parts.append(f"{_ms(best.host)} of it waits for the host, which issues a step in {_ms(best.job.host_seconds)}")
     buckets = [each.value for each in advice.flat("bucket_mb")]
     if buckets:
         chosen = f"{best.job.settings.bucket_bytes / _MEGABYTE:g}"

@@ -51,6 +51,8 @@ class LayoutRow(Record):
     gradients_bytes: int  #: gradients
     optimizer_bytes: int  #: optimizer states
     activations_bytes: int  #: activations
+    #: of the step, in which a GPU has nothing to do because the host has not issued more; null: not measured
+    host_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
