@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan_steps import MODELS
+from benchmarks.training.models import MODELS
 from gpubench.jobs.plan.result_files import read_all
 from gpubench.measure.plan.advice import TriedSetting, best_of
 from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
