@@ -211,7 +211,12 @@ class _Simulation:
         met = self._computing(task.device)
         if task.computes or met is None:
             return 0.0
-        return task.contention.wait_for(self._tasks[met.task].kernel_seconds)
+        kernel = self._tasks[met.task].kernel_seconds
+        wait = task.contention.wait_for(kernel)
+        if task.contention.kernel_seconds <= 0 or kernel <= 0:
+            return wait
+        begun = (self._tasks[met.task].seconds - met.work) % kernel
+        return wait * (1 - begun / kernel)
 
     def _end(self, number: int, start: float) -> None:
         self._done[number] = True
