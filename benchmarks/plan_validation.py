@@ -30,7 +30,7 @@ from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, 
 from gpubench.measure.plan.gpu_rates import SMALLEST_COPY_SECONDS
 from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.workload.layout import parse_layout
+from gpubench.model.workload.layout import Sharding, parse_layout
 from gpubench.model.workload.transformer import BlockKind, TransformerModel
 from gpubench.readers.results.registry import read_results
 
@@ -40,6 +40,8 @@ OVERLAP = "overlap"
 PARTNERS = (OVERLAP, "blocks", "gemm", "none")
 CTAS = {"ctas8": 8}
 """Fabrics with a cap, of which `gpubench overlap` has rows among those of the healthy one."""
+HOST = {"alone": None, "ddp": Sharding.DDP, "fsdp": Sharding.FSDP}
+"""As `gpubench plan --measure` names what the host takes to issue a block."""
 LAYOUTS = {"ddp": "ddp", "fsdp2": "fsdp", "tp": "tp2"}
 GEMM_SECONDS = 8192**3 * 2 / 764e12
 """One product of 8192³ at the 764 TFLOP/s that an H200 reaches in float16."""
@@ -75,6 +77,11 @@ class Cell:
         """Percent of what communication added to the step, slow-downs and copies included."""
         added = self.measured_ms - self.single_ms
         return 100 * ((self.predicted_ms - self.single_ms) / added - 1)
+
+    @property
+    def is_held_up_by_host(self) -> bool:
+        """True of FSDP2 of 24 small blocks: the host issues slower than a GPU computes."""
+        return self.layout == "fsdp2" and self.model == "gpt-0.3B"
 
     @property
     def is_held_out(self) -> bool:
@@ -123,12 +130,13 @@ def cells(folder: Path, partner: str = OVERLAP) -> Iterator[Cell]:
     runs = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     curves = {run["fabric"]: StoredCurves(folder / run["fabric"]) for run in runs}
     alike = {run["fabric"]: next(each for each in runs if _same(each, run) and each["contention"]) for run in runs}
-    overlaps = {fabric: _overlap(folder, fabric) for fabric in curves} if partner == OVERLAP else {}
+    overlaps = {fabric: overlap_of(folder, fabric) for fabric in curves} if partner == OVERLAP else {}
     for number, run in enumerate(runs, 1):
         for step in run["steps"]:
             if step["layout"] not in LAYOUTS:
                 continue
-            own = next(each for each in (run, *_settled_first(runs)) if _single(each, step["model"]) is not None)
+            settled = _settled_first(runs, run.get("day"))
+            own = next(each for each in (run, *settled) if _single(each, step["model"]) is not None)
             kind = _model_of(step["model"]).kind
             table = overlaps if partner == OVERLAP else {run["fabric"]: _beside(alike[run["fabric"]], kind, partner)}
             job = _job(step, own, curves[run["fabric"]], ContentionTable(table[run["fabric"]]))
@@ -150,10 +158,13 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(one["fabric"] == other["fabric"])
 
 
-def _settled_first(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs on the healthy fabric, those first whose single steps were timed before and after."""
+def _settled_first(runs: Sequence[dict[str, Any]], day: str | None) -> list[dict[str, Any]]:
+    """Runs on the healthy fabric, of that day first, of these those whose single steps were timed before and after."""
     healthy = [each for each in runs if each["fabric"] == "healthy"]
-    return sorted(healthy, key=lambda each: not any("again_ms" in single for single in each["single"]))
+    return sorted(
+        healthy,
+        key=lambda each: (each.get("day") != day, not any("again_ms" in single for single in each["single"])),
+    )
 
 
 def _single(run: dict[str, Any], model: str) -> dict[str, Any] | None:
@@ -194,13 +205,14 @@ def _compute(name: str, run: dict[str, Any]) -> ComputeTimes:
         source="one GPU",
         copy_gb_s=run["copy_gb_s"],
         copy_least_seconds=SMALLEST_COPY_SECONDS,
+        host_seconds={HOST[key]: ms * 1e-3 for key, ms in run.get("host_ms_a_block", {}).items()},
         by_tensor=tuple(
             (each["setting"], each["ms"] * 1e-3 * share, each["ms"] * 1e-3 * (1 - share)) for each in alone
         ),
     )
 
 
-def _overlap(folder: Path, fabric: str) -> list[MeasuredContention]:
+def overlap_of(folder: Path, fabric: str) -> list[MeasuredContention]:
     """What `gpubench overlap` measured on a fabric, or with its cap on the healthy one."""
     name = "healthy" if fabric in CTAS else fabric
     found = read_all((), (folder / "overlap" / f"{name}.json",)).contention
@@ -248,7 +260,7 @@ def table(found: Sequence[Cell], *, markdown: bool) -> Iterator[str]:
 def summary(found: Sequence[Cell]) -> Iterator[str]:
     """Errors by fabric and of the held-out model; of buckets the regret."""
     groups: dict[str, list[Cell]] = {"all": list(found)}
-    bound = [each for each in found if each.layout == "fsdp2" and each.model == "gpt-0.3B"]
+    bound = [each for each in found if each.is_held_up_by_host]
     groups["all but FSDP2 of gpt-0.3B, which its host holds up"] = [each for each in found if each not in bound]
     for fabric in dict.fromkeys(each.fabric for each in found):
         groups[f"{fabric}, all but these"] = [each for each in found if each.fabric == fabric and each not in bound]
@@ -273,6 +285,8 @@ def regrets(found: Sequence[Cell]) -> Iterator[tuple[tuple[int, str, str], float
         if each.layout == "ddp":
             series.setdefault((each.run, each.fabric, each.model), []).append(each)
     for key, own in series.items():
+        if len(own) == 1:
+            continue
         tried = [TriedSetting("bucket_mb", str(each.setting), each.prediction) for each in own]
         chosen = own[tried.index(best_of(tried))]
         yield key, 100 * (chosen.measured_ms / min(each.measured_ms for each in own) - 1), chosen.setting

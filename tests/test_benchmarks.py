@@ -19,6 +19,7 @@ SMALL = {
     "healthy_speed": ["--help"],
     "hostile_files": ["--only", "profiles", "--name", "dotted"],
     "provoked_causes": ["--help"],
+    "plan_faults": [],
     "plan_steps": ["--help"],
     "plan_validation": [],
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],

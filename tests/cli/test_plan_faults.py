@@ -7,14 +7,12 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.jobs.plan.fault_cases import fault_cases
-from gpubench.jobs.plan.machine import PlannedMachine
 from gpubench.measure.plan.curves import CommunicatorRanks
 from gpubench.measure.plan.faults import FaultCase
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, ValueKind
-from gpubench.model.terms.origin import Origin
-from gpubench.profiles.files import load
 from gpubench.readers.results.registry import read_results
 from tests.cli.running import ROOT, gpubench
+from tests.measure.plan.jobs import planned_machine
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"
 GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"
@@ -29,22 +27,14 @@ MACHINES = [
 LARGE = 2**28
 
 
-def machine(name: str, nodes: int = 1) -> PlannedMachine:
-    profile = load(name)
-    return PlannedMachine(
-        gpu=profile.gpu.name,
-        gpus_per_node=profile.match.visible,
-        nodes=nodes,
-        profile=profile,
-        hosts=tuple(f"node{number}" for number in range(nodes)),
-        origin=Origin.SIMULATED,
-        memory_bytes=profile.gpu.memory_bytes,
-    )
-
-
 def case(fault: str, name: str, nodes: int = 1) -> FaultCase:
-    (found,) = fault_cases(machine(name, nodes), [fault], None, [])
+    (found,) = fault_cases(planned_machine(name, nodes), [fault], None, [])
     return found
+
+
+def ratio(found: FaultCase, collective: str, group: CommunicatorRanks, size: int) -> float:
+    """Of times with and without the fault, on a machine that is as fast as it can be."""
+    return found.seconds(collective, group, size, 1e-9) / 1e-9
 
 
 def times(fabric: str, collective: str) -> dict[int, float]:
@@ -56,8 +46,16 @@ def test_a_staged_pair_costs_what_was_measured_with_one(collective: str) -> None
     healthy, staged = times("healthy", collective), times("staged", collective)
     found = case("link0-1:staged=yes", "hgx-h200-2")
     for size in (2**22, 2**24, 2**26, 2**28, 2**30):
-        predicted = healthy[size] * found.factor(collective, CommunicatorRanks(2), size)
+        predicted = found.seconds(collective, CommunicatorRanks(2), size, healthy[size] * 1e-6) * 1e6
         assert predicted == pytest.approx(staged[size], rel=0.15), size
+
+
+def test_a_fault_of_what_is_slow_already_is_no_second_one() -> None:
+    """With NCCL_P2P_DISABLE=1 a staged pair changes nothing, and half the NVLinks neither."""
+    staged = times("staged", "allreduce")
+    for fault in ("link0-1:staged=yes", "gpu0:nvlink=9"):
+        found = case(fault, "hgx-h200-2").seconds("allreduce", CommunicatorRanks(2), 2**26, staged[2**26] * 1e-6)
+        assert found * 1e6 == pytest.approx(staged[2**26], rel=0.03)
 
 
 def value_of(key: FaultKey) -> str:
@@ -87,7 +85,7 @@ SLOW_RAILS = ("nic0:state=down", "nic0:rate=100", "nic0:width=1", "nic0:missing=
 @pytest.mark.parametrize("key", FAULT_KEYS, ids=lambda key: f"{key.subject}:{key.key}")
 def test_every_fault_is_felt_or_refused_and_none_passes_as_healthy(key: FaultKey, name: str, nodes: int) -> None:
     text = f"{SUBJECTS[key.subject]}:{key.key}={value_of(key)}"
-    planned = machine(name, nodes)
+    planned = planned_machine(name, nodes)
     by_switch = planned.profile is not None and planned.profile.nvlink is not None
     felt = (by_switch and key.key in SLOWING.get(key.subject, ())) or (nodes > 1 and text in SLOW_RAILS)
     cases, refused = [], ""
@@ -98,24 +96,24 @@ def test_every_fault_is_felt_or_refused_and_none_passes_as_healthy(key: FaultKey
     assert bool(cases) != bool(refused)
     assert not felt or cases, refused
     for each in cases:
-        factor = each.factor("allreduce", CommunicatorRanks(planned.gpus, nodes), LARGE)
+        factor = ratio(each, "allreduce", CommunicatorRanks(planned.gpus, nodes), LARGE)
         assert factor > 1.1 if felt else factor >= 1
 
 
 @pytest.mark.parametrize("links", [9, 6, 2])
 def test_fewer_nvlinks_slow_by_the_ratio_of_the_bandwidths(links: int) -> None:
     for name, count in (("hgx-h200-2", 2), ("hgx-h200-4", 4), ("hgx-h200-8", 8)):
-        factor = case(f"gpu0:nvlink={links}", name).factor("allreduce", CommunicatorRanks(count), 2**32)
+        factor = ratio(case(f"gpu0:nvlink={links}", name), "allreduce", CommunicatorRanks(count), 2**32)
         assert factor == pytest.approx(18 / links, rel=0.03)
-        gathered = case(f"gpu0:nvlink={links}", name).factor("allgather", CommunicatorRanks(count), 2**20)
+        gathered = ratio(case(f"gpu0:nvlink={links}", name), "allgather", CommunicatorRanks(count), 2**20)
         assert gathered > 1.05, "the smallest size that a profile knows is no latency alone"
 
 
 def test_a_rail_that_is_slow_and_does_not_say_so_slows_all_rails() -> None:
     group = CommunicatorRanks(16, 2)
-    silent = case("nic3:bandwidth=0.25", "hgx-h100-8", 2).factor("alltoall", group, 2**32)
+    silent = ratio(case("nic3:bandwidth=0.25", "hgx-h100-8", 2), "alltoall", group, 2**32)
     assert silent == pytest.approx(4, rel=0.03)
-    known = case("nic3:rate=100", "hgx-h100-8", 2).factor("alltoall", group, 2**32)
+    known = ratio(case("nic3:rate=100", "hgx-h100-8", 2), "alltoall", group, 2**32)
     assert known == pytest.approx(8 / 7, rel=0.03), "NCCL leaves out a port whose rate it knows"
 
 

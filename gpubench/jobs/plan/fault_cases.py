@@ -70,7 +70,7 @@ def _case(machine: PlannedMachine, text: str, fault: Fault, source: str) -> Faul
         text=text,
         what=_words(fault),
         source=source,
-        factor=model.factor,
+        seconds=model.seconds,
         how=f"times × what {machine.profile.name} simulated with this fault takes over without",
     )
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpubench.hardware.simulated.times import CollectiveTimes
     from gpubench.model.profiles.profile import Profile
 
+_FAR_MORE = 2.0
 _GONE = ("missing", "lost")
 _SLOT = ("width", "generation")
 
@@ -24,10 +25,14 @@ class FaultModel:
     machine: PlannedMachine
     faults: tuple[Fault, ...]
     _times: "dict[CommunicatorRanks, tuple[CollectiveTimes, CollectiveTimes]]" = field(default_factory=dict)
-    _known: dict[tuple[str, CommunicatorRanks, int], float] = field(default_factory=dict)
+    _known: dict[tuple[str, CommunicatorRanks, int], tuple[float, float]] = field(default_factory=dict)
 
-    def factor(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        """Of a size; never below 1."""
+    def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float, own: float) -> float:
+        """What a collective takes with the faults that takes `own` seconds without.
+
+        Where that is far more than on the healthy machine something slows it already: then what the simulated machine
+        takes with the faults, if that is more; two faults of one path do not multiply.
+        """
         size = 1 << max(10, round(size_bytes).bit_length() - 1)
         key = (collective, group, size)
         if key not in self._known:
@@ -35,8 +40,12 @@ class FaultModel:
             local = min(max(1, group.ranks // group.nodes), healthy.gpus)
             slow = max(faulty.seconds(collective, size, row=0, ranks_per_node=local))
             well = max(healthy.seconds(collective, size, row=0, ranks_per_node=local))
-            self._known[key] = max(1.0, slow / well)
-        return self._known[key]
+            self._known[key] = (well, max(well, slow))
+        well, slow = self._known[key]
+        larger = max(1.0, size_bytes / size)
+        if group.sharing > 1 or own <= _FAR_MORE * well * larger:
+            return own * slow / well
+        return max(own, slow * larger)
 
     def _both(self, group: CommunicatorRanks) -> "tuple[CollectiveTimes, CollectiveTimes]":
         from gpubench.hardware.simulated.machine import SimulatedMachine
@@ -108,7 +117,7 @@ def check_reachable(model: FaultModel, text: str) -> None:
     groups += [CommunicatorRanks(machine.gpus, machine.nodes)] if machine.nodes > 1 else []
     try:
         for each in groups:
-            model.factor("allreduce", each, 2**26)
+            model.seconds("allreduce", each, 2**26, 0.0)
     except UsageError:
         raise
     except GpubenchError as error:

@@ -192,7 +192,7 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
     ratio = _times_as_long(faulty, healthy)
     if ratio < 1 + _SAME_PERCENT / 100:
         return (
-            f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or another link is slower"
+            f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or all are as slow already"
         )
     hidden = f"communication takes {ratio:.1f} times as long, all of it beside computation"
     return hidden + (", which is taken to cost nothing" if healthy.job.contention.is_assumed else "")

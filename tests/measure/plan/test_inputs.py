@@ -79,7 +79,7 @@ def test_noise_and_faults_move_times() -> None:
     usual = times.seconds("allreduce", group, 2**30)
     assert times.shifted(1.0).seconds("allreduce", group, 2**30) == pytest.approx(1.1 * usual)
     assert times.shifted(-1.0).seconds("allreduce", group, 2**30) == pytest.approx(0.9 * usual)
-    doubled = times.with_fault(lambda _name, _group, _size: 2.0)
+    doubled = times.with_fault(lambda _name, _group, _size, seconds: 2.0 * seconds)
     assert doubled.seconds("allreduce", group, 2**30) == pytest.approx(2 * usual)
     assert times.seconds("allreduce", CommunicatorRanks(1), 2**30) == 0
 
