@@ -36,6 +36,8 @@ _FIGURES: Sequence[_Figure] = (
 )
 _COMMUNICATION, _COMPUTATION = (2, 7), (7, 11)
 _MOST_NOTES = 6
+_TWO_DECIMALS = 99.995
+"""A ratio from here on has none, for the columns are six wide."""
 
 
 class OverlapView:
@@ -189,7 +191,7 @@ def _number(value: float) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}" if abs(value) < _TWO_DECIMALS else f"{value:.0f}"
 
 
 def _whole(value: float | None) -> str:

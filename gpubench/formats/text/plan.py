@@ -128,8 +128,9 @@ class PlanView(ReportView):
             Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
             Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
             Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], right=True),
-            Column("alone ms", [_alone(row) for row in rows], 1, right=True),
-            Column("from", [row.source for row in rows], 3),
+            Column("slowed ms", [_milliseconds(row.slowed_ms) for row in rows], 3, right=True),
+            Column("alone ms", [_milliseconds(row.communication_ms) for row in rows], 1, right=True),
+            Column("from", [row.source for row in rows], 4),
         ]
         self._page.table(lines(fitting(columns, self._page.width)))
         for row in rows:
@@ -143,6 +144,5 @@ def _host_column(rows: Sequence[LayoutRow]) -> Column:
     return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 2, right=True)
 
 
-def _alone(row: FaultCostRow) -> str:
-    """What communication takes with nothing beside it."""
-    return "-" if row.communication_ms is None else f"{row.communication_ms:.1f}"
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -170,6 +170,7 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
             exposed_ms=expected.exposed * _MILLISECONDS,
             how=f"collectives as profile {outcome.profile} expects them",
             communication_ms=expected.communication_seconds * _MILLISECONDS,
+            slowed_ms=expected.times.slowed * _MILLISECONDS,
         )
     for each in outcome.faults:
         yield FaultCostRow(
@@ -181,6 +182,7 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
             exposed_ms=each.prediction.exposed * _MILLISECONDS,
             how=each.case.how,
             communication_ms=each.prediction.communication_seconds * _MILLISECONDS,
+            slowed_ms=each.prediction.times.slowed * _MILLISECONDS,
             note=_why_no_slower(each.prediction, healthy),
         )
 
@@ -289,7 +291,7 @@ def _row(task: StreamTask, name: str, start_us: float, end: float, *, exposed: b
 
 def _sentence(outcome: PlanOutcome) -> str:
     best, advice = outcome.advice.best, outcome.advice
-    noise = f" ({_ms(best.least)} to {_ms(best.most)})" if best.most > best.least else ""
+    noise = f" ({_ms(best.least)} to {_ms(best.most)})" if _ms(best.most) != _ms(best.least) else ""
     took = f"{outcome.chosen.layout} takes {_ms(best.seconds)} a step{noise}, {_ms(best.exposed)} exposed"
     parts = [f"predicted, nothing judged: {took}"]
     if best.host > 0:

@@ -93,6 +93,7 @@ class FaultCostRow(Record):
     exposed_ms: float  #: waiting for communication
     how: str  #: how the times were slowed
     communication_ms: float | None = None  #: what the step's collectives take then, nothing beside them
+    slowed_ms: float | None = None  #: added to computation by communication beside it
     note: str | None = None  #: why the step is not slower, where it is not
 
 
