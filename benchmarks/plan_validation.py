@@ -4,12 +4,14 @@
     python -m benchmarks.plan_validation --folder DIR        # of your own
     python -m benchmarks.plan_validation --markdown          # the table of docs/plan.md
 
-DIR has `steps.jsonl`, a line for every file that `benchmarks.plan_steps` wrote, and a folder for every fabric with what
-`gpubench allreduce`, `allgather` and `reducescatter --output` wrote on it.
+DIR has `steps.jsonl`, a line for every file that `benchmarks.plan_steps` wrote, a folder for every fabric with what
+`gpubench allreduce`, `allgather` and `reducescatter --output` wrote on it, and in `overlap` by fabric what `gpubench
+overlap --output` wrote.
 
 What enters a prediction: the model's forward and backward on one GPU, of tensor parallelism a rank's share of them; the
-curves; and the slow-down of collectives beside two blocks of the model (or beside GEMMs, with `--partner gemm`). None
-of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: it was predicted when the rest stood.
+curves; and what `gpubench overlap` measured beside GEMMs (with `--partner blocks` collectives beside two blocks of the
+model). None of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: it was predicted when the rest
+stood.
 """
 
 import argparse
@@ -20,19 +22,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan_steps import MODELS
+from benchmarks.training.models import MODELS
+from gpubench.jobs.plan.result_files import read_all
 from gpubench.measure.plan.advice import TriedSetting, best_of
 from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
 from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
 from gpubench.measure.plan.gpu_rates import SMALLEST_COPY_SECONDS
 from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.workload.layout import parse_layout
+from gpubench.model.workload.layout import Sharding, parse_layout
 from gpubench.model.workload.transformer import BlockKind, TransformerModel
 from gpubench.readers.results.registry import read_results
 
 HELD_OUT = ("gpt-1.3B",)
 FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "h200x2"
+OVERLAP = "overlap"
+PARTNERS = (OVERLAP, "blocks", "gemm", "none")
+CTAS = {"ctas8": 8}
+"""Fabrics with a cap, of which `gpubench overlap` has rows among those of the healthy one."""
+HOST = {"alone": None, "ddp": Sharding.DDP, "fsdp": Sharding.FSDP}
+"""As `gpubench plan --measure` names what the host takes to issue a block."""
 LAYOUTS = {"ddp": "ddp", "fsdp2": "fsdp", "tp": "tp2"}
 GEMM_SECONDS = 8192**3 * 2 / 764e12
 """One product of 8192³ at the 764 TFLOP/s that an H200 reaches in float16."""
@@ -70,6 +79,11 @@ class Cell:
         return 100 * ((self.predicted_ms - self.single_ms) / added - 1)
 
     @property
+    def is_held_up_by_host(self) -> bool:
+        """True of FSDP2 of 24 small blocks: the host issues slower than a GPU computes."""
+        return self.layout == "fsdp2" and self.model == "gpt-0.3B"
+
+    @property
     def is_held_out(self) -> bool:
         """True for the model that was not looked at before."""
         return self.model in HELD_OUT
@@ -101,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--partner", default="blocks", choices=("blocks", "gemm", "none"))
+    parser.add_argument("--partner", default=OVERLAP, choices=PARTNERS)
     arguments = parser.parse_args()
     found = list(cells(arguments.folder, arguments.partner))
     for line in table(found, markdown=arguments.markdown):
@@ -111,17 +125,21 @@ def main() -> None:
         print(f"- {line}" if arguments.markdown else line)
 
 
-def cells(folder: Path, partner: str = "blocks") -> Iterator[Cell]:
+def cells(folder: Path, partner: str = OVERLAP) -> Iterator[Cell]:
     """All cells of a folder, in the order in which they were measured."""
     runs = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     curves = {run["fabric"]: StoredCurves(folder / run["fabric"]) for run in runs}
     alike = {run["fabric"]: next(each for each in runs if _same(each, run) and each["contention"]) for run in runs}
+    overlaps = {fabric: overlap_of(folder, fabric) for fabric in curves} if partner == OVERLAP else {}
     for number, run in enumerate(runs, 1):
         for step in run["steps"]:
             if step["layout"] not in LAYOUTS:
                 continue
-            own = next(each for each in (run, *_settled_first(runs)) if _single(each, step["model"]) is not None)
-            job = _job(step, own, curves[run["fabric"]], alike[run["fabric"]], partner)
+            settled = _settled_first(runs, run.get("day"))
+            own = next(each for each in (run, *settled) if _single(each, step["model"]) is not None)
+            kind = _model_of(step["model"]).kind
+            table = overlaps if partner == OVERLAP else {run["fabric"]: _beside(alike[run["fabric"]], kind, partner)}
+            job = _job(step, own, curves[run["fabric"]], ContentionTable(table[run["fabric"]]))
             yield Cell(
                 run=number,
                 fabric=run["fabric"],
@@ -140,29 +158,33 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(one["fabric"] == other["fabric"])
 
 
-def _settled_first(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs on the healthy fabric, those first whose single steps were timed before and after."""
+def _settled_first(runs: Sequence[dict[str, Any]], day: str | None) -> list[dict[str, Any]]:
+    """Runs on the healthy fabric, of that day first, of these those whose single steps were timed before and after."""
     healthy = [each for each in runs if each["fabric"] == "healthy"]
-    return sorted(healthy, key=lambda each: not any("again_ms" in single for single in each["single"]))
+    return sorted(
+        healthy,
+        key=lambda each: (each.get("day") != day, not any("again_ms" in single for single in each["single"])),
+    )
 
 
 def _single(run: dict[str, Any], model: str) -> dict[str, Any] | None:
     return next((each for each in run["single"] if each["model"] == model), None)
 
 
-def _job(
-    step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, beside: dict[str, Any], partner: str
-) -> StepJob:
-    shape = dict(MODELS[step["model"]])
+def _model_of(name: str) -> TransformerModel:
+    shape = dict(MODELS[name])
     kind = BlockKind.MLP if shape.pop("kind") == "mlp" else BlockKind.TRANSFORMER
-    model = TransformerModel(name=step["model"], biases=True, kind=kind, **shape)
+    return TransformerModel(name=name, biases=True, kind=kind, **shape)
+
+
+def _job(step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, contention: ContentionTable) -> StepJob:
     is_ddp = step["layout"] == "ddp"
     return StepJob(
-        model=model,
+        model=_model_of(step["model"]),
         layout=parse_layout(LAYOUTS[step["layout"]], run["ranks"]),
         compute=_compute(step["model"], run),
         times=CollectiveTimesFound(curves),
-        contention=ContentionTable(list(_contention(beside, kind, partner))),
+        contention=contention,
         settings=StepSettings(
             bucket_bytes=(step["setting"] if is_ddp else 25) * MEGA, prefetch=step["setting"] != "none"
         ),
@@ -183,19 +205,26 @@ def _compute(name: str, run: dict[str, Any]) -> ComputeTimes:
         source="one GPU",
         copy_gb_s=run["copy_gb_s"],
         copy_least_seconds=SMALLEST_COPY_SECONDS,
+        host_seconds={HOST[key]: ms * 1e-3 for key, ms in run.get("host_ms_a_block", {}).items()},
         by_tensor=tuple(
             (each["setting"], each["ms"] * 1e-3 * share, each["ms"] * 1e-3 * (1 - share)) for each in alone
         ),
     )
 
 
-def _contention(run: dict[str, Any], kind: BlockKind, partner: str) -> Iterator[MeasuredContention]:
+def overlap_of(folder: Path, fabric: str) -> list[MeasuredContention]:
+    """What `gpubench overlap` measured on a fabric, or with its cap on the healthy one."""
+    name = "healthy" if fabric in CTAS else fabric
+    found = read_all((), (folder / "overlap" / f"{name}.json",)).contention
+    return [each for each in found if each.ctas == CTAS.get(fabric)]
+
+
+def _beside(run: dict[str, Any], kind: BlockKind, partner: str) -> list[MeasuredContention]:
     """Collectives beside blocks of the same kind of model, or of any where there are none; or beside GEMMs."""
     wanted = [each for each in run["contention"] if partner in each["partner"]]
     same = [each for each in wanted if kind is BlockKind.MLP and each["partner"].startswith("mlp")]
-    same = same or [each for each in wanted if not each["partner"].startswith("mlp")]
-    for each in same:
-        yield MeasuredContention(
+    return [
+        MeasuredContention(
             collective=each["collective"],
             size_bytes=each["size_bytes"],
             partner=each["partner"],
@@ -204,6 +233,8 @@ def _contention(run: dict[str, Any], kind: BlockKind, partner: str) -> Iterator[
             alone_seconds=each["communication_alone_us"] * 1e-6,
             kernel_seconds=GEMM_SECONDS if partner == "gemm" else 0.0,
         )
+        for each in same or [each for each in wanted if not each["partner"].startswith("mlp")]
+    ]
 
 
 def table(found: Sequence[Cell], *, markdown: bool) -> Iterator[str]:
@@ -229,7 +260,7 @@ def table(found: Sequence[Cell], *, markdown: bool) -> Iterator[str]:
 def summary(found: Sequence[Cell]) -> Iterator[str]:
     """Errors by fabric and of the held-out model; of buckets the regret."""
     groups: dict[str, list[Cell]] = {"all": list(found)}
-    bound = [each for each in found if each.layout == "fsdp2" and each.model == "gpt-0.3B"]
+    bound = [each for each in found if each.is_held_up_by_host]
     groups["all but FSDP2 of gpt-0.3B, which its host holds up"] = [each for each in found if each not in bound]
     for fabric in dict.fromkeys(each.fabric for each in found):
         groups[f"{fabric}, all but these"] = [each for each in found if each.fabric == fabric and each not in bound]
@@ -254,6 +285,8 @@ def regrets(found: Sequence[Cell]) -> Iterator[tuple[tuple[int, str, str], float
         if each.layout == "ddp":
             series.setdefault((each.run, each.fabric, each.model), []).append(each)
     for key, own in series.items():
+        if len(own) == 1:
+            continue
         tried = [TriedSetting("bucket_mb", str(each.setting), each.prediction) for each in own]
         chosen = own[tried.index(best_of(tried))]
         yield key, 100 * (chosen.measured_ms / min(each.measured_ms for each in own) - 1), chosen.setting

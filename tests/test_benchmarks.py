@@ -20,7 +20,7 @@ SMALL = {
     "hostile_files": ["--only", "profiles", "--name", "dotted"],
     "provoked_causes": ["--help"],
     "nvml_costs": ["--help"],
-    "plan_modules": ["--help"],
+    "plan_faults": [],
     "plan_steps": ["--help"],
     "plan_validation": [],
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],

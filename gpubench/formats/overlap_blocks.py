@@ -51,7 +51,8 @@ def _overlap(rows: Sequence[OverlapRow]) -> Listing:
             *(word(row.communication_alone_us), word(row.communication_together_us), word(row.communication_slowdown)),
             *(word(row.waiting_slowdown), word(row.sharing_slowdown), word(row.partner_count)),
             *(word(row.partner_alone_us), word(row.partner_together_us), word(row.compute_slowdown), word(row.step_us)),
-            *(format_percent(100 * row.hidden_share), word(row.sm_clock_mhz), word(row.power_w), row.note or ""),
+            "" if row.hidden_share is None else format_percent(100 * row.hidden_share),
+            *(word(row.sm_clock_mhz), word(row.power_w), row.note or ""),
             row.verdict or Verdict.SKIP.value,
         )
         for row in rows

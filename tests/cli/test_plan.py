@@ -100,7 +100,7 @@ def test_nodes_are_planned_for_and_their_rails() -> None:
     result = gpubench(*command, "--layout", "fsdp", "--gpu-memory", "200G", "--format", "json")
     found = json.loads(result.stdout)
     assert {row["gpus"] for row in found["layouts"]} == {32}
-    assert "nic0:rate=200" in {row["fault"] for row in found["fault_costs"]}
+    assert "nic0:bandwidth=0.5" in {row["fault"] for row in found["fault_costs"]}
     assert {row["nodes"] for row in found["curves"]} >= {1, 4}
 
 

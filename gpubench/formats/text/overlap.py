@@ -30,12 +30,14 @@ _FIGURES: Sequence[_Figure] = (
     ("both", 8, 6, lambda row: _number(row.partner_together_us)),
     ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
     ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
-    ("hidden", 7, 1, lambda row: f"{100 * row.hidden_share:.0f}%"),
+    ("hidden", 7, 1, lambda row: _percent(row.hidden_share)),
     ("MHz", 6, 7, lambda row: _whole(row.sm_clock_mhz)),
     ("W", 5, 8, lambda row: _whole(row.power_w)),
 )
 _COMMUNICATION, _COMPUTATION = (2, 7), (7, 11)
 _MOST_NOTES = 6
+_TWO_DECIMALS = 99.995
+"""A ratio from here on has none, for the columns are six wide."""
 
 
 class OverlapView:
@@ -160,7 +162,8 @@ def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:
     for row in rows:
         throttled = f"clocks were held down: {row.throttled_by}" if row.throttled_by else ""
         where = f"{format_size(row.size_bytes)}/{OWN_CTAS if row.ctas is None else row.ctas}"
-        for note in filter(None, (row.note, throttled)):
+        noisy = "steps differ by more than the collective takes, and so do not tell what is hidden of it"
+        for note in filter(None, (row.note, throttled, noisy if row.hidden_share is None else "")):
             found.setdefault(note, []).append(where)
     for note, places in list(found.items())[:_MOST_NOTES]:
         where = "every row" if len(places) == len(rows) else ", ".join(places)
@@ -179,12 +182,16 @@ def _doubt(row: ShortestStepRow) -> str:
     return f"within noise, {row.noise_percent:.1f} %"
 
 
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
 def _number(value: float) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}" if abs(value) < _TWO_DECIMALS else f"{value:.0f}"
 
 
 def _whole(value: float | None) -> str:

@@ -71,6 +71,7 @@ class PlanView(ReportView):
             Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 2, right=True),
             Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], right=True),
             Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 3, right=True),
+            *([] if shown[0].host_ms is None else [_host_column(shown)]),
             Column("microbatches", [str(row.microbatches) for row in shown], 4, right=True),
             Column("memory", [format_memory(row.memory_bytes) for row in shown], right=True),
             Column("fits", ["?" if row.fits is None else "yes" if row.fits else "no" for row in shown]),
@@ -118,14 +119,30 @@ class PlanView(ReportView):
     def _faults(self, rows: Sequence[FaultCostRow]) -> None:
         if not rows:
             return
-        self._page.wrap("the same step on another fabric; what faults make of it is modelled, not measured")
+        assumed = self._metadata.options["contention_assumed"]
+        least = "; contention was not measured, so that a step is slower by at least this" if assumed else ""
+        self._page.wrap(f"the same step on another fabric; what faults make of it is modelled, not measured{least}")
         columns = [
             Column("fault", [row.fault for row in rows]),
-            Column("", [row.what for row in rows], 1),
+            Column("", [row.what for row in rows], 2),
             Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
             Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
             Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], right=True),
-            Column("from", [row.source for row in rows], 2),
+            Column("slowed ms", [_milliseconds(row.slowed_ms) for row in rows], 3, right=True),
+            Column("alone ms", [_milliseconds(row.communication_ms) for row in rows], 1, right=True),
+            Column("from", [row.source for row in rows], 4),
         ]
         self._page.table(lines(fitting(columns, self._page.width)))
+        for row in rows:
+            if row.note:
+                self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
         self._page.print("")
+
+
+def _host_column(rows: Sequence[LayoutRow]) -> Column:
+    """What a step waits for the host."""
+    return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 2, right=True)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

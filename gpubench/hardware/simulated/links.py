@@ -10,7 +10,8 @@ from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
 
 _BITS_PER_BYTE = 8
-_STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
+STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
+"""Keys of faults that make copies go through host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
         ends = {fault.index, fault.second} - {index, None}
         partners = {end for end in ends if end is not None} if fault.subject is Subject.LINK else others
         remaining = _share(profile, fault)
-        if any(fault.get(key) for key in _STAGING) or remaining == 0:
+        if any(fault.get(key) for key in STAGING) or remaining == 0:
             staged_with |= partners
         share *= remaining or 1.0
         host_share *= _pcie_share(profile, fault) if fault.subject is Subject.GPU else 1.0

@@ -2,7 +2,8 @@
 
 Inside a node the times are those of the profile's expected values, straight lines between them; for another number of
 GPUs scaled by the ratio of the busbw factors. A faulty link stretches what is above the latency, and since every rank
-waits for the slowest, it stretches the whole collective. Across nodes the slower of NVLink and the NICs counts, with
+waits for the slowest, it stretches the whole collective; a pair that goes through host memory makes it as slow as
+that. Across nodes the slower of NVLink and the NICs counts, with
 GPUDirect RDMA assumed, and a latency for every hop.
 """
 
@@ -28,6 +29,14 @@ NIC_EFFICIENCY = 0.92
 """Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
 cluster-readiness-engine quotes it (ADR-021). Kind: derived."""
 
+STAGED_SHARE = {"allreduce": 0.75}
+STAGED_SHARE_OF_OTHERS = 0.66
+STAGED_SECONDS = 14.0e-6
+"""Of what one copy through host memory reaches, in busbw, and what comes on top: with NCCL_P2P_DISABLE=1 all-reduce
+reaches 28.4 GB/s on 2 H200s, all-gather and reduce-scatter 25.2, where a copy reaches 38: a ring sends and receives at
+once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that rate, 6 healthy latency, 14 more. Kind: derived
+(NCCL 2.28.9, PCIe 5 x16)."""
+
 _SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
 _LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003
 """Spread of a row's time from run to run, seen on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB."""
@@ -40,7 +49,7 @@ _NicTime = Callable[[float, int, int, Sequence[float]], float]
 
 _NIC_TIMES: Mapping[str, _NicTime] = {
     # Every rank of a node sends its blocks for all ranks elsewhere, over all NICs of the node.
-    "alltoall": lambda size, local, ranks, nics: local * size * (ranks - local) / ranks / sum(nics),
+    "alltoall": lambda size, local, ranks, nics: local * size * (ranks - local) / ranks / _rails_gb_s(nics),
     # All blocks from elsewhere enter, or leave, through the NIC of the root.
     "gather": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
     "scatter": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
@@ -149,7 +158,8 @@ class _Model:
         self._curve: Curve = curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
         staged = machine.profile.find("p2p.staged_gb_s")
-        self._staged_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
+        copied_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
+        self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
         """Latency, the slower of the links inside and across nodes, and the hops between nodes."""
@@ -187,10 +197,14 @@ class _Model:
         if self._local == 1:
             return 0.0
         healthy = self._curve.at(size_bytes) - self._curve.latency
-        stretched = healthy / links.slowest(self._local)[1]
+        share = links.slowest(self._local)[1]
+        # The smallest size that a profile knows may be large: then its time is not latency alone.
+        least = size_bytes * self._factor / (self._curve.limit_gb_s * BYTES_PER_GB)
+        stretched = max(healthy / share, healthy + least * (1 / share - 1))
         if links.staged(self._local) is None:
             return stretched
-        return max(stretched, size_bytes * self._factor / (self._staged_gb_s * BYTES_PER_GB))
+        staged = STAGED_SECONDS + size_bytes * self._factor / (self._staged_gb_s * BYTES_PER_GB)
+        return max(stretched, staged)
 
     def _across(self, links: NodeLinks, size_bytes: int) -> float:
         if self._nodes == 1:
@@ -204,8 +218,13 @@ class _Model:
         if special is not None:
             busy = special(size_bytes, self._local, self.ranks, links.nics_gb_s)
         else:
-            busy = size_bytes * self._factor / sum(links.nics_gb_s)
+            busy = size_bytes * self._factor / _rails_gb_s(links.nics_gb_s)
         return busy / (NIC_EFFICIENCY * BYTES_PER_GB)
+
+
+def _rails_gb_s(nics_gb_s: Sequence[float]) -> float:
+    """What NICs carry that share the bytes alike, as channels of NCCL do; without the slowest where that is more."""
+    return max(taken * each for taken, each in enumerate(sorted(nics_gb_s, reverse=True), 1))
 
 
 def _spread(size_bytes: int) -> float:

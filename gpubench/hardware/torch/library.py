@@ -71,6 +71,14 @@ def import_torch() -> Any:
     return torch
 
 
+def import_fully_shard() -> Any:
+    """`fully_shard`, FSDP2. Raises ImportError: this torch has none (2.6 or later has)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.fsdp import fully_shard
+    return fully_shard
+
+
 def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
     """Torch with that backend of torch.distributed; with `for_cuda`, one that drives NVIDIA GPUs.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.compute.torch_block import spread_of, time_blocks
+from gpubench.hardware.compute.torch_host import time_host
 from gpubench.hardware.torch import library as torch
 from gpubench.measure.plan.gpu_rates import SMALLEST_COPY_SECONDS
 from gpubench.measure.plan.products import of_products
@@ -46,10 +47,15 @@ def _by_torch(model: TransformerModel, copy_gb_s: float | None) -> ComputeTimes:
     head = model.ends()[1]
     flops = sum(each.flops for each in model.operations(0))
     top = head.flops / flops if head is not None else 0.0
+    try:
+        host, unknown = time_host(model), ""
+    except CouldNotMeasureError as error:
+        host, unknown = {}, f"; what the host takes to issue it is not known: {error.seen}"
     return ComputeTimes(
         forward_seconds=forward * (model.layers + top),
         backward_seconds=backward * (model.layers + top),
-        source=blocks.described + (", the head by their speed" if head is not None else ""),
+        source=blocks.described + (", the head by their speed" if head is not None else "") + unknown,
+        host_seconds=host,
         spread=max(spread_of(blocks.forward), spread_of(blocks.backward)),
         copy_gb_s=copy_gb_s,
         copy_least_seconds=SMALLEST_COPY_SECONDS,

@@ -33,7 +33,8 @@ Measured = Callable[[str, int], Sequence[CollectiveRow]]
 class FoundCurves:
     """Finds curves: stored rows of that number of ranks, or scaled from another one; a measurement; the profile.
 
-    `measure_now` of None: nothing can be measured here. `notes` gathers what a reader should know.
+    `measure_now` of None: nothing can be measured here. `notes` gathers what a reader should know; `staged` are the
+    collectives that went through host memory.
     """
 
     machine: PlannedMachine
@@ -42,6 +43,7 @@ class FoundCurves:
     faults: tuple[Fault, ...] = ()
     notes: list[str] = field(default_factory=list)
     found: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
+    staged: list[str] = field(default_factory=list)
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         """The curve of a collective among the ranks of a group.
@@ -63,6 +65,7 @@ class FoundCurves:
             rows = self.measure_now(collective, group.ranks)
             if rows:
                 self.notes.append(f"{collective} among {group.ranks} ranks was measured now")
+                self._note_staged(collective, rows)
                 return curve_of(collective, group.ranks, _points(rows), source="measured now")
         return self._expected(collective, group)
 
@@ -89,8 +92,7 @@ class FoundCurves:
             for each in _points([row for row, _ in taken])
         ]
         simulated = any(row.origin == Origin.SIMULATED for row, _ in taken)
-        if any(row.host_staged for row, _ in taken):
-            self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
+        self._note_staged(collective, [row for row, _ in taken])
         note = "" if ranks == group.ranks else f"scaled from {ranks} ranks by the bytes of rings"
         if note:
             self.notes.append(f"{collective} among {group}: {note}")
@@ -102,6 +104,11 @@ class FoundCurves:
             source=", ".join(dict.fromkeys(file.name for _, file in taken)),
             note=note,
         )
+
+    def _note_staged(self, collective: str, rows: Sequence[CollectiveRow]) -> None:
+        if any(row.host_staged for row in rows):
+            self.staged.append(collective)
+            self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
 
     def _of_one_backend(
         self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]

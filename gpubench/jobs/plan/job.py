@@ -78,7 +78,7 @@ def _outcome(
         for ctas in sorted({each.ctas for each in found.contention if each.ctas is not None})
     }
     advice = advise(chosen.prediction.job, capped) if plan.bucket_mb is None else _fixed(chosen)
-    staged = any(row.host_staged for file in found.files for row in file.rows)
+    staged = curves.staged or any(row.host_staged for file in found.files for row in file.rows)
     cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not staged)
     outcome = PlanOutcome(
         ranked=ranked,
@@ -134,7 +134,7 @@ def _capped(times: CollectiveTimesFound, found: FoundResults, ctas: int) -> Coll
         for name in {each.collective for each in found.contention}
     }
     usual = median(factors.values()) if factors else 1.0
-    return times.with_fault(lambda name, _group, _size: factors.get(name, usual))
+    return times.with_fault(lambda name, _group, _size, seconds: seconds * factors.get(name, usual))
 
 
 def _is_pair(capped: MeasuredContention, own: MeasuredContention, ctas: int, name: str) -> bool:
@@ -264,6 +264,9 @@ def _metadata(
         "forward_ms": compute.forward_seconds * 1e3,
         "backward_ms": compute.backward_seconds * 1e3,
         "compute_origin": compute.origin,
+        "host_ms_a_block": {
+            str(sharding or "alone"): seconds * 1e3 for sharding, seconds in compute.host_seconds.items()
+        },
         "contention_assumed": outcome.advice.best.job.contention.is_assumed,
         "optimizer_in_memory": plan.with_optimizer,
         "notes": list(notes),

@@ -107,7 +107,7 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
         communication_slowdown=times.communication_slowdown,
         waiting_slowdown=times.waiting_slowdown,
         sharing_slowdown=times.sharing_slowdown,
-        hidden_share=times.hidden_share,
+        hidden_share=_hidden_share(sample),
         step_us=_us(times.step),
         step_ci95_percent=sample.step_ci95_percent,
         steps=sample.steps,
@@ -120,6 +120,12 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
         verdict=(Verdict.FAIL if sample.wrong else Verdict.PASS) if checked else None,
         note=sample.note,
     )
+
+
+def _hidden_share(sample: StepSample) -> float | None:
+    """None of a collective shorter than what steps differ by: then the share is that of the noise."""
+    noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
+    return None if sample.times.communication_alone < noise else sample.times.hidden_share
 
 
 def _us(seconds: float) -> float:

@@ -8,7 +8,7 @@ time lost for one operation.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.measure.plan.events import NO_CONTENTION, Contention
 
@@ -42,6 +42,7 @@ class MeasuredContention:
             communication=running,
             wait_seconds=max(0.0, self.communication_slowdown - running) * self.alone_seconds,
             kernel_seconds=self.kernel_seconds,
+            alone_seconds=self.alone_seconds,
         )
 
 
@@ -76,8 +77,11 @@ def _at(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention
         by_size.setdefault(each.size_bytes, []).append(each.contention)
     points = [(size, _weighted([(each, 1.0) for each in found])) for size, found in sorted(by_size.items())]
     after = bisect_left([size for size, _ in points], size_bytes)
-    if after in (0, len(points)):
-        return points[min(after, len(points) - 1)][1]
+    if after == 0:
+        return points[0][1]
+    if after == len(points):
+        largest, last = points[-1]
+        return replace(last, alone_seconds=last.alone_seconds * size_bytes / largest)
     (low, first), (high, second) = points[after - 1], points[after]
     part = math.log(size_bytes / low) / math.log(high / low)
     return _weighted([(first, 1 - part), (second, part)])
@@ -94,4 +98,5 @@ def _weighted(parts: Sequence[tuple[Contention, float]]) -> Contention:
         communication=mean(each.communication for each, _ in parts),
         wait_seconds=mean(each.wait_seconds for each, _ in parts),
         kernel_seconds=mean(each.kernel_seconds for each, _ in parts),
+        alone_seconds=mean(each.alone_seconds for each, _ in parts),
     )

@@ -113,8 +113,8 @@ class UsedSizes:
     most: float = 0.0
 
 
-FaultFactor = Callable[[str, CommunicatorRanks, float], float]
-"""What a fault makes of a time: its factor, by collective, group and size."""
+FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
+"""What a fault makes of a time: seconds, from collective, group, size and the seconds without."""
 
 
 @dataclass(slots=True)
@@ -122,12 +122,12 @@ class CollectiveTimesFound:
     """Times of collectives from a source of curves; it remembers what was asked.
 
     `shift` moves every time by so many half-widths of its own noise: -1 and 1 give the range of a prediction. `fault`
-    multiplies times.
+    changes times.
     """
 
     source: CurveSource
     shift: float = 0.0
-    fault: FaultFactor | None = None
+    fault: FaultSeconds | None = None
     used: dict[tuple[str, CommunicatorRanks], UsedSizes] = field(default_factory=dict)
     _curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
 
@@ -140,7 +140,7 @@ class CollectiveTimesFound:
         used.least, used.most = min(used.least, size_bytes), max(used.most, size_bytes)
         effective = size_bytes * (group.sharing if group.nodes > 1 else 1)
         seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
-        return seconds * (1.0 if self.fault is None else self.fault(collective, group, size_bytes))
+        return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         """The curve of a collective."""
@@ -153,7 +153,7 @@ class CollectiveTimesFound:
         """The same with its noise up or down."""
         return CollectiveTimesFound(self.source, shift, self.fault, self.used, self._curves)
 
-    def with_fault(self, fault: FaultFactor) -> "CollectiveTimesFound":
+    def with_fault(self, fault: FaultSeconds) -> "CollectiveTimesFound":
         """The same with a fault."""
         return CollectiveTimesFound(self.source, self.shift, fault, self.used, self._curves)
 

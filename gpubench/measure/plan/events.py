@@ -10,7 +10,7 @@ which is *exposed*, and named after the one that is waited for; or waiting for a
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 COMPUTE = "compute"
 BUBBLE = "bubble"
@@ -22,12 +22,20 @@ class Contention:
 
     `wait_seconds` is how long a communication waited for multiprocessors that met kernels of `kernel_seconds`: it waits
     for a running one to end, so shorter kernels let it begin earlier. 0 kernel seconds: it waits as long for any.
+    `alone_seconds` is what the communication took that was measured, with nothing beside it; 0: not known.
     """
 
     compute: float = 1.0
     communication: float = 1.0
     wait_seconds: float = 0.0
     kernel_seconds: float = 0.0
+    alone_seconds: float = 0.0
+
+    def lasting(self, seconds: float) -> "Contention":
+        """Of one that takes longer alone: computation loses as much time beside it, for as many bytes are moved."""
+        if self.alone_seconds <= 0 or seconds <= self.alone_seconds:
+            return self
+        return replace(self, compute=1 + (self.compute - 1) * self.alone_seconds / seconds)
 
     def wait_for(self, kernel_seconds: float) -> float:
         """Seconds that a communication waits which meets a kernel of this length."""
@@ -203,7 +211,12 @@ class _Simulation:
         met = self._computing(task.device)
         if task.computes or met is None:
             return 0.0
-        return task.contention.wait_for(self._tasks[met.task].kernel_seconds)
+        kernel = self._tasks[met.task].kernel_seconds
+        wait = task.contention.wait_for(kernel)
+        if task.contention.kernel_seconds <= 0 or kernel <= 0:
+            return wait
+        begun = (self._tasks[met.task].seconds - met.work) % kernel
+        return wait * (1 - begun / kernel)
 
     def _end(self, number: int, start: float) -> None:
         self._done[number] = True

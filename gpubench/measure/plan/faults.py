@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.measure.plan.curves import FaultFactor
+from gpubench.measure.plan.curves import FaultSeconds
 from gpubench.measure.plan.step import StepPrediction, predict
 
 
@@ -14,7 +14,7 @@ class FaultCase:
     text: str
     what: str
     source: str
-    factor: FaultFactor
+    seconds: FaultSeconds
     how: str
 
 
@@ -30,6 +30,6 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
     """The same step with each fault, the costliest first."""
     found = []
     for case in cases:
-        job = replace(healthy.job, times=healthy.job.times.with_fault(case.factor))
+        job = replace(healthy.job, times=healthy.job.times.with_fault(case.seconds))
         found.append(FaultCost(case, predict(job, with_range=False)))
-    return sorted(found, key=lambda each: -each.prediction.seconds)
+    return sorted(found, key=lambda each: (-each.prediction.seconds, -each.prediction.communication_seconds))

@@ -1,13 +1,13 @@
 """The tasks of one device's step, written down in the order in which a training loop issues them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.measure.plan.contention import ContentionTable
 from gpubench.measure.plan.curves import CollectiveTimesFound, CommunicatorRanks
 from gpubench.measure.plan.events import NO_CONTENTION, StreamTask
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.model.workload.layout import ParallelLayout
+from gpubench.model.workload.layout import ParallelLayout, Sharding
 from gpubench.model.workload.transformer import TransformerModel
 
 GRADIENTS = "gradients"
@@ -21,7 +21,8 @@ class ComputeTimes:
     `by_tensor` has forward and backward by tensor-parallel ranks where a rank's share was timed; elsewhere it is the
     whole over the ranks. `spread` is the half-width of a 95 % interval, as a part. `copy_gb_s` is what a copy within
     the GPU's memory reads and writes, `copy_least_seconds` what the smallest takes; None: copies into buckets are left
-    out. `origin` is measured, given or expected.
+    out. `origin` is measured, given or expected. `host_seconds` is what the host takes to issue a block's forward and
+    backward pass, by how gradients are shared out, None without that; empty: not known.
     """
 
     forward_seconds: float
@@ -32,6 +33,7 @@ class ComputeTimes:
     copy_gb_s: float | None = None
     copy_least_seconds: float = 0.0
     by_tensor: tuple[tuple[int, float, float], ...] = ()
+    host_seconds: Mapping[Sharding | None, float] = field(default_factory=dict)
 
     def shares(self, tensor: int) -> tuple[float, float]:
         """Forward and backward of one rank of so many."""
@@ -77,6 +79,18 @@ class StepJob:
     contention: ContentionTable
     settings: StepSettings
     gpus_per_node: int
+
+    @property
+    def host_seconds(self) -> float:
+        """What the host of a GPU takes to issue a step; 0 where it is not known.
+
+        Of what splits blocks or shards otherwise it is that of the blocks alone, which is less.
+        """
+        known = self.compute.host_seconds
+        sharding = self.layout.sharding if self.layout.gradient_ranks > 1 else None
+        alike = Sharding.FSDP if sharding is not None and sharding.gathers_parameters else sharding
+        a_block = known.get(alike, known.get(None, 0.0))
+        return a_block * self.model.layers / self.layout.pipeline * self.settings.microbatches
 
     def tensor_group(self) -> CommunicatorRanks:
         """The ranks of tensor parallelism: neighbours."""
@@ -154,7 +168,9 @@ class StepProgram:
                 source=source,
                 collective=collective,
                 size_bytes=size_bytes,
-                contention=NO_CONTENTION if stream == TENSOR else self.job.contention.of(collective, size_bytes),
+                contention=NO_CONTENTION
+                if stream == TENSOR
+                else self.job.contention.of(collective, size_bytes).lasting(seconds),
             )
         )
         return len(self.tasks) - 1

@@ -104,6 +104,7 @@ def _layout_row(place: int, ranked: RankedLayout, outcome: PlanOutcome) -> Layou
         gradients_bytes=need.gradients,
         optimizer_bytes=need.optimizer,
         activations_bytes=need.activations,
+        host_ms=shown.host * _MILLISECONDS if job.compute.host_seconds else None,
     )
 
 
@@ -168,6 +169,8 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
             slower_percent=_slower(expected, healthy),
             exposed_ms=expected.exposed * _MILLISECONDS,
             how=f"collectives as profile {outcome.profile} expects them",
+            communication_ms=expected.communication_seconds * _MILLISECONDS,
+            slowed_ms=expected.times.slowed * _MILLISECONDS,
         )
     for each in outcome.faults:
         yield FaultCostRow(
@@ -178,7 +181,29 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
             slower_percent=_slower(each.prediction, healthy),
             exposed_ms=each.prediction.exposed * _MILLISECONDS,
             how=each.case.how,
+            communication_ms=each.prediction.communication_seconds * _MILLISECONDS,
+            slowed_ms=each.prediction.times.slowed * _MILLISECONDS,
+            note=_why_no_slower(each.prediction, healthy),
         )
+
+
+def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | None:
+    """None where it is slower."""
+    if _slower(faulty, healthy) > 0:
+        return None
+    ratio = _times_as_long(faulty, healthy)
+    if ratio < 1 + _SAME_PERCENT / 100:
+        return (
+            f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or all are as slow already"
+        )
+    hidden = f"communication takes {ratio:.1f} times as long, all of it beside computation"
+    return hidden + (", which is taken to cost nothing" if healthy.job.contention.is_assumed else "")
+
+
+def _times_as_long(faulty: StepPrediction, healthy: StepPrediction) -> float:
+    """Communication with a fault over that without."""
+    alone = healthy.communication_seconds
+    return faulty.communication_seconds / alone if alone else 1.0
 
 
 def _slower(one: StepPrediction, other: StepPrediction) -> float:
@@ -266,9 +291,11 @@ def _row(task: StreamTask, name: str, start_us: float, end: float, *, exposed: b
 
 def _sentence(outcome: PlanOutcome) -> str:
     best, advice = outcome.advice.best, outcome.advice
-    noise = f" ({_ms(best.least)} to {_ms(best.most)})" if best.most > best.least else ""
+    noise = f" ({_ms(best.least)} to {_ms(best.most)})" if _ms(best.most) != _ms(best.least) else ""
     took = f"{outcome.chosen.layout} takes {_ms(best.seconds)} a step{noise}, {_ms(best.exposed)} exposed"
     parts = [f"predicted, nothing judged: {took}"]
+    if best.host > 0:
+        parts.append(f"{_ms(best.host)} of it waits for the host, which issues a step in {_ms(best.job.host_seconds)}")
     buckets = [each.value for each in advice.flat("bucket_mb")]
     if buckets:
         chosen = f"{best.job.settings.bucket_bytes / _MEGABYTE:g}"
@@ -278,10 +305,11 @@ def _sentence(outcome: PlanOutcome) -> str:
         lost = _slower(best, outcome.as_expected)
         if lost > _WORTH_SAYING_PERCENT:
             parts.append(f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects")
-    if outcome.faults and best.seconds:
+    if outcome.faults:
         worst = outcome.faults[0]
-        percent = 100 * (worst.prediction.seconds / best.seconds - 1)
-        parts.append(f"{worst.case.what} makes it {_ms(worst.prediction.seconds)} (+{percent:.0f} %)")
+        why = _why_no_slower(worst.prediction, best)
+        cost = f"makes it {_ms(worst.prediction.seconds)} (+{_slower(worst.prediction, best):.0f} %)"
+        parts.append(f"{worst.case.what} {cost}" if why is None else f"{worst.case.what}: {why}")
     return f"{Verdict.SKIP}: {'; '.join(parts)}"
 
 

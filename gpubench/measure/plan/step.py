@@ -17,7 +17,9 @@ _MOST_OPERATIONS = 1500
 class StepPrediction:
     """A step: its seconds, between `least` and `most` by the noise of what it follows from, and where they went.
 
-    `times` are those of `device`, the one that ends last. The timeline has `shown_microbatches` of them.
+    `times` are those of `device`, the one that ends last. The timeline has `shown_microbatches` of them. `host` is
+    what the step is longer than they because the host has not issued more: steps follow each other no faster than it
+    issues them, and a GPU that is behind does not wait for it.
     """
 
     job: StepJob
@@ -28,22 +30,35 @@ class StepPrediction:
     timeline: StepTimeline
     shown_microbatches: int
     device: int
+    host: float = 0.0
 
     @property
     def exposed(self) -> float:
         """Seconds in which nothing was computed because of communication."""
         return sum(self.times.exposed.values())
 
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of all communication of the step on this device, each alone."""
+        own = (task for task in self.timeline.tasks if task.device == self.device and not task.computes)
+        return sum(each.seconds for each in own) * self.job.settings.microbatches / self.shown_microbatches
+
 
 def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
     """Simulate a step, and again with all noise up and down for the range."""
-    whole = _simulated(job)
+    whole = _issued(_simulated(job))
     bounds = [whole.seconds]
     if with_range:
         for shift in (-1.0, 1.0):
             moved = replace(job, times=job.times.shifted(shift), compute=job.compute.shifted(shift))
-            bounds.append(_simulated(moved).seconds)
+            bounds.append(_issued(_simulated(moved)).seconds)
     return replace(whole, job=job, least=min(bounds), most=max(bounds))
+
+
+def _issued(prediction: StepPrediction) -> StepPrediction:
+    """The same, no faster than the host issues it."""
+    host = max(0.0, prediction.job.host_seconds - prediction.seconds)
+    return replace(prediction, seconds=prediction.seconds + host, host=host)
 
 
 def _simulated(job: StepJob) -> StepPrediction:

@@ -12,7 +12,7 @@ from gpubench.collectives.registry import COLLECTIVES, SUMMARIES, collective_nam
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
 from gpubench.hardware.simulated.node import healthy_node
-from gpubench.hardware.simulated.times import HOP_SECONDS, NIC_EFFICIENCY, CollectiveTimes
+from gpubench.hardware.simulated.times import HOP_SECONDS, NIC_EFFICIENCY, STAGED_SHARE, CollectiveTimes
 from gpubench.model.facts.fabric_health import describe_health
 from gpubench.model.facts.snapshot import NvlinkPeer, PciPlace, Snapshot
 from gpubench.model.paths.topology import pcie_path_class
@@ -436,15 +436,18 @@ def test_one_faulty_gpu_slows_everybody_and_is_the_slowest() -> None:
     "fault", ["gpu1:p2p=CNS", "gpu1:cuda_peer=no", "gpu1:nvlink=0", "link0-1:staged=yes", "link0-1:p2p=U"]
 )
 def test_without_peer_access_the_staged_bandwidth_is_left(fault: str) -> None:
+    """All-reduce reached 28.4 GB/s with NCCL_P2P_DISABLE=1 where one copy reaches 38."""
     busbw = 2**34 * 1.5 / times("hgx-h200-4", fault).ideal_seconds("allreduce", 2**34) / 1e9
-    assert busbw == pytest.approx(38.0, rel=0.01)
+    assert busbw == pytest.approx(28.4, rel=0.01)
 
 
 def test_a_profile_without_a_staged_figure_falls_back_to_pcie() -> None:
     profile = profiles.load("hgx-h200-4")
     bare = replace(profile, expected=tuple(each for each in profile.expected if "staged" not in each.quantity))
     model = Times(SimulatedMachine(bare), [parse_fault("link0-1:staged=yes")])
-    assert 2**34 * 1.5 / model.ideal_seconds("allreduce", 2**34) / 1e9 == pytest.approx(63.0, rel=0.01)
+    assert 2**34 * 1.5 / model.ideal_seconds("allreduce", 2**34) / 1e9 == pytest.approx(
+        63.0 * STAGED_SHARE["allreduce"], rel=0.01
+    )
 
 
 def test_a_narrow_slot_matters_where_pcie_carries_the_data() -> None:
@@ -470,7 +473,8 @@ def test_across_nodes_the_nics_limit_and_hops_add_latency() -> None:
     busbw = size * 62 / 32 / four.ideal_seconds("allreduce", size) / 1e9
     assert busbw == pytest.approx(400 * NIC_EFFICIENCY, rel=0.01)
     weak = times("hgx-h100-8*4", "node3.nic0:state=down", "node3.nic1:missing=yes", "node3.nic2:rate=200")
-    assert size * 62 / 32 / weak.ideal_seconds("allreduce", size) / 1e9 == pytest.approx(275 * NIC_EFFICIENCY, rel=0.01)
+    busbw = size * 62 / 32 / weak.ideal_seconds("allreduce", size) / 1e9
+    assert busbw == pytest.approx(250 * NIC_EFFICIENCY, rel=0.01), "five NICs of 50 GB/s carry more than six of 25"
     assert max(range(32), key=weak.seconds("allreduce", size, row=0).__getitem__) == 24
     narrow = times("hgx-h100-8*4", "nic0:generation=3,width=8")
     assert size / narrow.ideal_seconds("sendrecv", size) / 1e9 == pytest.approx(7.877 * NIC_EFFICIENCY, rel=0.01)

@@ -40,6 +40,13 @@ def row(
     return row_of(case, JobFacts("nccl", Origin.MEASURED, 2, 1), sample)
 
 
+def test_what_is_hidden_of_a_collective_is_not_told_by_steps_that_differ_by_more() -> None:
+    """An all-reduce of 1 MiB takes 23 µs on 2 H200s and steps of 3,210 µs differed by 10 %: it read -1273 % hidden."""
+    assert row(None, 3200, interval=31).hidden_share == pytest.approx(0.8)
+    assert row(None, 3200, interval=32).hidden_share is None
+    assert row(None, 3200, interval=None).hidden_share == pytest.approx(0.8)
+
+
 def test_a_cap_that_makes_steps_shorter_is_told_with_its_gain() -> None:
     rows = [row(None, 1000), row(8, 950), row(2, 1200)]
     (found,) = shortest_steps(rows, {("gemm", 2**20): 1010e-6})

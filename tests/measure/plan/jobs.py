@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+from gpubench.jobs.plan.machine import PlannedMachine
 from gpubench.measure.plan.contention import ContentionTable
 from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
 from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
+from gpubench.model.terms.origin import Origin
 from gpubench.model.workload.layout import parse_layout
 from gpubench.model.workload.transformer import BlockKind, TransformerModel
+from gpubench.profiles.files import load
 
 SIZES = tuple(2**power for power in range(8, 34))
 
@@ -72,4 +75,18 @@ def job(
         contention=contention or ContentionTable(),
         settings=settings or StepSettings(),
         gpus_per_node=max(gpus, 1),
+    )
+
+
+def planned_machine(name: str, nodes: int = 1) -> PlannedMachine:
+    """So many nodes of a profile."""
+    profile = load(name)
+    return PlannedMachine(
+        gpu=profile.gpu.name,
+        gpus_per_node=profile.match.visible,
+        nodes=nodes,
+        profile=profile,
+        hosts=tuple(f"node{number}" for number in range(nodes)),
+        origin=Origin.SIMULATED,
+        memory_bytes=profile.gpu.memory_bytes,
     )

@@ -96,6 +96,19 @@ def test_shorter_kernels_are_waited_for_less() -> None:
     assert {span.task: span.end for span in timeline.spans}[1] == pytest.approx(3.5)
 
 
+def test_one_that_begins_amid_a_kernel_waits_for_the_rest_of_it() -> None:
+    """Of two in a row the second begins 1.5 s into the second kernel of 2 s: it waits 0.5, the first a whole kernel."""
+    contention = Contention(wait_seconds=2.0, kernel_seconds=2.0)
+    tasks = [
+        compute(8, kernel_seconds=2.0),
+        communicate(1.5, contention=contention),
+        communicate(1, contention=contention),
+    ]
+    first, second = (span for span in simulate(tasks).spans if span.task)
+    assert (first.start, first.end) == pytest.approx((0, 3.5))
+    assert (second.start, second.end) == pytest.approx((3.5, 5.0))
+
+
 def test_a_device_that_waits_for_another_has_a_bubble() -> None:
     timeline = simulate([compute(3), compute(1, 0, device=1)])
     assert timeline.devices[1].bubble == 3

@@ -79,7 +79,7 @@ def test_noise_and_faults_move_times() -> None:
     usual = times.seconds("allreduce", group, 2**30)
     assert times.shifted(1.0).seconds("allreduce", group, 2**30) == pytest.approx(1.1 * usual)
     assert times.shifted(-1.0).seconds("allreduce", group, 2**30) == pytest.approx(0.9 * usual)
-    doubled = times.with_fault(lambda _name, _group, _size: 2.0)
+    doubled = times.with_fault(lambda _name, _group, _size, seconds: 2.0 * seconds)
     assert doubled.seconds("allreduce", group, 2**30) == pytest.approx(2 * usual)
     assert times.seconds("allreduce", CommunicatorRanks(1), 2**30) == 0
 
@@ -159,3 +159,25 @@ def test_products_of_a_block_make_its_forward_and_backward_pass() -> None:
     assert found.forward_seconds == pytest.approx(model.forward_flops() / 1e12)
     assert found.backward_seconds == pytest.approx((2 * model.forward_flops() + 0.5 * attention) / 1e12)
     assert found.spread == 0
+
+
+def test_beside_a_longer_collective_computation_loses_as_much() -> None:
+    """64 MiB beside GEMMs on 2 H200s: 255 µs alone cost them 271 µs, and through host memory 2,396 µs cost them 298."""
+    row = MeasuredContention(
+        collective="allreduce",
+        size_bytes=64 * MEGABYTE,
+        partner="gemm",
+        compute_slowdown=1.18,
+        communication_slowdown=6.85,
+        alone_seconds=255e-6,
+        sharing_slowdown=0.06,
+    )
+    usual = ContentionTable([row]).of("allreduce", 64 * MEGABYTE)
+    assert usual.lasting(200e-6) == usual.lasting(255e-6) == usual
+    stretched = usual.lasting(2550e-6)
+    assert (stretched.compute - 1) * 2550e-6 == pytest.approx((usual.compute - 1) * 255e-6)
+    assert (stretched.communication, stretched.wait_seconds) == (usual.communication, usual.wait_seconds)
+    beyond = ContentionTable([row]).of("allreduce", 256 * MEGABYTE)
+    assert beyond.alone_seconds == pytest.approx(4 * 255e-6), (
+        "four times the bytes take four times as long by themselves"
+    )

@@ -11,6 +11,7 @@ from gpubench.measure.plan.pipeline import pass_order
 from gpubench.measure.plan.program import StepJob, StepSettings
 from gpubench.measure.plan.report import exposed_rows
 from gpubench.measure.plan.step import predict
+from gpubench.model.workload.layout import Sharding
 from tests.measure.plan.jobs import gpt, job, mlp
 
 STEP = 0.024
@@ -242,3 +243,26 @@ def test_the_range_is_around_the_step(spread: float, layout: str) -> None:
     own: StepJob = job(gpt(), layout, 4, spread=spread, settings=StepSettings(microbatches=4))
     prediction = predict(own)
     assert prediction.least <= prediction.seconds <= prediction.most
+
+
+@pytest.mark.parametrize(
+    ("layout", "a_block"), [("ddp", 0.007), ("zero2", 0.004), ("fsdp", 0.01), ("zero3", 0.01), ("tp4", 0.004)]
+)
+def test_a_step_is_no_faster_than_its_host_issues_it(layout: str, a_block: float) -> None:
+    """Four blocks; of a sharding that was not measured the blocks alone."""
+    known = {None: 0.004, Sharding.DDP: 0.007, Sharding.FSDP: 0.01}
+    usual = job(mlp(), layout, 4, gb_s=1e15)
+    held = replace(usual, compute=replace(usual.compute, host_seconds=known))
+    whole, own = predict(usual), predict(held)
+    assert held.host_seconds == pytest.approx(4 * a_block)
+    assert own.seconds == pytest.approx(max(whole.seconds, 4 * a_block))
+    assert own.host == pytest.approx(own.seconds - whole.seconds)
+    assert own.times.total + own.host == pytest.approx(own.seconds)
+    assert own.least <= own.seconds <= own.most
+
+
+def test_a_pipeline_stage_issues_its_own_blocks_for_every_microbatch() -> None:
+    usual = job(mlp(), "pp2", 2, settings=StepSettings(microbatches=3))
+    assert replace(usual, compute=replace(usual.compute, host_seconds={None: 0.004})).host_seconds == pytest.approx(
+        4 / 2 * 3 * 0.004
+    )

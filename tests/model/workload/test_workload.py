@@ -37,7 +37,7 @@ def test_parameters_are_those_that_are_published() -> None:
 
 
 def test_gpt_blocks_with_biases_have_what_pytorch_counts() -> None:
-    """16 blocks as benchmarks/plan_modules.py makes them."""
+    """16 blocks as benchmarks/training/blocks.py makes them."""
     model = TransformerModel(name="gpt", layers=16, hidden=2048, heads=16, sequence=2048, biases=True)
     assert model.parameters == 16 * (12 * 2048**2 + 13 * 2048)
 

@@ -48,8 +48,9 @@ class OverlapRow(Record):
     waiting_slowdown: Annotated[float | None, SIGNED]
     #: the part of κ_m - 1 that is shared bandwidth, power and clocks, of communication_alone_us; null: not told apart
     sharing_slowdown: Annotated[float | None, SIGNED]
-    #: part of communication_alone_us that running both together saves; negative: it costs time
-    hidden_share: Annotated[float, SIGNED]
+    #: part of communication_alone_us that running both together saves; negative: it costs time; null: the collective
+    #: takes less than step_ci95_percent of step_us, and what it saves is lost in that
+    hidden_share: Annotated[float | None, SIGNED]
     step_us: float  #: from step to step in a row of many, on the slowest rank
     step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, percent of it
     steps: int  #: steps that were measured

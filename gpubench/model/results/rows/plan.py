@@ -51,6 +51,8 @@ class LayoutRow(Record):
     gradients_bytes: int  #: gradients
     optimizer_bytes: int  #: optimizer states
     activations_bytes: int  #: activations
+    #: of the step, in which a GPU has nothing to do because the host has not issued more; null: not measured
+    host_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,9 @@ class FaultCostRow(Record):
     slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
     exposed_ms: float  #: waiting for communication
     how: str  #: how the times were slowed
+    communication_ms: float | None = None  #: what the step's collectives take then, nothing beside them
+    slowed_ms: float | None = None  #: added to computation by communication beside it
+    note: str | None = None  #: why the step is not slower, where it is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

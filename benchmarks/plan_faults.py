@@ -1,0 +1,102 @@
+"""What a fault costs, predicted from the healthy fabric alone, beside steps that were measured with the fault.
+
+    python -m benchmarks.plan_faults
+    python -m benchmarks.plan_faults --markdown         # the table of docs/plan.md
+
+A step with NCCL_P2P_DISABLE=1, and `gpubench plan --fault link0-1:staged=yes` of the same model: in go its forward and
+backward on one GPU, the curves and `gpubench overlap` of the healthy fabric. What the fault makes of a collective is
+the model of `gpubench.hardware.simulated.times`, whose two shares are of collectives on such a fabric, and of no step.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.plan_validation import FOLDER, Cell, StoredCurves, cells, overlap_of
+from gpubench.jobs.plan.fault_cases import fault_cases
+from gpubench.jobs.plan.machine import PlannedMachine
+from gpubench.measure.plan.contention import ContentionTable
+from gpubench.measure.plan.curves import CollectiveTimesFound
+from gpubench.measure.plan.faults import fault_costs
+from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.model.terms.origin import Origin
+from gpubench.profiles.files import load
+
+FAULT = "link0-1:staged=yes"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCell:
+    """A step that was measured with the fault, and the step without and with it as predicted."""
+
+    measured: Cell
+    healthy: StepPrediction
+    faulty: StepPrediction
+
+    @property
+    def error(self) -> float:
+        """Percent of the measured step."""
+        return 100 * (self.faulty.seconds * 1e3 / self.measured.measured_ms - 1)
+
+
+def main() -> None:
+    """All staged steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--markdown", action="store_true")
+    arguments = parser.parse_args()
+    for line in table(list(fault_cells(arguments.folder)), markdown=arguments.markdown):
+        print(line)
+
+
+def fault_cells(folder: Path) -> Iterator[FaultCell]:
+    """Of every step that was measured on the staged fabric."""
+    profile = load("hgx-h200-2")
+    machine = PlannedMachine(
+        gpu=profile.gpu.name,
+        gpus_per_node=profile.match.visible,
+        nodes=1,
+        profile=profile,
+        hosts=("recorded",),
+        origin=Origin.RECORDED,
+        memory_bytes=profile.gpu.memory_bytes,
+    )
+    cases = fault_cases(machine, [FAULT], None, [])
+    curves = CollectiveTimesFound(StoredCurves(folder / "healthy"))
+    contention = ContentionTable(overlap_of(folder, "healthy"))
+    for each in cells(folder):
+        if each.fabric == "staged":
+            healthy = predict(replace(each.prediction.job, times=curves, contention=contention), with_range=False)
+            (cost,) = fault_costs(healthy, cases)
+            yield FaultCell(each, healthy, cost.prediction)
+
+
+def table(found: Sequence[FaultCell], *, markdown: bool) -> Iterator[str]:
+    """A line a step, and the errors of those that no host holds up."""
+    heads = ("run", "model", "layout", "setting", "healthy, predicted", "fault, predicted", "measured", "error %")
+    rows = [
+        (
+            *(str(each.measured.run), each.measured.model, each.measured.layout, str(each.measured.setting)),
+            *(f"{value * 1e3:.1f}" for value in (each.healthy.seconds, each.faulty.seconds)),
+            *(f"{each.measured.measured_ms:.1f}", f"{each.error:+.1f}"),
+        )
+        for each in found
+    ]
+    if markdown:
+        yield f"| {' | '.join(heads)} |"
+        yield "|---|---|---|---|--:|--:|--:|--:|"
+        yield from (f"| {' | '.join(row)} |" for row in rows)
+    else:
+        yield from (
+            "  ".join(f"{cell:>{max(8, len(head))}}" for cell, head in zip(row, heads, strict=True))
+            for row in [heads, *rows]
+        )
+    errors = [abs(each.error) for each in found if not each.measured.is_held_up_by_host]
+    yield ""
+    yield f"{len(errors)} steps: median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What `plan --measure` times on a GPU with PyTorch: blocks, and the host that issues them."""
+
+import pytest
+
+from gpubench.hardware.compute.torch_block import time_blocks
+from gpubench.hardware.compute.torch_host import time_host
+from gpubench.model.workload.layout import Sharding
+from gpubench.model.workload.transformer import TransformerModel
+
+pytestmark = pytest.mark.gpu
+
+MODEL = TransformerModel(name="gpt", layers=4, hidden=1024, heads=16, sequence=1024, batch=2, biases=True)
+
+
+def test_blocks_are_timed() -> None:
+    pytest.importorskip("torch")
+    found = time_blocks(MODEL)
+    assert len(found.forward) == len(found.backward) > 10
+    assert all(0 < forward < backward for forward, backward in zip(found.forward, found.backward, strict=True))
+
+
+def test_what_shards_takes_the_host_longer() -> None:
+    pytest.importorskip("torch")
+    found = time_host(MODEL)
+    assert 0 < found[None] < found[Sharding.FSDP]
+    assert found[None] < found[Sharding.DDP]
