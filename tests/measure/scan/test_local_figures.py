@@ -7,7 +7,7 @@ from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
 def figures(slow: dict[tuple[int, int], float], nodes: int = 8) -> list[LocalFigure]:
     return [
         LocalFigure(node, gpu, quantity, 50.0 * slow.get((node, gpu), 1.0) * (1 + 0.001 * (node % 3)))
-        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.NVLINK)
+        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST)
         for node in range(nodes)
         for gpu in range(4)
     ]
@@ -27,4 +27,4 @@ def test_only_what_is_slow_again_counts() -> None:
 def test_noise_small_losses_and_lonely_figures_are_not_judged() -> None:
     assert slow_figures(figures({(3, 2): 0.93})) == {}
     assert slow_figures([LocalFigure(0, 0, LocalQuantity.MEMORY, 1.0)]) == {}
-    assert slow_figures([LocalFigure(node, 0, LocalQuantity.NVLINK, 0.0) for node in range(5)]) == {}
+    assert slow_figures([LocalFigure(node, 0, LocalQuantity.MEMORY, 0.0) for node in range(5)]) == {}
