@@ -44,7 +44,9 @@ class ScanOptions:
         default=None,
     )
     quick: bool = flag("Three rounds: suspects, and nothing confirmed.")
-    leaves: str | None = option("FILE", "Which leaf each node hangs on: Slurm's topology.conf, or lines NODE LEAF.")
+    leaves: str | None = option(
+        "FILE", "Which leaf each node hangs on: Slurm's topology.conf, ibnetdiscover's output, or NODE LEAF."
+    )
     rounds: str | None = option("DIR", "Keep every round there as it ends.")
     resume: str | None = option("DIR", "Go on with the rounds that are there, and the nodes that are left.")
     replay: str | None = option("DIR", "Judge the rounds that are there; nothing is measured.")
