@@ -15,12 +15,9 @@ from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError
 from gpubench.hardware.scan.ring import Ring
-from gpubench.model.results.scan_rounds import LocalQuantity
+from gpubench.model.results.scan_rounds import EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType, ReduceOp
-
-EXCHANGED_BYTES = 256 * 2**20
-"""Each way: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
 
 _MOST_ROWS = 0x7FFFFFFF
 _HOST_BYTES = 64 * 2**20

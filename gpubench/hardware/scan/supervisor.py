@@ -143,7 +143,8 @@ class Supervisor:
         reply = self.round(order.number, tasks, order.deadline_s)
         if order.told_later:
             own = [(rail, Outcome(outcome)) for rail, _, outcome in reply.figures if outcome in OWN_FAULT]
-            self._faults |= {rail: (0.0, outcome, reply.remark) for rail, outcome in own}
+            remark = ", ".join(filter(None, (reply.remark, "in phase 0")))
+            self._faults |= {rail: (0.0, outcome, remark) for rail, outcome in own}
         return reply
 
     def round(self, number: int, tasks: Mapping[int, WorkerTask], deadline_s: float) -> RoundReply:

@@ -15,7 +15,7 @@ from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
 from gpubench.hardware.simulated.times import NIC_EFFICIENCY
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.model.results.scan_rounds import EXCHANGED_BYTES, LocalFigure, LocalQuantity, NodeRail, ScanFabric
 from gpubench.model.terms.units import BYTES_PER_GB
 
 NODES_PER_LEAF = 32
@@ -23,9 +23,6 @@ NODES_PER_LEAF = 32
 
 BOTH_WAYS = 2
 """A figure of a pair is of both directions together."""
-
-_REDUCED_BYTES = 256 * 2**20
-"""Of the all-reduce inside a node."""
 
 _LOCAL_SPREAD = 0.005
 """Of copies inside a node, from node to node."""
@@ -114,8 +111,8 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
         yield LocalFigure(0, one, LocalQuantity.PAIR, BOTH_WAYS * gb_s, other)
     with suppress(UsageError):
         reduction = collective_named("allreduce")
-        seconds = curve(profile, reduction, len(gpus), len(gpus)).at(_REDUCED_BYTES)
-        busbw = _REDUCED_BYTES * reduction.busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
+        seconds = curve(profile, reduction, len(gpus), len(gpus)).at(EXCHANGED_BYTES)
+        busbw = EXCHANGED_BYTES * reduction.busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
         yield LocalFigure(0, 0, LocalQuantity.ALL_REDUCE, busbw * slowest / copies[0].value)
 
 

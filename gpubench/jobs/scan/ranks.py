@@ -23,7 +23,7 @@ from gpubench.hardware.watchdog.addresses import offered_addresses
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.scan.checks import HOST, check_backend, check_node_count, check_placement
 from gpubench.jobs.scan.delivery import deliver
-from gpubench.jobs.scan.facts import fact_findings
+from gpubench.jobs.scan.facts import fact_findings, of_whole_node
 from gpubench.jobs.scan.plan import ScanPlan
 from gpubench.jobs.scan.rounds_folder import (
     RenumberedRounds,
@@ -140,7 +140,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
         placement = check_placement(nodes, hosts_of_nccl, group.gather(visible))
     rails = placement.rails_by_rank[group.rank]
     devices = {rail: local_rank if len(rails) == 1 else rail for rail in rails}
-    read = group.collect([probe(SECONDS_TO_READ_A_NODE, os.environ)] if local_rank == 0 else [])
+    read = group.collect([probe(SECONDS_TO_READ_A_NODE, of_whole_node(os.environ))] if local_rank == 0 else [])
     snapshots = with_own_names([each for own in read or () for each in own])
     supervisor = Supervisor(backend, group.rank, devices, secret)
     coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None

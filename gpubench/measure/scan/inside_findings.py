@@ -9,12 +9,15 @@ from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.expectation import Expectation, judge_bandwidth
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity, ScanFabric
+from gpubench.model.results.scan_rounds import (
+    EXCHANGED_BYTES,
+    WRONG_DATA_ARRIVED,
+    LocalFigure,
+    LocalQuantity,
+    ScanFabric,
+)
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
-
-SIZE_BYTES = 256 * 2**20
-"""Of what GPUs exchange and reduce in phase 0."""
 
 _BOTH_WAYS = 2
 _COLLECTIVES: Mapping[LocalQuantity, tuple[str, int]] = {
@@ -49,10 +52,10 @@ def expected_inside(profile: Profile | None, gpus: int) -> dict[LocalQuantity, E
     for quantity, (name, ways) in _COLLECTIVES.items():
         collective = collective_named(name)
         try:
-            seconds = curve(profile, collective, gpus, gpus).at(SIZE_BYTES)
+            seconds = curve(profile, collective, gpus, gpus).at(EXCHANGED_BYTES)
         except UsageError:
             continue
-        gb_s = ways * SIZE_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
+        gb_s = ways * EXCHANGED_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
         found[quantity] = Expectation(gb_s, f"profile {profile.name}")
     return found
 

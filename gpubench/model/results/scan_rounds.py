@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+EXCHANGED_BYTES = 256 * 2**20
+"""What GPUs send each way, and reduce: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
+
 
 class ScanPhase(StrEnum):
     """The phases of a scan, in order. Rounds belong to the three in the middle."""

@@ -15,8 +15,9 @@ import pytest
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan import nccl_rail, ring
 from gpubench.hardware.scan.host_exchange import WrongDataError
-from gpubench.hardware.scan.nccl_rail import EXCHANGED_BYTES, NcclRail
+from gpubench.hardware.scan.nccl_rail import NcclRail
 from gpubench.hardware.scan.ring import PAIR, Ring
+from gpubench.model.results.scan_rounds import EXCHANGED_BYTES
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from tests.hardware.scan.rings import everywhere
 

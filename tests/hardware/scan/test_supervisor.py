@@ -162,4 +162,5 @@ def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_fi
         assert outcomes[0] in (Outcome.DEADLINE, Outcome.BROKEN)
         told = supervisor.round(1, {1: WorkerTask(1, 1, 1, 0, DEADLINE)}, DEADLINE)
         assert told.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
+        assert told.remark.endswith(", in phase 0")
         assert {outcome for _, _, outcome in inside(supervisor, 1001).figures} == {Outcome.DONE}
