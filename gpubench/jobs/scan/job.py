@@ -20,7 +20,7 @@ from gpubench.jobs.scan.rounds_folder import KeptScan, ResumedRounds, RoundsFold
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.scan.decoding import decode
-from gpubench.measure.scan.inside_findings import wrong_data_inside
+from gpubench.measure.scan.inside_findings import not_measured_inside, wrong_data_inside
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
 from gpubench.measure.scan.prediction import collectives
 from gpubench.measure.scan.report import SECTIONS as SECTIONS
@@ -107,7 +107,11 @@ def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> i
     rounds = ResumedRounds(kept.outcomes, None)
     course = scan(kept.fabric, kept.stored.seed, rounds, quick=plan.quick, keep=lambda *_: None)
     origin = Origin.SIMULATED if kept.stored.origin == Origin.SIMULATED else Origin.RECORDED
-    damaged = list(wrong_data_inside(kept.fabric, kept.local))
-    result = ScanResult(course, decode(course, slow_figures(kept.local)), (), origin, damaged)
+    local = slow_figures(kept.local)
+    findings = [
+        *wrong_data_inside(kept.fabric, kept.local),
+        *not_measured_inside(kept.fabric, [kept.local], list(local)),
+    ]
+    result = ScanResult(course, decode(course, local), (), origin, findings)
     source = f"--replay {plan.replay}"
     return deliver(plan, arguments, result, backend=kept.stored.backend, seed=kept.stored.seed, source=source)

@@ -37,7 +37,7 @@ from gpubench.measure.scan.decoding import decode
 from gpubench.measure.scan.facts import nic_names
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.inside import InsideNodes
-from gpubench.measure.scan.inside_findings import below_profile, wrong_data_inside
+from gpubench.measure.scan.inside_findings import below_profile, not_measured_inside, wrong_data_inside
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
 from gpubench.measure.scan.prediction import MeasureCollective, collectives
 from gpubench.measure.scan.report import ScanResult
@@ -232,6 +232,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
         *fact_findings(meeting.nodes, profiles),
         *clock_findings(fabric, clocks),
         *wrong_data_inside(fabric, (*first, *again)),
+        *not_measured_inside(fabric, (first, again), list(local)),
     ]
     if not plan.ranks_as_nodes and meeting.backend != HOST:
         of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}

@@ -44,6 +44,34 @@ def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Ite
         )
 
 
+def not_measured_inside(
+    fabric: ScanFabric, passes: Sequence[Sequence[LocalFigure]], named: Sequence[LocalFigure]
+) -> Iterator[Finding]:
+    """Nodes of which something inside could not be measured, and that nobody has named for it.
+
+    An ERROR in the last pass, as where it is so on most nodes and none of them is odd; once alone it is a doubt.
+    """
+    known = {each.place for each in named}
+    last = {each.place for each in passes[-1] if each.failure}
+    found: dict[tuple[LocalQuantity, str, Verdict], dict[int, None]] = {}
+    for each in (each for figures in passes for each in figures if each.failure and each.place not in known):
+        if not each.failure.startswith(WRONG_DATA_ARRIVED):
+            severity = Verdict.ERROR if each.place in last else Verdict.WARN
+            found.setdefault((each.quantity, each.failure, severity), {})[each.node] = None
+    for (quantity, failure, severity), nodes in found.items():
+        names = [fabric.hosts[node] for node in sorted(nodes)]
+        yield Finding(
+            "inside-not-measured",
+            severity,
+            compress_names(names),
+            f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", once of two times"),
+            "a figure of every pair of GPUs of a node, and of its all-reduce",
+            "NCCL needs longer than the deadline to connect them, or what these nodes have in common hangs",
+            f"gpubench scan --timeout 60; ssh {shlex.quote(names[0])} gpubench check",
+            subjects=tuple(names),
+        )
+
+
 def expected_inside(profile: Profile | None, gpus: int) -> dict[LocalQuantity, Expectation]:
     """What a profile expects of phase 0 with so many GPUs; nothing where it is of no particular machine."""
     found: dict[LocalQuantity, Expectation] = {}

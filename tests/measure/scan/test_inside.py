@@ -7,7 +7,7 @@ import pytest
 from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
 from gpubench.measure.scan.decoding import PartKind
 from gpubench.measure.scan.inside import InsideNodes
-from gpubench.measure.scan.inside_findings import below_profile, expected_inside, wrong_data_inside
+from gpubench.measure.scan.inside_findings import below_profile, expected_inside, not_measured_inside, wrong_data_inside
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
 from gpubench.measure.scan.local_parts import local_parts
 from gpubench.model.results.scan_rounds import (
@@ -142,6 +142,20 @@ def test_damaged_data_are_a_finding_however_rare() -> None:
     figure = LocalFigure(1, 0, LocalQuantity.PAIR, 0.0, 1, "wrong data arrived (3 wrong elements)")
     (finding,) = wrong_data_inside(of(3), [figure])
     assert (finding.id, finding.severity, finding.subject) == (WRONG_DATA, Verdict.FAIL, "node1 GPU0 and GPU1")
+
+
+def test_what_could_not_be_measured_on_most_nodes_is_no_pass() -> None:
+    late = [
+        LocalFigure(node, 0, LocalQuantity.ALL_REDUCE, 0.0, None, "not done within the deadline") for node in (0, 1)
+    ]
+    well = LocalFigure(2, 0, LocalQuantity.ALL_REDUCE, 300.0)
+    assert slow_figures([*late, well]) == {}
+    (finding,) = not_measured_inside(of(3), ([*late, well], [*late, well]), [])
+    assert (finding.id, finding.severity, finding.subject) == ("inside-not-measured", Verdict.ERROR, "node0-1")
+    again = [each._replace(gb_s=300.0, failure="") for each in late]
+    (finding,) = not_measured_inside(of(3), ([*late, well], [*again, well]), [])
+    assert (finding.severity, finding.seen.endswith("once of two times")) == (Verdict.WARN, True)
+    assert list(not_measured_inside(of(3), (late, late), late)) == []
 
 
 def test_nodes_below_their_profile_are_one_finding_though_all_are_alike() -> None:
