@@ -21,7 +21,7 @@ from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.scan.decoding import decode
 from gpubench.measure.scan.inside_findings import not_measured_inside, wrong_data_inside
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
 from gpubench.measure.scan.prediction import collectives
 from gpubench.measure.scan.report import SECTIONS as SECTIONS
 from gpubench.measure.scan.report import ScanResult
@@ -82,7 +82,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.resume({})
-    folder.begin(stored, again)
+    folder.begin(stored, better_of(first, again))
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local = still_slow(slow_figures(first), again)

@@ -38,7 +38,7 @@ from gpubench.measure.scan.facts import nic_names
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.inside import InsideNodes
 from gpubench.measure.scan.inside_findings import below_profile, not_measured_inside, wrong_data_inside
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
 from gpubench.measure.scan.prediction import MeasureCollective, collectives
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import RoundMeasurer, scan
@@ -223,7 +223,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     )
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.resume(gone)
-    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), again)
+    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), better_of(first, again))
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
+from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
 from gpubench.model.terms.statistics.noise import robust_deviation
 
 DEVIATIONS, LEAST_LOSS = 5.0, 0.1
@@ -41,3 +41,16 @@ def still_slow(first: Iterable[LocalFigure], again: Sequence[LocalFigure]) -> di
     """The figures that fall behind in both of two measurements, as the second one has them."""
     before = {each.place for each in first}
     return {each: share for each, share in slow_figures(again).items() if each.place in before}
+
+
+def better_of(first: Sequence[LocalFigure], again: Sequence[LocalFigure]) -> list[LocalFigure]:
+    """Of two measurements the better figures, which are slow where both are; damaged data where either has them."""
+    found: dict[tuple[int, int, LocalQuantity, int | None], LocalFigure] = {}
+    for each in (*first, *again):
+        known = found.setdefault(each.place, each)
+        if (each.failure.startswith(WRONG_DATA_ARRIVED), each.gb_s) > (
+            known.failure.startswith(WRONG_DATA_ARRIVED),
+            known.gb_s,
+        ):
+            found[each.place] = each
+    return list(found.values())
