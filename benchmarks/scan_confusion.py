@@ -14,19 +14,26 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import median
 
 from gpubench.hardware.simulated.scan_rounds import DIPS, NOISE, SimulatedFabric, SimulatedRounds
 from gpubench.measure.scan import judging, scores
 from gpubench.measure.scan.decoding import FaultyPart, PartKind, decode
+from gpubench.measure.scan.local_figures import slow_figures, still_slow
 from gpubench.measure.scan.rounds import scan
-from gpubench.model.results.scan_rounds import NodeRail, ScanFabric
+from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
 
 USUAL_GB_S = 92.0
 LOSSES = (0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
 
+INSIDE = (PartKind.GPU.value, PartKind.GPU_PAIR.value)
+
 Place = tuple[int, ...] | str
-"""What tells parts of one kind apart: nodes, or a leaf, and the rail."""
+"""What tells parts of one kind apart: nodes, or a leaf, and the rail; of GPUs the node and the GPU, or two."""
+
+INSIDE_GB_S, INSIDE_NOISE = 600.0, 0.02
+"""Copies between GPUs of one node, and their noise: two H200s by themselves spread less."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Planted:
     kind: PartKind | None
     places: Mapping[tuple[Place, int | None], None]
     model: SimulatedFabric
+    inside: Mapping[Place, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,7 +78,7 @@ def main() -> None:
     )
     print(f"{arguments.seeds} runs a line; simulated")
     print(f"{'kind':<16} loss  planted  named so  named as another kind            missed   falsely a run   s a run")
-    for kind in ("nothing", "NIC or cable", "node", "rail of a leaf", "uplink", "node gone", "node hangs"):
+    for kind in (*("nothing", "NIC or cable", "node", "rail of a leaf", "uplink", "node gone", "node hangs"), *INSIDE):
         if not kind.startswith(arguments.only):
             continue
         sized = kind not in ("nothing", "node gone", "node hangs")
@@ -87,10 +95,27 @@ def _counted(kind: str, loss: float, arguments: argparse.Namespace) -> Counts:
         planted = _plant(kind, loss, fabric, random.Random(f"plant{seed}"), arguments)
         start = time.monotonic()
         course = scan(fabric, seed, SimulatedRounds(fabric, planted.model, seed), quick=False, keep=lambda *_: None)
-        parts = decode(course, {})
+        first, again = (_inside(fabric, planted, random.Random(f"inside{seed}/{turn}")) for turn in (0, 1))
+        parts = decode(course, still_slow(slow_figures(first), again))
         counts.seconds += (time.monotonic() - start) / arguments.seeds
         _compare(planted, parts, counts)
     return counts
+
+
+def _inside(fabric: ScanFabric, planted: Planted, source: random.Random) -> list[LocalFigure]:
+    """Phase 0: every pair of GPUs of every node, and an all-reduce that is as slow as the slowest of them."""
+    found = []
+    for node in range(len(fabric.hosts)):
+        slowest = 1.0
+        for one, other in combinations(range(fabric.rails), 2):
+            places = ((node, one), (node, other), (node, one, other))
+            share = min(planted.inside.get(place, 1.0) for place in places) if planted.inside else 1.0
+            slowest = min(slowest, share)
+            gb_s = INSIDE_GB_S * share * (1 + INSIDE_NOISE * source.gauss(0.0, 1.0))
+            found.append(LocalFigure(node, one, LocalQuantity.PAIR, gb_s, other))
+        gb_s = INSIDE_GB_S * slowest * (1 + INSIDE_NOISE * source.gauss(0.0, 1.0))
+        found.append(LocalFigure(node, 0, LocalQuantity.ALL_REDUCE, gb_s))
+    return found
 
 
 def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> None:
@@ -114,11 +139,14 @@ def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> None:
 
 
 def _place(part: FaultyPart) -> tuple[Place, int | None]:
-    return part.leaf or part.nodes, part.rail
+    gpus = tuple(gpu for gpu in (part.gpu, part.partner) if gpu is not None)
+    return part.leaf or (*part.nodes, *gpus), None if gpus else part.rail
 
 
 def _touches(part: FaultyPart, place: tuple[Place, int | None]) -> bool:
     where, rail = place
+    if not isinstance(where, str) and len(where) > 1 and part.nodes == where[:1]:
+        return True
     return (part.leaf == where or part.nodes == where) and (None in (rail, part.rail) or rail == part.rail)
 
 
@@ -136,6 +164,12 @@ def _plant(kind: str, loss: float, fabric: ScanFabric, source: random.Random, ar
         cells = {NodeRail(node, rail): left for node in few[:3] for rail in rails}
         places = {((node,), None): None for node in few[:3]}
         return Planted(PartKind.NODE, places, SimulatedFabric(USUAL_GB_S, cells=cells, **given))
+    if kind in INSIDE:
+        inside: dict[Place, float] = {
+            (node, *sorted(source.sample(rails, 1 if kind == PartKind.GPU else 2))): left for node in few
+        }
+        model = SimulatedFabric(USUAL_GB_S, **given)
+        return Planted(PartKind(kind), dict.fromkeys((place, None) for place in inside), model, inside)
     if kind in ("node gone", "node hangs"):
         rounds = {node: source.choice((1, 2, 3)) for node in few[:3]}
         places = {((node,), None): None for node in rounds}

@@ -1,4 +1,4 @@
-"""The leaves that nodes hang on: Slurm's topology.conf, or two columns, node and leaf."""
+"""The leaves that nodes hang on: Slurm's topology.conf, what ibnetdiscover wrote, or two columns, node and leaf."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +8,14 @@ from pathlib import Path
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import counted, some_of
 from gpubench.readers.documents.text_files import Wanted, read_text
+from gpubench.readers.fabric_discovery import is_discovery, leaves_of_discovery
 
 MOST_BYTES = 16 * 2**20
 MOST_HOSTS = 2**17
 """Of a list in brackets: more than any cluster has."""
 
 _WANTED = Wanted(
-    "Slurm's topology.conf, or lines of a node and its leaf",
+    "Slurm's topology.conf, what ibnetdiscover wrote, or lines of a node and its leaf",
     "scontrol show topology, or a file with lines like: node17 leaf4",
     MOST_BYTES,
     "leaves.txt",
@@ -29,6 +30,11 @@ def read_leaves(path: Path) -> dict[str, str]:
     Raises UsageError where it cannot be read, is of another kind, or names a host twice with different leaves.
     """
     text = read_text(path, _WANTED)
+    if is_discovery(text):
+        discovered = leaves_of_discovery(text)
+        if not discovered:
+            raise _WANTED.unfit(f"{path} names no host", reason="ports are described by rdma-ndd, which does not run")
+        return discovered
     found: dict[str, str] = {}
     for number, line in _lines(text):
         where = f"{path}, line {number}"

@@ -28,6 +28,22 @@ def test_every_fault_is_named_and_the_first_line_says_so() -> None:
     assert "kubectl cordon -- node9 node17 node30 node40" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind", "subject"),
+    [
+        ("node3.gpu2:nvlink=9", "GPU", "node3 GPU2"),
+        ("node3.link2-5:staged=yes", "pair of GPUs", "node3 GPU2 and GPU5"),
+        ("node3.gpu2:p2p=CNS", "GPU", "node3 GPU2"),
+    ],
+)
+def test_what_is_slow_inside_a_node_is_named_by_phase_0_and_is_no_nic(fault: str, kind: str, subject: str) -> None:
+    result = gpubench("scan", "--simulate", "hgx-h100-8*16", "--fault", fault, "--format", "json")
+    (part,) = json.loads(result.stdout)["parts"]
+    assert (part["kind"], part["subject"], part["rail"], part["nic"]) == (kind, subject, None, None)
+    assert part["seen"].startswith("copies inside the node between GPU2 and GPU")
+    assert part["partner_gpu"] == (5 if kind == "pair of GPUs" else None)
+
+
 def test_healthy_nodes_pass_and_the_sentence_says_what_would_have_been_seen() -> None:
     result = gpubench("scan", "--simulate", MACHINE)
     assert result.returncode == 0
@@ -165,6 +181,18 @@ def test_a_folder_with_something_else_is_told(tmp_path: Path, text: str) -> None
     result = gpubench("scan", "--replay", str(tmp_path))
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("edit", ["[0, 0, 99]", "[0, 99, 1]", "[0, 0, 1, 1]"])
+def test_figures_inside_nodes_of_gpus_that_are_not_there_are_refused(tmp_path: Path, edit: str) -> None:
+    gpubench("scan", "--simulate", "hgx-h100-8*8", "--rounds", str(tmp_path))
+    kept = tmp_path / "scan.jsonl"
+    text = kept.read_text()
+    assert "[0, 0, 1]" in text.splitlines()[1]
+    kept.write_text(text.replace("[0, 0, 1]", edit, 1))
+    result = gpubench("scan", "--replay", str(tmp_path))
+    assert result.returncode == 2
+    assert "a figure of" in result.stderr
 
 
 @pytest.mark.parametrize("edit", ['"places": [[0, 99, 0]', '"places": [[0, 1, 99]', '"places": [[0, 1]'])

@@ -89,3 +89,20 @@ def test_a_worker_that_dies_or_stops_costs_one_round(
     answer_of(second, 0, STARTED_S)
     begin(pair, 3)
     assert [outcome for _, outcome, _ in outcomes(pair, 3)] == [Outcome.DONE] * 2
+
+
+@pytest.mark.parametrize("reduces", [False, True], ids=["pair", "all-reduce"])
+def test_phase_0_inside_the_node(pair: tuple[WorkerProcess, WorkerProcess], reduces: bool) -> None:
+    """Both GPUs as the rails of one rank: a ring of two, in which each has connections to the other."""
+    for number in (1001, 1002):
+        start = time.monotonic()
+        for rail, worker in enumerate(pair):
+            places = (("127.0.0.1", pair[1 - rail].port),)
+            worker.begin(WorkerTask(number, rail, 0, 0, DEADLINE_S, places, 2, rail, 1 - rail, reduces))
+        found = outcomes(pair, number)
+        assert [outcome for _, outcome, _ in found] == [Outcome.DONE] * 2, found
+        one, other = (gb_s for gb_s, _, _ in found)
+        assert one > LEAST_GB_S
+        assert abs(one - other) < 0.1 * one
+        what = "busbw of an all-reduce" if reduces else "both ways"
+        print(f"{one:.1f} and {other:.1f} GB/s {what}, {time.monotonic() - start:.2f} s")  # noqa: T201

@@ -26,6 +26,7 @@ SLOW = ("tbf", "rate", "80mbit", "burst", "128kb", "latency", "50ms")
 DROPPING = ("tbf", "rate", "200mbit", "burst", "64kb", "limit", "3kb")
 """A queue of two packets: whatever comes in a burst is lost."""
 
+WORKER = b"gpubench.hardware.scan.worker"
 SECONDS = 120.0
 SECONDS_TO_BE_LEFT = 60.0
 """What a supervisor behind a cut cable has until the kernel, or its patience, tells it that rank 0 is gone."""
@@ -160,11 +161,44 @@ def test_a_host_whose_clock_is_wrong_is_named_and_its_figures_are_right(hosts: H
     assert finding["seen"].startswith("its clock is 864")
 
 
-def workers_on(hosts: Hosts, number: int) -> list[int]:
+def test_ranks_of_one_host_measure_each_other_in_phase_0(tmp_path: Path) -> None:
+    with connected(3, tmp_path) as three, replace(three, ranks=2).job(*words(tmp_path)) as job:
+        report = report_of(tmp_path, job)
+    assert len(report["cells"]) == 6
+    local = local_figures(tmp_path)
+    assert [place for place, quantity in local if quantity == "copies inside the node"] == [[n, 0, 1] for n in range(3)]
+    assert [place for place, quantity in local if quantity == "all-reduce inside the node"] == [
+        [n, 0] for n in range(3)
+    ]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_in_phase_0_is_named_and_the_scan_goes_on(tmp_path: Path) -> None:
+    with connected(3, tmp_path) as three, replace(three, ranks=2).job(*words(tmp_path)) as job:
+        deadline = time.monotonic() + SECONDS
+        while not (found := workers_on(three, 1, WORKER)):
+            if time.monotonic() > deadline or job.process.poll() is not None:
+                pytest.skip("Open MPI's daemons got no job under way")
+            time.sleep(0.02)
+        os.kill(found[0], signal.SIGSTOP)
+        report = report_of(tmp_path, job)
+    (part,) = report["parts"]
+    assert (part["kind"], part["nodes"]) == ("rail hangs", [three.names[1]])
+    assert "its worker was stopped" in part["seen"]
+    assert len(report["rounds"]) >= 3
+
+
+def local_figures(folder: Path) -> list[tuple[list[int], str]]:
+    """Place and quantity of every figure of phase 0 that was kept."""
+    _, local, *_ = (json.loads(line) for line in (folder / "rounds" / "scan.jsonl").read_text().splitlines())
+    return sorted(zip(local["places"], local["quantities"], strict=True))
+
+
+def workers_on(hosts: Hosts, number: int, module: bytes = b"gpubench") -> list[int]:
     """The processes of the scan on a host."""
     found = []
     for pid in hosts.pids(number):
         path = Path(f"/proc/{pid}/cmdline")
-        if path.exists() and b"gpubench" in path.read_bytes():
+        if path.exists() and module in path.read_bytes():
             found.append(pid)
     return found

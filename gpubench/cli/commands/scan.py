@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 HELP = """
 Names every slow or dead node, GPU, NIC, rail and leaf of a job. All nodes measure each other at once, on all rails, in
 eleven rounds whatever their number: three of random pairs, three of suspects with known good nodes, five that confirm.
-A node that dies or hangs is a finding, and the others go on; docs/scan.md says with which MPI. Start a rank a GPU.
+A node that dies or hangs is a finding, and the others go on; docs/scan.md says with which MPI. Start a rank a GPU, or
+a rank a node.
 Exit 0 all are well, 1 something is bad, 3 not measured, or too noisy to tell.
 
   mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/
@@ -44,7 +45,9 @@ class ScanOptions:
         default=None,
     )
     quick: bool = flag("Three rounds: suspects, and nothing confirmed.")
-    leaves: str | None = option("FILE", "Which leaf each node hangs on: Slurm's topology.conf, or lines NODE LEAF.")
+    leaves: str | None = option(
+        "FILE", "Which leaf each node hangs on: Slurm's topology.conf, ibnetdiscover's output, or NODE LEAF."
+    )
     rounds: str | None = option("DIR", "Keep every round there as it ends.")
     resume: str | None = option("DIR", "Go on with the rounds that are there, and the nodes that are left.")
     replay: str | None = option("DIR", "Judge the rounds that are there; nothing is measured.")

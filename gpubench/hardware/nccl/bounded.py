@@ -14,6 +14,9 @@ from gpubench.hardware.nccl.configuration import INITIALISE, UniqueId, not_block
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclSuccess and ncclInProgress in nccl.h."""
 
+_INT64, _SUM = 4, 0
+"""ncclInt64 and ncclSum in nccl.h."""
+
 _SECONDS_BETWEEN_LOOKS = 20e-6
 
 
@@ -68,6 +71,12 @@ class BoundedCommunicator:
         # A group that is left open takes up whatever this process begins next.
         ended = self._library.function("ncclGroupEnd")()
         self._settle(refused or ended, deadline)
+
+    def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:
+        """Put the sum of so many 64-bit integers of all ranks on a stream, from the first address to the second."""
+        types = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p
+        reduce = self._library.function("ncclAllReduce", *types, ctypes.c_void_p)
+        self._settle(reduce(*addresses, count, _INT64, _SUM, self._handle, stream), deadline)
 
     def check(self) -> None:
         """Raise CommunicatorError where NCCL has noticed an error meanwhile."""

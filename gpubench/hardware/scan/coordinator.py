@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 from gpubench.hardware.scan.messages import (
     OWN_FAULT,
@@ -27,9 +26,18 @@ from gpubench.hardware.scan.messages import (
     local_figures,
     welcome,
 )
+from gpubench.hardware.scan.seats import NodeRanks, seats
 from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR
 from gpubench.hardware.scan.worker_process import SECONDS_TO_BE_KILLED
-from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, PlannedRound, RoundOutcome
+from gpubench.model.results.scan_rounds import (
+    LocalFigure,
+    NodeRail,
+    PairSample,
+    PlannedRound,
+    RingFailure,
+    RingOutcome,
+    RoundOutcome,
+)
 
 _AT_ONCE = 2**12
 """More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""
@@ -58,27 +66,6 @@ class _Supervised:
     clock_offset: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRanks:
-    """The ranks of every node, and the rails of every rank: all rails of a node on one rank, or one a rank."""
-
-    ranks_by_node: tuple[tuple[int, ...], ...]
-    rails_by_rank: tuple[tuple[int, ...], ...]
-
-    @property
-    def node_by_rank(self) -> dict[int, int]:
-        """The node of every rank."""
-        return {rank: node for node, ranks in enumerate(self.ranks_by_node) for rank in ranks}
-
-
-class RingFailure(NamedTuple):
-    """Why a ring has no figure: what was seen at a node, and whether its own side is to blame."""
-
-    node: int
-    seen: str
-    is_own: bool
-
-
 class Coordinator:
     """Measures rounds by the supervisors that are connected; a node of which one is gone is gone."""
 
@@ -86,6 +73,7 @@ class Coordinator:
         self.listener = socket.create_server(("", 0), backlog=4096)
         self._nodes, self._secret, self._deadline_s = nodes, secret, deadline_s
         self._node_by_rank = nodes.node_by_rank
+        self._rank_by_rail = nodes.rank_by_rail
         self._selector = selectors.DefaultSelector()
         self._supervised: dict[int, _Supervised] = {}
         self._gone: dict[int, str] = {}
@@ -160,34 +148,36 @@ class Coordinator:
         samples = tuple(self._samples(planned, figures, remarks))
         return RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
 
-    def collective(self, nodes: Sequence[int]) -> "float | RingFailure":
-        """GB/s that pass a node in rings of these nodes, one a rail: the slowest of every ring, summed over rails."""
+    def rings(
+        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
+    ) -> list[RingOutcome]:
+        """What rings of rails deliver, all of them at once; no rail is in two of them.
+
+        In phase 0 a worker that fails is `told_later` once more, in the next round.
+        """
         number = next(self._ring_numbers)
-        ranks = [self._nodes.ranks_by_node[node] for node in nodes]
         orders = {
-            rank: RingOrder(number, before, after, place, len(nodes), self._deadline_s).packed()
-            for place, own in enumerate(ranks)
-            for before, rank, after in zip(ranks[place - 1], own, ranks[(place + 1) % len(ranks)], strict=True)
+            rank: RingOrder(number, self._deadline_s, own, all_reduce, told_later).packed()
+            for rank, own in seats(rings, self._rank_by_rail).items()
         }
         replies = self._ask(orders, MessageType.REPLY, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)
-        slowest: dict[int, float] = {}
-        failures: list[RingFailure] = []
-        for rank in orders:
-            node = self._node_by_rank[rank]
-            try:
-                reply = RoundReply.of(replies[rank])
-            except (KeyError, struct.error):
-                failures.append(RingFailure(node, self._gone.get(node, _SILENT), is_own=True))
-                continue
-            missing = set(self._nodes.rails_by_rank[rank]) - {each[0] for each in reply.figures}
-            if reply.number != number or missing:
-                failures.append(RingFailure(node, _NO_FIGURE, is_own=True))
-            for rail, gb_s, outcome in reply.figures:
-                slowest[rail] = min(gb_s, slowest.get(rail, gb_s))
-                if outcome:
-                    words = _words(Outcome(outcome), reply.remark)
-                    failures.append(RingFailure(node, words, is_own=outcome in OWN_FAULT))
-        return next((each for each in failures if each.is_own), failures[0]) if failures else sum(slowest.values())
+        told: dict[NodeRail, tuple[float, int, str]] = {}
+        for rank, body in replies.items():
+            with contextlib.suppress(struct.error):
+                reply = RoundReply.of(body)
+                node = self._node_by_rank[rank]
+                if reply.number == number:
+                    told |= {NodeRail(node, rail): (gb_s, out, reply.remark) for rail, gb_s, out in reply.figures}
+        return [self._ring_outcome(ring, told, replies) for ring in rings]
+
+    def collective(self, nodes: Sequence[int]) -> float | RingFailure:
+        """GB/s that pass a node in rings of these nodes, one a rail: the slowest of every ring, summed over rails."""
+        rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
+        outcomes = self.rings([[NodeRail(node, rail) for node in nodes] for rail in rails])
+        failures = [failure for each in outcomes for failure in each.failures.values()]
+        if failures:
+            return next((each for each in failures if each.is_own), failures[0])
+        return sum(each.gb_s for each in outcomes)
 
     def close(self) -> None:
         """Tell all supervisors that the scan is over, and whether everybody is still there to end MPI together."""
@@ -287,6 +277,19 @@ class Coordinator:
                 with contextlib.suppress(OSError):
                     supervised.connection.send(framed(bytes((MessageType.END, False))))
                 supervised.connection.close()
+
+    def _ring_outcome(
+        self, ring: Sequence[NodeRail], told: Mapping[NodeRail, tuple[float, int, str]], replies: Mapping[int, bytes]
+    ) -> RingOutcome:
+        failures: dict[NodeRail, RingFailure] = {}
+        for cell in ring:
+            if cell not in told:
+                seen = _NO_FIGURE if self._rank_by_rail[cell] in replies else self._gone.get(cell.node, _SILENT)
+                failures[cell] = RingFailure(cell.node, seen, is_own=True)
+            elif told[cell][1]:
+                _, outcome, remark = told[cell]
+                failures[cell] = RingFailure(cell.node, _words(Outcome(outcome), remark), outcome in OWN_FAULT)
+        return RingOutcome(0.0 if failures else min(told[cell][0] for cell in ring), failures)
 
     def _samples(
         self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[NodeRail, str]

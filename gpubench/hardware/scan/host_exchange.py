@@ -2,8 +2,14 @@
 
 import threading
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from gpubench.hardware.scan.ring import Ring
+from gpubench.hardware.scan.ring import Ring, whole
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 _CHUNK_BYTES = 256 * 2**10
 _BUFFER_BYTES = 2**20
@@ -27,6 +33,47 @@ def exchange(ring: Ring) -> float:
     count = ring.repeats(seconds, around) * _CHUNK_BYTES
     seconds, _ = _both_ways(ring, buffer, target, count)
     return BOTH_WAYS * count / seconds / _BYTES_PER_GB
+
+
+def all_reduce(ring: Ring) -> float:
+    """The busbw, GB/s, of an all-reduce of the ring over some 0.3 s: sums go around it once, and results once more.
+
+    Raises WrongDataError where a sum is wrong, OSError, TimeoutError among them, where somebody is gone.
+    """
+    import numpy
+
+    own = numpy.arange(ring.size * _CHUNK_BYTES // 8, dtype=numpy.int64)
+
+    def seconds(repeats: int) -> "tuple[float, float, NDArray[numpy.int64]]":
+        reduced = own
+        around = ring.meet()
+        start = time.monotonic()
+        with ThreadPoolExecutor(1) as sender:
+            for _ in range(repeats):
+                reduced = _reduced(ring, own + ring.place, sender)
+        ring.meet()
+        return time.monotonic() - start, around, reduced
+
+    repeats = ring.repeats(*seconds(1)[:2])
+    taken, _, reduced = seconds(repeats)
+    wrong = int(numpy.count_nonzero(reduced != ring.size * own + ring.size * (ring.size - 1) // 2))
+    if wrong:
+        raise WrongDataError(f"{wrong} wrong elements")
+    return 2 * (ring.size - 1) * _CHUNK_BYTES * repeats / taken / _BYTES_PER_GB
+
+
+def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
+    """The sum of what all have, in the place of the own: as in NCCL's rings, a part of it travels in every step."""
+    import numpy
+
+    parts = data.reshape(ring.size, -1)
+    for step in range(2 * (ring.size - 1)):
+        out, into = parts[(ring.place - step) % ring.size], parts[(ring.place - step - 1) % ring.size]
+        sent = sender.submit(ring.after.sendall, out.tobytes())
+        arrived = numpy.frombuffer(whole(ring.before, _CHUNK_BYTES), numpy.int64)
+        sent.result()
+        into[:] = into + arrived if step < ring.size - 1 else arrived
+    return data
 
 
 def _both_ways(ring: Ring, buffer: bytearray, target: bytearray, count: int) -> tuple[float, float]:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _ORDER = struct.Struct("!IIBdQ")
-_RING_ORDER = struct.Struct("!IIIIId")
+_RING_ORDER, _SEAT = struct.Struct("!IdBB"), struct.Struct("!BIBIBII")
 _REPLY = struct.Struct("!IH")
 _FIGURE = struct.Struct("!BdB")
 _LOCAL = struct.Struct("!BBd")
@@ -94,26 +95,43 @@ class RoundOrder:
         return cls(number, partner, bool(listens), deadline_s, retired)
 
 
-@dataclass(frozen=True, slots=True)
-class RingOrder:
-    """What a supervisor is to do: measure its rails in rings of `size` nodes, between two ranks, at its own place."""
+class Seat(NamedTuple):
+    """The place of a rail of this rank in a ring of `size`, between two rails, each of a rank."""
 
-    number: int
+    rail: int
     before: int
+    before_rail: int
     after: int
+    after_rail: int
     place: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingOrder:
+    """What a supervisor is to do: measure rails of its own in the rings in which they have these seats.
+
+    All rails of a ring send to the next one, or with `all_reduce` reduce together. In phase 0 a worker that fails is
+    `told_later` once more, in the next round.
+    """
+
+    number: int
     deadline_s: float
+    seats: tuple[Seat, ...]
+    all_reduce: bool = False
+    told_later: bool = False
 
     def packed(self) -> bytes:
         """As bytes."""
-        own = (self.number, self.before, self.after, self.place, self.size, self.deadline_s)
-        return bytes((MessageType.RING_ORDER,)) + _RING_ORDER.pack(*own)
+        head = _RING_ORDER.pack(self.number, self.deadline_s, self.all_reduce, self.told_later)
+        return bytes((MessageType.RING_ORDER,)) + head + b"".join(_SEAT.pack(*each) for each in self.seats)
 
     @classmethod
     def of(cls, body: bytes) -> "RingOrder":
         """The inverse. Raises struct.error."""
-        return cls(*_RING_ORDER.unpack(body))
+        number, deadline_s, all_reduce, told_later = _RING_ORDER.unpack_from(body)
+        seats = tuple(Seat(*each) for each in _SEAT.iter_unpack(body[_RING_ORDER.size :]))
+        return cls(number, deadline_s, seats, bool(all_reduce), bool(told_later))
 
 
 Figure = tuple[int, float, int]

@@ -2,6 +2,9 @@
 
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -12,18 +15,28 @@ from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError
 from gpubench.hardware.scan.ring import Ring
-from gpubench.model.results.scan_rounds import LocalQuantity
+from gpubench.model.results.scan_rounds import EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
-from gpubench.model.terms.operation import DataType
-
-EXCHANGED_BYTES = 256 * 2**20
-"""Each way: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
+from gpubench.model.terms.operation import DataType, ReduceOp
 
 _MOST_ROWS = 0x7FFFFFFF
 _HOST_BYTES = 64 * 2**20
 _HOST_SAMPLES = 5
 _BYTES_PER_GB = 1e9
 _SECONDS_BETWEEN_LOOKS = 50e-6
+
+
+_Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
+"""Puts an operation of a communicator on a stream, from the first address to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What is timed: how it is put on a stream, its reduction, and the rank whose data arrive, None of all."""
+
+    put: _Put
+    op: ReduceOp | None
+    source: int | None
 
 
 class NcclRail:
@@ -58,11 +71,42 @@ class NcclRail:
 
         Raises OSError where another end is gone or NCCL fails, TimeoutError among them, and where data are wrong.
         """
+        before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
+
+        def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
+            communicator.exchange(addresses, (after, before), EXCHANGED_BYTES, stream, deadline)
+
+        return BOTH_WAYS * self._measured(ring, _Operation(put, None, before), deadline)
+
+    def all_reduce(self, ring: Ring, deadline: float) -> float:
+        """The busbw of an all-reduce of the ring's GPUs, GB/s, over some 0.3 s; the sums are verified.
+
+        Raises as `exchange`.
+        """
+
+        def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
+            communicator.all_reduce(addresses, EXCHANGED_BYTES // DataType.INT64.size_bytes, stream, deadline)
+
+        factor = 2 * (ring.size - 1) / ring.size
+        return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
+
+    def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
+        """Buffers a second, as GB/s, in a communicator made for it, which has data of its own, by its id."""
         device, library = self._open()
+        send, receive = self._buffers
         unique_id = ring.pass_on(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))
         communicator = BoundedCommunicator(library, unique_id, ring.place, ring.size, deadline)
         try:
-            gb_s = self._measured(device, communicator, ring, unique_id, deadline)
+            data = DataPattern(DataType.INT64, operation.op, ring.size)
+            count = EXCHANGED_BYTES // DataType.INT64.size_bytes
+            block = Block(crc32(unique_id) & _MOST_ROWS, 1, count, 0, count)
+            send.fill_sent(data, block, ring.place)
+            receive.fill_byte(EXCHANGED_BYTES, POISON)
+            put = partial(operation.put, communicator, (send.address, receive.address), device.stream.ptr)
+            gb_s = self._timed(device, communicator, ring, put, deadline)
+            wrong = receive.count_wrong(data, [(block, operation.source)])
+            if wrong:
+                raise WrongDataError(f"{wrong} wrong elements")
             ring.meet()
             communicator.close(deadline)
         except BaseException:
@@ -70,25 +114,20 @@ class NcclRail:
             raise
         return gb_s
 
-    def _measured(
-        self, device: CudaDevice, communicator: BoundedCommunicator, ring: Ring, unique_id: bytes, deadline: float
+    def _timed(
+        self,
+        device: CudaDevice,
+        communicator: BoundedCommunicator,
+        ring: Ring,
+        put: Callable[[], None],
+        deadline: float,
     ) -> float:
-        """The figure; every communicator has data of its own, by its id."""
-        send, receive = self._buffers
-        data = DataPattern(DataType.INT64, None, ring.size)
-        count = EXCHANGED_BYTES // DataType.INT64.size_bytes
-        block = Block(crc32(unique_id) & _MOST_ROWS, 1, count, 0, count)
-        send.fill_sent(data, block, ring.place)
-        receive.fill_byte(EXCHANGED_BYTES, POISON)
-        before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
-        addresses, peers = (send.address, receive.address), (after, before)
-
         def seconds(repeats: int) -> tuple[float, float]:
             device.stream.synchronize()
             around = ring.meet()
             start = time.perf_counter()
             for _ in range(repeats):
-                communicator.exchange(addresses, peers, EXCHANGED_BYTES, device.stream.ptr, deadline)
+                put()
             while not device.stream.done:
                 communicator.check()
                 if time.monotonic() > deadline:
@@ -99,10 +138,7 @@ class NcclRail:
         seconds(1)
         repeats = ring.repeats(*seconds(1))
         taken, _ = seconds(repeats)
-        wrong = receive.count_wrong(data, [(block, before)])
-        if wrong:
-            raise WrongDataError(f"{wrong} wrong elements")
-        return BOTH_WAYS * repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
+        return repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
 
     def _open(self) -> tuple[CudaDevice, NcclLibrary]:
         """The GPU and NCCL, when they are first needed: in phase 0, which has time for it."""

@@ -4,6 +4,7 @@ It never touches CUDA, and after the start of the job no MPI either: whatever ha
 """
 
 import contextlib
+import os
 import select
 import socket
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubench.hardware.scan.messages import (
+    OWN_FAULT,
     MessageType,
     Outcome,
     RingOrder,
@@ -80,9 +82,14 @@ class Supervisor:
     def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
         """Do what rank 0 says until it says that the scan is over; True where nobody is gone.
 
+        Workers of several GPUs share no core that the launcher gave this rank: they may run on all.
+
         `deadline_s` is that of a round. Raises OSError where rank 0 is not found, goes away, or is silent for long.
         """
         own_host = cards[self._rank].host
+        if len(self.workers) > 1:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, range(os.cpu_count() or 1))
         with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
             greet(control, self._secret, str(self._rank).encode())
             control.sendall(framed(packed_clock(time.time())))
@@ -105,9 +112,7 @@ class Supervisor:
         if message[0] == MessageType.LOCAL_ORDER:
             return packed_local(list(self._local()))
         if message[0] == MessageType.RING_ORDER:
-            ring = RingOrder.of(message[1:])
-            tasks = dict(self._ring_tasks(ring, cards, own_host))
-            return self.round(ring.number, tasks, ring.deadline_s).packed()
+            return self._in_rings(RingOrder.of(message[1:]), cards, own_host).packed()
         order = RoundOrder.of(message[1:])
         return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
 
@@ -118,24 +123,29 @@ class Supervisor:
                 places = () if order.listens else partner.places(rail, own_host)
                 yield rail, WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
 
-    def _ring_tasks(
-        self, order: RingOrder, cards: Sequence[RankCard], own_host: str
-    ) -> Iterator[tuple[int, WorkerTask]]:
-        behind = cards[order.after]
-        for rail in self.workers:
-            yield (
-                rail,
-                WorkerTask(
-                    order.number,
-                    rail,
-                    order.before,
-                    self._rank,
-                    order.deadline_s,
-                    behind.places(rail, own_host),
-                    order.size,
-                    order.place,
-                ),
+    def _in_rings(self, order: RingOrder, cards: Sequence[RankCard], own_host: str) -> RoundReply:
+        tasks = {
+            seat.rail: WorkerTask(
+                order.number,
+                seat.rail,
+                seat.before,
+                self._rank,
+                order.deadline_s,
+                cards[seat.after].places(seat.after_rail, own_host),
+                seat.size,
+                seat.place,
+                seat.before_rail,
+                order.all_reduce,
             )
+            for seat in order.seats
+            if seat.rail in self.workers
+        }
+        reply = self.round(order.number, tasks, order.deadline_s)
+        if order.told_later:
+            own = [(rail, Outcome(outcome)) for rail, _, outcome in reply.figures if outcome in OWN_FAULT]
+            remark = ", ".join(filter(None, (reply.remark, "in phase 0")))
+            self._faults |= {rail: (0.0, outcome, remark) for rail, outcome in own}
+        return reply
 
     def round(self, number: int, tasks: Mapping[int, WorkerTask], deadline_s: float) -> RoundReply:
         """All rails at once, within the deadline and what it takes to end who hangs."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpubench.hardware.launch.launcher import die_with_parent
-from gpubench.hardware.scan.host_exchange import WrongDataError, exchange
+from gpubench.hardware.scan.host_exchange import WrongDataError, all_reduce, exchange
 from gpubench.hardware.scan.messages import greet, welcome
 from gpubench.hardware.scan.ring import PAIR, Ring
 from gpubench.hardware.timing.host_copy import copy_seconds
@@ -41,6 +41,10 @@ class RailBackend(Protocol):
         """GB/s both ways together, with those of the ring. Raises OSError, or RuntimeError."""
         ...
 
+    def all_reduce(self, ring: Ring, deadline: float) -> float:
+        """The busbw of an all-reduce of the ring, GB/s. Raises OSError, or RuntimeError."""
+        ...
+
 
 class HostRail:
     """CPU buffers, and TCP between them; `device` is the place of the rail in its node."""
@@ -56,6 +60,10 @@ class HostRail:
     def exchange(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
         """Bytes to and fro, in a stream."""
         return exchange(ring)
+
+    def all_reduce(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
+        """Sums that go around the ring twice."""
+        return all_reduce(ring)
 
 
 def _nccl_rail(device: int) -> RailBackend:
@@ -74,7 +82,8 @@ class WorkerTask:
     """What a supervisor tells its worker: to measure by itself where `number` is 0, else with a partner.
 
     `addresses` are the partner's, none where this end listens. In a ring of `ring` workers, in which it has a `place`,
-    it listens for the partner before it, and `addresses` are of the one behind.
+    it listens for the partner before it, which is of rail `partner_rail`, and `addresses` are of the one behind; with
+    `reduces` they reduce together. None is the rail of its own.
     """
 
     number: int
@@ -85,6 +94,8 @@ class WorkerTask:
     addresses: tuple[tuple[str, int], ...] = ()
     ring: int = 0
     place: int = 0
+    partner_rail: int | None = None
+    reduces: bool = False
 
 
 def main() -> None:
@@ -111,7 +122,8 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
         deadline = time.monotonic() + task.deadline_s
         with ExitStack() as connections:
             ring = _ring(listener, secret, task, deadline, connections)
-            return {"number": task.number, "gb_s": backend.exchange(ring, deadline)}
+            measure = backend.all_reduce if task.reduces else backend.exchange
+            return {"number": task.number, "gb_s": measure(ring, deadline)}
     except TimeoutError:
         return {"number": task.number, "failure": "deadline"}
     except WrongDataError as error:
@@ -142,12 +154,13 @@ def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: fl
 
 def _accepted(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float) -> socket.socket:
     """The connection of this round from this partner; of earlier rounds some may still wait to be accepted."""
+    expected = _HELLO.pack(task.number, task.partner, task.rail if task.partner_rail is None else task.partner_rail)
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = listener.accept()
         try:
             connection.settimeout(max(0.01, min(_SECONDS_TO_CONNECT, deadline - time.monotonic())))
-            if welcome(connection, secret) == _HELLO.pack(task.number, task.partner, task.rail):
+            if welcome(connection, secret) == expected:
                 _set_up(connection)
                 return connection
         except OSError:

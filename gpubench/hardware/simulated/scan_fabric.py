@@ -2,7 +2,11 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import combinations
 
+from gpubench.collectives.curve import curve
+from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.faults import wrong_value
 from gpubench.hardware.simulated.links import NodeLinks, nic_gb_s, node_links
@@ -11,7 +15,8 @@ from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
 from gpubench.hardware.simulated.times import NIC_EFFICIENCY
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.model.results.scan_rounds import EXCHANGED_BYTES, LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.model.terms.units import BYTES_PER_GB
 
 NODES_PER_LEAF = 32
 """Nodes of a scalable unit, behind one leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture."""
@@ -72,28 +77,43 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
 def simulated_local_figures(
     machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
 ) -> Iterator[LocalFigure]:
-    """Phase 0 of these nodes: NVLinks and copies with host memory of every GPU."""
-    profile = machine.profile
-    healthy = node_links(profile, ())
+    """Phase 0 of these nodes: copies with host memory of every GPU, between every two, and an all-reduce."""
+    usual = list(_inside(machine.profile, ()))
+    of_nodes = [each for each in faults if each.subject not in _OF_LEAVES]
     faulty = {
-        node: node_links(
-            profile, [each for each in faults if each.node_number == node and each.subject not in _OF_LEAVES]
-        )
-        for node in {each.node_number for each in faults}
+        node: list(_inside(machine.profile, [each for each in of_nodes if each.node_number == node]))
+        for node in {each.node_number for each in of_nodes}
     }
     source = random.Random(f"{seed}/local")
-    nvlink = profile.find("p2p.write_gb_s")
     for node in nodes:
-        links = faulty.get(node, healthy)
-        for gpu in links.gpus:
-            figures = [(LocalQuantity.TO_HOST, gpu.host_share), (LocalQuantity.FROM_HOST, gpu.host_share)]
-            for quantity, share in figures:
-                gb_s = profile.gpu.host_gb_s * share
-                yield LocalFigure(node, gpu.index, quantity, gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
-            if nvlink:
-                gb_s = nvlink[0].value * gpu.share
-                spread = 1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)
-                yield LocalFigure(node, gpu.index, LocalQuantity.NVLINK, gb_s * spread)
+        for each in faulty.get(node, usual):
+            yield each._replace(node=node, gb_s=each.gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
+
+
+def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
+    """The figures of a node with these faults, without noise."""
+    gpus = node_links(profile, faults).gpus
+    for gpu in gpus:
+        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST):
+            yield LocalFigure(0, gpu.index, quantity, profile.gpu.host_gb_s * gpu.host_share)
+    copies, staged = profile.find("p2p.write_gb_s"), profile.find("p2p.staged_gb_s")
+    if not copies:
+        return
+    through_host = staged[0].value if staged else profile.gpu.host_gb_s
+    slowest = copies[0].value
+    for one, other in combinations([gpu.index for gpu in gpus], 2):
+        # A fault on the links of a pair is of that pair, one on a GPU of all its pairs.
+        own = [each for each in faults if each.subject is not Subject.LINK or {each.index, each.second} == {one, other}]
+        ends = {gpu.index: gpu for gpu in node_links(profile, own).gpus}
+        gb_s = copies[0].value * min(ends[one].share, ends[other].share)
+        gb_s = min(gb_s, through_host) if other in ends[one].staged_with else gb_s
+        slowest = min(slowest, gb_s)
+        yield LocalFigure(0, one, LocalQuantity.PAIR, BOTH_WAYS * gb_s, other)
+    with suppress(UsageError):
+        reduction = collective_named("allreduce")
+        seconds = curve(profile, reduction, len(gpus), len(gpus)).at(EXCHANGED_BYTES)
+        busbw = EXCHANGED_BYTES * reduction.busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
+        yield LocalFigure(0, 0, LocalQuantity.ALL_REDUCE, busbw * slowest / copies[0].value)
 
 
 _OF_LEAVES = (Subject.LEAF, Subject.RAIL)

@@ -3,7 +3,7 @@
 Inside a node the times are those of the profile's expected values, straight lines between them; for another number of
 GPUs scaled by the ratio of the busbw factors. A faulty link stretches what is above the latency, and since every rank
 waits for the slowest, it stretches the whole collective; a pair that goes through host memory makes it as slow as
-that. Across nodes the slower of NVLink and the NICs counts, with
+that. Across nodes the slower of NVLink and the NICs counts, over which NCCL's channels divide the bytes, with
 GPUDirect RDMA assumed, and a latency for every hop.
 """
 
@@ -16,6 +16,7 @@ from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
+from gpubench.hardware.simulated.channels import rings_gb_s
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
 from gpubench.model.profiles.fault import Fault
@@ -48,8 +49,8 @@ _NicTime = Callable[[float, int, int, Sequence[float]], float]
 """From size, ranks a node, all ranks and GB/s by NIC: bytes over GB/s where a node is busiest."""
 
 _NIC_TIMES: Mapping[str, _NicTime] = {
-    # Every rank of a node sends its blocks for all ranks elsewhere, over all NICs of the node.
-    "alltoall": lambda size, local, ranks, nics: local * size * (ranks - local) / ranks / _rails_gb_s(nics),
+    # Every rank of a node sends its blocks for all ranks elsewhere; each NIC has the share of the ranks near it.
+    "alltoall": lambda size, local, ranks, nics: local * size * (ranks - local) / ranks / (len(nics) * min(nics)),
     # All blocks from elsewhere enter, or leave, through the NIC of the root.
     "gather": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
     "scatter": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
@@ -164,6 +165,8 @@ class _Model:
     def seconds(self, size_bytes: int) -> float:
         """Latency, the slower of the links inside and across nodes, and the hops between nodes."""
         slowest = max(self._above_latency(links, size_bytes) for links in self._kinds)
+        if self._nodes > 1 and self._collective.name not in _NIC_TIMES:
+            slowest = max(slowest, self._in_rings(size_bytes, self._kinds))
         hops = 2 * math.ceil(math.log2(self._nodes))
         return max(self._curve.latency + slowest + hops * HOP_SECONDS, self.least_seconds(size_bytes))
 
@@ -217,14 +220,13 @@ class _Model:
         special = _NIC_TIMES.get(self._collective.name)
         if special is not None:
             busy = special(size_bytes, self._local, self.ranks, links.nics_gb_s)
-        else:
-            busy = size_bytes * self._factor / _rails_gb_s(links.nics_gb_s)
-        return busy / (NIC_EFFICIENCY * BYTES_PER_GB)
+            return busy / (NIC_EFFICIENCY * BYTES_PER_GB)
+        return self._in_rings(size_bytes, [links])
 
-
-def _rails_gb_s(nics_gb_s: Sequence[float]) -> float:
-    """What NICs carry that share the bytes alike, as channels of NCCL do; without the slowest where that is more."""
-    return max(taken * each for taken, each in enumerate(sorted(nics_gb_s, reverse=True), 1))
+    def _in_rings(self, size_bytes: int, kinds: Sequence[NodeLinks]) -> float:
+        """Seconds for what leaves a node, where nodes have these links."""
+        gb_s = rings_gb_s(links.nics_gb_s for links in kinds)
+        return size_bytes * self._factor / (gb_s * NIC_EFFICIENCY * BYTES_PER_GB)
 
 
 def _spread(size_bytes: int) -> float:

@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpubench.errors import UsageError
-from gpubench.hardware.scan.coordinator import NodeRanks
+from gpubench.hardware.scan.seats import NodeRanks
 from gpubench.model.results.stored_scan import MOST_RAILS
 from gpubench.model.terms.units import counted, some_of
 
 LEAST_NODES = 3
 HOST, NCCL = "host", "nccl"
+
+_RANKS_ALIKE = "mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1"
 
 
 def check_node_count(nodes: int) -> None:
@@ -29,15 +31,28 @@ def check_node_count(nodes: int) -> None:
         )
 
 
-def check_placement(nodes: Sequence[int], hosts: Sequence[str]) -> NodeRanks:
-    """Which rank has which rails: with the host backend every rank of a node is a rail. Node and host are by rank.
+def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[int] = ()) -> NodeRanks:
+    """Which rank has which rails: every rank of a node is one, but of a rank alone on its host every GPU is.
 
-    Raises UsageError for nodes with different numbers of ranks.
+    Node, host and GPUs that it sees are by rank; no GPUs with the host backend.
+    Raises UsageError for nodes with different numbers of ranks or GPUs, and for GPUs that no rank would measure.
     """
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
-    _check_alike({hosts[ranks[0]]: len(ranks) for ranks in members.values()}, "rank", "as many ranks on every node")
+    _check_alike({hosts[ranks[0]]: len(ranks) for ranks in members.values()}, "rank", _RANKS_ALIKE)
+    if gpus:
+        _check_alike(dict(zip(hosts, gpus, strict=True)), "GPU", "leave these nodes out, or set CUDA_VISIBLE_DEVICES")
+    if gpus and len(set(hosts)) == len(members) == len(nodes):
+        return NodeRanks(tuple(map(tuple, members.values())), (tuple(range(gpus[0])),) * len(nodes))
+    ranks_a_node = len(nodes) // len(members)
+    if gpus and 1 < ranks_a_node < gpus[0]:
+        raise UsageError(
+            f"{counted(ranks_a_node, 'rank')} on nodes of {counted(gpus[0], 'GPU')}",
+            expected="a rank a GPU, or a rank a node",
+            reason="the other GPUs would not be measured",
+            next_step=f"mpirun --map-by ppr:{gpus[0]}:node, or ppr:1:node",
+        )
     own = {rank: place for ranks in members.values() for place, rank in enumerate(ranks)}
     if max(own.values()) >= MOST_RAILS:
         raise UsageError(
@@ -69,14 +84,14 @@ def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) 
     return NCCL
 
 
-def _check_alike(counts: dict[str, int], what: str, expected: str) -> None:
+def _check_alike(counts: dict[str, int], what: str, next_step: str) -> None:
     usual = max(set(counts.values()), key=list(counts.values()).count)
     odd = {host: count for host, count in counts.items() if count != usual}
     if odd:
         named = some_of([f"{host} {count}" for host, count in odd.items()])
         raise UsageError(
             f"nodes with {counted(usual, what)}, and others: {named}",
-            expected=expected,
+            expected=f"as many {what}s on every node",
             reason="rails are compared with the same rail of other nodes",
-            next_step="mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1",
+            next_step=next_step,
         )

@@ -1,6 +1,6 @@
 """What is wrong with the nodes of a scan by their facts, before anything is measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.measure.check.health import judge
@@ -12,6 +12,11 @@ from gpubench.model.results.measurements import QUICK
 from gpubench.model.terms.verdict import Finding, Verdict
 
 _WRONG = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
+
+
+def of_whole_node(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment to read a node by: one of its ranks, which may be shown one GPU, reads it for all of them."""
+    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def fact_findings(

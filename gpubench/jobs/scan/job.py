@@ -20,7 +20,8 @@ from gpubench.jobs.scan.rounds_folder import KeptScan, ResumedRounds, RoundsFold
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.scan.decoding import decode
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.inside_findings import not_measured_inside, wrong_data_inside
+from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
 from gpubench.measure.scan.prediction import collectives
 from gpubench.measure.scan.report import SECTIONS as SECTIONS
 from gpubench.measure.scan.report import ScanResult
@@ -81,7 +82,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.resume({})
-    folder.begin(stored, again)
+    folder.begin(stored, better_of(first, again))
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local = still_slow(slow_figures(first), again)
@@ -106,6 +107,11 @@ def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> i
     rounds = ResumedRounds(kept.outcomes, None)
     course = scan(kept.fabric, kept.stored.seed, rounds, quick=plan.quick, keep=lambda *_: None)
     origin = Origin.SIMULATED if kept.stored.origin == Origin.SIMULATED else Origin.RECORDED
-    result = ScanResult(course, decode(course, slow_figures(kept.local)), (), origin)
+    local = slow_figures(kept.local)
+    findings = [
+        *wrong_data_inside(kept.fabric, kept.local),
+        *not_measured_inside(kept.fabric, [kept.local], list(local)),
+    ]
+    result = ScanResult(course, decode(course, local), (), origin, findings)
     source = f"--replay {plan.replay}"
     return deliver(plan, arguments, result, backend=kept.stored.backend, seed=kept.stored.seed, source=source)

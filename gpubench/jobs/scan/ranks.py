@@ -12,17 +12,18 @@ from typing import cast
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.node.gpu_count import gpus_of_host
+from gpubench.hardware.node.gpu_count import gpus_of_host, visible_gpus
 from gpubench.hardware.node.probe import probe
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks, RingFailure
+from gpubench.hardware.scan.coordinator import Coordinator
 from gpubench.hardware.scan.ring import PAIR
+from gpubench.hardware.scan.seats import NodeRanks
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.addresses import offered_addresses
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.scan.checks import check_backend, check_node_count, check_placement
+from gpubench.jobs.scan.checks import HOST, check_backend, check_node_count, check_placement
 from gpubench.jobs.scan.delivery import deliver
-from gpubench.jobs.scan.facts import fact_findings
+from gpubench.jobs.scan.facts import fact_findings, of_whole_node
 from gpubench.jobs.scan.plan import ScanPlan
 from gpubench.jobs.scan.rounds_folder import (
     RenumberedRounds,
@@ -35,14 +36,16 @@ from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE
 from gpubench.measure.scan.decoding import decode
 from gpubench.measure.scan.facts import nic_names
 from gpubench.measure.scan.findings import clock_findings
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.inside import InsideNodes
+from gpubench.measure.scan.inside_findings import below_profile, not_measured_inside, wrong_data_inside
+from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
 from gpubench.measure.scan.prediction import MeasureCollective, collectives
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import RoundMeasurer, scan
 from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.scan_rounds import LocalFigure, ScanFabric
+from gpubench.model.results.scan_rounds import LocalFigure, RingFailure, ScanFabric
 from gpubench.model.results.stored_scan import StoredFabric
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
@@ -127,10 +130,17 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
     secret = bytes.fromhex(group.broadcast(secrets.token_hex(_SECRET_BYTES) if group.rank == 0 else None))
     hosts = group.gather(mpi.host_name())
     check_node_count(len(set(nodes)))
-    placement = check_placement(nodes, hosts)
-    devices = dict.fromkeys(placement.rails_by_rank[group.rank], local_rank)
-    backend = check_backend(plan.backend, group.gather(gpus_of_host()), group.gather(_host_of_nccl()))
-    read = group.collect([probe(SECONDS_TO_READ_A_NODE, os.environ)] if local_rank == 0 else [])
+    gpus = gpus_of_host()
+    visible = visible_gpus(gpus, os.environ)
+    hosts_of_nccl = group.gather(_host_of_nccl())
+    backend = check_backend(plan.backend, group.gather(gpus if visible else 0), hosts_of_nccl)
+    if backend == HOST:
+        placement = check_placement(nodes, hosts)
+    else:
+        placement = check_placement(nodes, hosts_of_nccl, group.gather(visible))
+    rails = placement.rails_by_rank[group.rank]
+    devices = {rail: local_rank if len(rails) == 1 else rail for rail in rails}
+    read = group.collect([probe(SECONDS_TO_READ_A_NODE, of_whole_node(os.environ))] if local_rank == 0 else [])
     snapshots = with_own_names([each for own in read or () for each in own])
     supervisor = Supervisor(backend, group.rank, devices, secret)
     coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None
@@ -207,15 +217,26 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
         fabric, seed = kept.fabric, kept.stored.seed
         gone = dict.fromkeys(sorted(absent), _NOT_HERE)
         measurer = ResumedRounds(kept.outcomes, rounds, gone)
-    first, again = ([each._replace(node=numbers[each.node]) for each in coordinator.local()] for _ in range(2))
+    inside = InsideNodes(coordinator, range(len(numbers)), fabric.rails)
+    first, again = (
+        [each._replace(node=numbers[each.node]) for each in (*coordinator.local(), *inside.figures())] for _ in range(2)
+    )
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.resume(gone)
-    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), again)
+    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), better_of(first, again))
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)
-    findings = [*fact_findings(meeting.nodes, profiles), *clock_findings(fabric, clocks)]
+    findings = [
+        *fact_findings(meeting.nodes, profiles),
+        *clock_findings(fabric, clocks),
+        *wrong_data_inside(fabric, (*first, *again)),
+        *not_measured_inside(fabric, (first, again), list(local)),
+    ]
+    if not plan.ranks_as_nodes and meeting.backend != HOST:
+        of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
+        findings += below_profile(fabric, (first, again), of_nodes, list(local))
     groups = [] if plan.quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
     result = ScanResult(course, decode(course, local), groups, Origin.MEASURED, findings)
     environment = recorded_settings(os.environ)

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpubench.measure.scan.leaves import LeafLevel
+from gpubench.measure.scan.local_parts import local_parts
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.rows.scan import PartKind as PartKind
 from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
+from gpubench.model.terms.units import counted
 
 LEAST_NODES_OF_A_RAIL = 8
 """Of fewer, one bad node is a large part of what is usual of its rail."""
@@ -23,8 +25,8 @@ RAIL_SHARE = 0.95
 class FaultyPart:
     """A part that is bad. `share` is what it delivers of what is usual, None where it delivers nothing.
 
-    `nodes` are all that it slows; `rail`, `leaf` and `gpu` are None where it is not of one. `seen` says what was seen
-    beyond the share.
+    `nodes` are all that it slows; `rail`, `leaf` and `gpu` are None where it is not of one, and `partner` is the other
+    GPU of a pair. `seen` says what was seen beyond the share.
     """
 
     kind: PartKind
@@ -33,6 +35,7 @@ class FaultyPart:
     rail: int | None = None
     leaf: str | None = None
     gpu: int | None = None
+    partner: int | None = None
     seen: str = ""
     cells: frozenset[NodeRail] = frozenset()
 
@@ -60,7 +63,7 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left.parts += leaf_parts(course.fabric, course.slow_leaves)
     _cells_of_leaves(course, left)
     _whole_nodes(course, left)
-    _gpus(left)
+    _inside(left)
     _nics(left)
     _rails(course, left)
     return left.parts
@@ -134,31 +137,29 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
             left.explain(FaultyPart(PartKind.NODE, (node,), slow, cells=frozenset(everything)))
 
 
-def _gpus(left: _Cells) -> None:
-    """GPUs that phase 0 saw, each with its rail where that is slow as well; a whole node where it is most of them."""
-    by_node: dict[int, dict[int, list[tuple[LocalFigure, float]]]] = {}
-    for figure, share in left.local.items():
-        by_node.setdefault(figure.node, {}).setdefault(figure.gpu, []).append((figure, share))
-    for node, gpus in sorted(by_node.items()):
-        if len(gpus) * 2 > left.fabric.rails > 1:
-            found = [each for several in gpus.values() for each in several]
-            cells = frozenset(cell for cell in left.scores if cell.node == node)
-            left.explain(_local_part(PartKind.NODE, node, None, found, cells))
-            continue
-        for gpu, found in sorted(gpus.items()):
-            left.explain(
-                _local_part(PartKind.GPU, node, gpu, found, frozenset({NodeRail(node, gpu)}) & left.scores.keys())
+def _inside(left: _Cells) -> None:
+    """What phase 0 saw: GPUs, each with its rail where that is slow as well, ways between two, whole nodes."""
+    for part in local_parts(left.local, left.fabric.rails):
+        own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
+        cells = frozenset(() if part.partner is not None else own)
+        kind = PartKind.NODE if part.gpu is None else PartKind.GPU if part.partner is None else PartKind.GPU_PAIR
+        figure, share = min(part.figures.items(), key=lambda each: each[1])
+        ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
+        more = len(part.figures) - 1
+        seen = f"{figure.quantity.value}{ends}: {figure.failure or f'{figure.gb_s:.4g} GB/s'}"
+        seen += f", and {counted(more, 'more figure')}" if more else ""
+        left.explain(
+            FaultyPart(
+                kind,
+                (part.node,),
+                None if figure.failure else share,
+                rail=next((cell.rail for cell in cells), None) if part.gpu is not None else None,
+                gpu=part.gpu,
+                partner=part.partner,
+                seen=seen,
+                cells=cells,
             )
-
-
-def _local_part(
-    kind: PartKind, node: int, gpu: int | None, found: Sequence[tuple[LocalFigure, float]], cells: frozenset[NodeRail]
-) -> FaultyPart:
-    figure, share = min(found, key=lambda each: each[1])
-    seen = f"{figure.quantity.value} {figure.gb_s:.4g} GB/s"
-    return FaultyPart(
-        kind, (node,), share, gpu=gpu, rail=next((cell.rail for cell in cells), None), seen=seen, cells=cells
-    )
+        )
 
 
 def _nics(left: _Cells) -> None:

@@ -50,6 +50,12 @@ _ADVICE: dict[PartKind, tuple[str, str, str, str]] = {
         "the GPU's own links: lost PCIe lanes or NVLinks, clocks held down, or somebody who uses it",
         "ssh {host} gpubench check",
     ),
+    PartKind.GPU_PAIR: (
+        "gpu-pair-slow",
+        _OTHERS,
+        "copies between the two that go through host memory, for peer access is refused; or links that are lost",
+        "ssh {host} gpubench p2p",
+    ),
     PartKind.NIC: (
         "nic-slow",
         _OTHERS,
@@ -91,7 +97,7 @@ def part_name(fabric: ScanFabric, part: FaultyPart) -> str:
     where = part.leaf if part.leaf is not None and part.kind not in OF_ONE_NODE else fabric.hosts[part.nodes[0]]
     rails = sorted({cell.rail for cell in part.cells})
     if part.gpu is not None:
-        return f"{where} GPU{part.gpu}"
+        return f"{where} GPU{part.gpu}" + ("" if part.partner is None else f" and GPU{part.partner}")
     if part.kind is PartKind.NIC and len(rails) > 1:
         return f"{where} rails {', '.join(map(str, rails))}"
     return f"{where}" if part.rail is None or fabric.rails == 1 else f"{where} rail {part.rail}"

@@ -153,6 +153,7 @@ def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
         rail=part.rail,
         leaf=part.leaf,
         gpu=part.gpu,
+        partner_gpu=part.partner,
         nic=fabric.nic(part.rail) if part.kind is PartKind.NIC and part.rail is not None else None,
         percent=None if part.share is None else 100 * part.share,
         seen=part_seen(fabric, part),

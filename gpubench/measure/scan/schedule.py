@@ -10,6 +10,23 @@ _FEW_NODES = 64
 """Among so few nodes two random matchings often share a pair, which is then taken apart."""
 
 
+def circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs of a round of the circle tournament: in one less rounds than places are even, all meet all once.
+
+    As in every round robin (Schurig, 1886), one stands still and the others turn around it; of an odd number the one
+    that stands still is nobody, and whoever would meet it sits out.
+    """
+    order: list[int | None] = [*places, *([None] if len(places) % 2 else [])]
+    turning = len(order) - 1
+    if turning < 1:
+        return []
+    meetings = [(order[-1], order[number % turning])]
+    meetings += [
+        (order[(number + step) % turning], order[(number - step) % turning]) for step in range(1, len(order) // 2)
+    ]
+    return [(one, other) for one, other in meetings if one is not None and other is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The matchings of a scan. Of an odd number of nodes another one sits out in every round."""
@@ -48,21 +65,8 @@ class Schedule:
         return self._inside(number, even) if inside else self._across(number, even)
 
     def _circle(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """A round of the circle tournament over a shuffled order: in no two rounds the same pair.
-
-        As in every round robin (Schurig, 1886), one stands still and the others turn around it; of an odd number the
-        one that stands still is nobody, and whoever would meet it sits out.
-        """
-        order: list[int | None] = list(self._shuffled("circle", nodes))
-        order += [None] if len(order) % 2 else []
-        turning = len(order) - 1
-        if turning < 1:
-            return []
-        meetings = [(order[-1], order[number % turning])]
-        meetings += [
-            (order[(number + step) % turning], order[(number - step) % turning]) for step in range(1, len(order) // 2)
-        ]
-        return [NodePair(one, other) for one, other in meetings if one is not None and other is not None]
+        """A round of the circle tournament over a shuffled order."""
+        return [NodePair(one, other) for one, other in circle_round(number, self._shuffled("circle", nodes))]
 
     def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
         """Pairs within leaves; what is left of leaves with an odd number is paired across."""

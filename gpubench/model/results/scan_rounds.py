@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+EXCHANGED_BYTES = 256 * 2**20
+"""What GPUs send each way, and reduce: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
+
 
 class ScanPhase(StrEnum):
     """The phases of a scan, in order. Rounds belong to the three in the middle."""
@@ -102,16 +105,44 @@ WRONG_DATA_ARRIVED = "wrong data arrived"
 class LocalQuantity(StrEnum):
     """What a node measures by itself in phase 0."""
 
-    NVLINK = "NVLink"
+    PAIR = "copies inside the node"
+    ALL_REDUCE = "all-reduce inside the node"
     TO_HOST = "copies to host memory"
     FROM_HOST = "copies from host memory"
     MEMORY = "copies in its memory"
 
 
 class LocalFigure(NamedTuple):
-    """GB/s that a node measured by itself, of one of its GPUs (or, without GPUs, ranks)."""
+    """GB/s that a node measured by itself, of one of its GPUs (or, without GPUs, ranks).
+
+    Copies between two of them are both ways together, and `partner` is the other one; the busbw of an all-reduce is of
+    GPU 0. `failure` says why there is no figure.
+    """
 
     node: int
     gpu: int
     quantity: LocalQuantity
     gb_s: float
+    partner: int | None = None
+    failure: str = ""
+
+    @property
+    def place(self) -> tuple[int, int, LocalQuantity, int | None]:
+        """What it is a figure of, whatever it is."""
+        return self.node, self.gpu, self.quantity, self.partner
+
+
+class RingFailure(NamedTuple):
+    """Why a ring has no figure: what was seen at a node, and whether its own side is to blame."""
+
+    node: int
+    seen: str
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RingOutcome:
+    """What a ring of rails delivered: GB/s of its slowest, or the failures by rail."""
+
+    gb_s: float
+    failures: Mapping[NodeRail, RingFailure] = field(default_factory=dict)

@@ -47,27 +47,34 @@ class StoredFabric:
 
 @dataclass(frozen=True, slots=True)
 class StoredLocal:
-    """The figures of phase 0: node and GPU, quantity, GB/s of each."""
+    """The figures of phase 0: node and GPU (two, of a pair), quantity, GB/s of each; by place why there is none."""
 
     places: tuple[tuple[int, ...], ...]
     quantities: tuple[LocalQuantity, ...]
     gb_s: tuple[float, ...]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, figures: Sequence[LocalFigure]) -> "StoredLocal":
         """To keep."""
         return cls(
-            tuple((each.node, each.gpu) for each in figures),
+            tuple(
+                (each.node, each.gpu) if each.partner is None else (each.node, each.gpu, each.partner)
+                for each in figures
+            ),
             tuple(each.quantity for each in figures),
             tuple(each.gb_s for each in figures),
+            {str(n): each.failure for n, each in enumerate(figures) if each.failure},
         )
 
     def figures(self, fabric: ScanFabric) -> list[LocalFigure]:
         """As they were. Raises UsageError for nodes that are not there."""
         figures = []
-        for place, quantity, gb_s in zip(self.places, self.quantities, self.gb_s, strict=False):
-            node, gpu = _checked(place, 2, fabric)
-            figures.append(LocalFigure(node, gpu, quantity, gb_s))
+        for number, (place, quantity, gb_s) in enumerate(zip(self.places, self.quantities, self.gb_s, strict=False)):
+            node, gpu = _checked(place[:2], 2, fabric)
+            partner = _checked((node, *place[2:]), 2, fabric)[1] if len(place) > 2 else None
+            failure = self.failures.get(str(number), "")
+            figures.append(LocalFigure(node, gpu, quantity, max(gb_s, 0.0), partner, failure))
         return figures
 
 

@@ -121,3 +121,12 @@ def test_an_error_that_comes_later_is_noticed() -> None:
         communicator.check()
     communicator.abort()
     assert nccl.names.count("ncclCommAbort") == 1
+
+
+def test_an_all_reduce_is_of_64_bit_integers_that_are_added() -> None:
+    nccl = Nccl()
+    communicator = connected(nccl)
+    communicator.all_reduce((1, 2), 1000, 7, time.monotonic() + 60)
+    name, (send, receive, count, kind, operation, handle, stream) = nccl.calls[-1]
+    assert (name, send, receive, count, kind, operation, stream) == ("ncclAllReduce", 1, 2, 1000, 4, 0, 7)
+    assert handle.value == HANDLE

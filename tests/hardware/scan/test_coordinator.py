@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from gpubench.hardware.scan import coordinator as module
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks, RingFailure
+from gpubench.hardware.scan.coordinator import Coordinator
 from gpubench.hardware.scan.messages import (
     MessageType,
     Outcome,
@@ -22,6 +22,7 @@ from gpubench.hardware.scan.messages import (
     packed_local,
     receive_one,
 )
+from gpubench.hardware.scan.seats import NodeRanks
 from gpubench.model.results.scan_rounds import (
     LocalFigure,
     LocalQuantity,
@@ -29,6 +30,7 @@ from gpubench.model.results.scan_rounds import (
     NodeRail,
     PairSample,
     PlannedRound,
+    RingFailure,
     ScanPhase,
 )
 
@@ -161,8 +163,12 @@ def test_a_ring_is_as_fast_as_its_slowest_node_on_every_rail() -> None:
 
     with coordinated(answer(10.0), answer(1.0), answer(12.0), answer(11.0)) as found:
         assert found.collective([0, 2, 3]) == 10.0 + 20.0
-    orders = sorted(seen, key=lambda order: order.place)
-    assert [(order.before, order.after, order.size) for order in orders] == [(3, 2, 3), (0, 3, 3), (2, 0, 3)]
+    orders = sorted(seen, key=lambda order: order.seats[0].place)
+    assert [[(seat.rail, seat.before, seat.after, seat.size) for seat in order.seats] for order in orders] == [
+        [(rail, 3, 2, 3) for rail in (0, 1)],
+        [(rail, 0, 3, 3) for rail in (0, 1)],
+        [(rail, 2, 0, 3) for rail in (0, 1)],
+    ]
 
 
 def test_a_ring_that_breaks_is_of_the_node_whose_own_worker_failed() -> None:
@@ -187,3 +193,24 @@ def test_a_ring_with_a_node_that_hangs_up_is_of_that_node() -> None:
 def test_a_ring_of_which_a_rail_is_not_told_has_no_figure(answer: Answer) -> None:
     with coordinated(done(10.0), answer, done(10.0)) as found:
         assert found.collective([0, 1, 2]) == RingFailure(1, "its supervisor gave no figure of this ring", is_own=True)
+
+
+def test_rings_inside_nodes_have_seats_by_rail_and_failures_by_cell() -> None:
+    seen: list[RingOrder] = []
+
+    def answer(order: RoundOrder | RingOrder) -> RoundReply:
+        assert isinstance(order, RingOrder)
+        seen.append(order)
+        return RoundReply(order.number, tuple((seat.rail, 5.0 + seat.rail, Outcome.DONE) for seat in order.seats))
+
+    rings = [[NodeRail(node, rail) for rail in (0, 1)] for node in (0, 1)]
+    with coordinated(answer, failing(Outcome.OWN_WORKER_DIED, "signal 9")) as found:
+        whole, broken = found.rings(rings, all_reduce=True, told_later=True)
+    assert (whole.gb_s, whole.failures) == (5.0, {})
+    assert broken.failures[NodeRail(1, 0)] == RingFailure(1, "its worker died (signal 9)", is_own=True)
+    (order,) = seen
+    assert (order.all_reduce, order.told_later) == (True, True)
+    assert [(seat.rail, seat.before_rail, seat.after_rail, seat.place) for seat in order.seats] == [
+        (0, 1, 1, 0),
+        (1, 0, 0, 1),
+    ]

@@ -13,6 +13,7 @@ from gpubench.hardware.scan.messages import (
     RingOrder,
     RoundOrder,
     RoundReply,
+    Seat,
     framed,
     greet,
     local_figures,
@@ -37,11 +38,15 @@ def test_orders_are_read_back(number: int, partner: int, listens: bool, deadline
     assert RoundOrder.of(order.packed()[1:]) == order
 
 
-@given(*[st.integers(0, 2**32 - 1)] * 5, st.floats(0, 1e6))
+RANKS, RAILS = st.integers(0, 2**32 - 1), st.integers(0, 63)
+SEATS = st.builds(Seat, RAILS, RANKS, RAILS, RANKS, RAILS, RANKS, RANKS)
+
+
+@given(RANKS, st.floats(0, 1e6), st.lists(SEATS, max_size=64), st.booleans(), st.booleans())
 def test_orders_of_rings_are_read_back(
-    number: int, before: int, after: int, place: int, size: int, deadline_s: float
+    number: int, deadline_s: float, seats: list[Seat], all_reduce: bool, told_later: bool
 ) -> None:
-    order = RingOrder(number, before, after, place, size, deadline_s)
+    order = RingOrder(number, deadline_s, tuple(seats), all_reduce, told_later)
     assert RingOrder.of(order.packed()[1:]) == order
 
 

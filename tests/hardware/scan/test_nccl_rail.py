@@ -15,8 +15,9 @@ import pytest
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan import nccl_rail, ring
 from gpubench.hardware.scan.host_exchange import WrongDataError
-from gpubench.hardware.scan.nccl_rail import EXCHANGED_BYTES, NcclRail
+from gpubench.hardware.scan.nccl_rail import NcclRail
 from gpubench.hardware.scan.ring import PAIR, Ring
+from gpubench.model.results.scan_rounds import EXCHANGED_BYTES
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from tests.hardware.scan.rings import everywhere
 
@@ -36,7 +37,7 @@ class Memory:
     def fill_byte(self, _size_bytes: int, value: int) -> None:
         self.holds = value
 
-    def count_wrong(self, _data: DataPattern, blocks: list[tuple[Block, int]]) -> int:
+    def count_wrong(self, _data: DataPattern, blocks: list[tuple[Block, int | None]]) -> int:
         ((block, rank),) = blocks
         return 0 if self.holds == (block.row, rank) else block.count
 
@@ -69,6 +70,12 @@ class Communicator:
         except Empty:
             raise TimeoutError from None
         self._memories[receive].holds = "damaged" if self._wire.damages else arrived
+
+    def all_reduce(self, addresses: tuple[int, int], count: int, _stream: int, _deadline: float) -> None:
+        assert count * 8 == EXCHANGED_BYTES
+        sent = self._memories[addresses[0]].holds
+        assert isinstance(sent, tuple)
+        self._memories[addresses[1]].holds = "damaged" if self._wire.damages else (sent[0], None)
 
     def check(self) -> None:
         """Nothing is wrong."""
@@ -130,12 +137,13 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End, End]:
     return wire, found[0][0], found[1][0], found[2][0]
 
 
-def all_of(*ends: End, seconds: float = 20.0) -> list[float | Exception]:
+def all_of(*ends: End, seconds: float = 20.0, reduces: bool = False) -> list[float | Exception]:
     """What each end of a ring found, or raised."""
 
     def run(own: Ring) -> float | Exception:
+        rail = ends[own.place].rail
         try:
-            return ends[own.place].rail.exchange(own, time.monotonic() + seconds)
+            return (rail.all_reduce if reduces else rail.exchange)(own, time.monotonic() + seconds)
         except Exception as error:  # noqa: BLE001 - what it was is what the test looks at
             return error
 
@@ -154,6 +162,15 @@ def test_three_are_a_ring_that_sends_one_way(ends: tuple[Wire, End, End, End]) -
     assert all(isinstance(each, float) and each > 0 for each in all_of(*own))
     assert set(wire.ways) == {(0, 1), (1, 2), (2, 0)}
     assert [each.ended for end in own for each in end.made] == ["closed"] * 3
+
+
+def test_an_all_reduce_is_of_all_ends_and_its_sums_are_looked_at(ends: tuple[Wire, End, End, End]) -> None:
+    wire, *own = ends
+    assert all(isinstance(each, float) and each > 0 for each in all_of(*own, reduces=True))
+    assert wire.ways == {}
+    wire.damages = True
+    assert [type(each) for each in all_of(*own, reduces=True)] == [WrongDataError] * 3
+    assert [each.ended for end in own for each in end.made] == ["closed", "aborted"] * 3
 
 
 def test_data_that_arrive_damaged_are_no_figure(ends: tuple[Wire, End, End, End]) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.jobs.scan.checks import HOST, NCCL, check_backend, check_node_count, check_placement
+from gpubench.model.results.scan_rounds import NodeRail
 
 
 def test_every_rank_of_a_node_is_a_rail() -> None:
@@ -11,6 +12,27 @@ def test_every_rank_of_a_node_is_a_rail() -> None:
     assert found.ranks_by_node == ((0, 1), (2, 3), (4, 5))
     assert found.rails_by_rank == ((0,), (1,), (0,), (1,), (0,), (1,))
     assert found.node_by_rank == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
+
+
+def test_of_a_rank_alone_on_its_host_every_gpu_is_a_rail() -> None:
+    found = check_placement([0, 1, 2], list("abc"), [4, 4, 4])
+    assert found.rails_by_rank == ((0, 1, 2, 3),) * 3
+    assert found.rank_by_rail[NodeRail(2, 3)] == 2
+    with pytest.raises(UsageError, match="nodes with 4 GPUs, and others: b 3"):
+        check_placement([0, 1, 2], list("abc"), [4, 3, 4])
+
+
+def test_ranks_that_are_nodes_of_one_host_have_a_gpu_each() -> None:
+    assert check_placement([0, 1, 2], list("aaa"), [4, 4, 4]).rails_by_rank == ((0,),) * 3
+
+
+def test_ranks_with_a_gpu_each_are_rails_and_fewer_ranks_than_gpus_are_refused() -> None:
+    nodes, hosts = [0, 0, 1, 1, 2, 2], list("aabbcc")
+    for visible in (1, 2):
+        assert check_placement(nodes, hosts, [visible] * 6).rails_by_rank == ((0,), (1,)) * 3
+    with pytest.raises(UsageError, match="2 ranks on nodes of 8 GPUs") as raised:
+        check_placement(nodes, hosts, [8] * 6)
+    assert "ppr:8:node" in raised.value.next_step
 
 
 def test_ranks_need_not_be_in_the_order_of_their_nodes() -> None:

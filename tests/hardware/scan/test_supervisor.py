@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from gpubench.hardware.scan.messages import Outcome, RoundReply
-from gpubench.hardware.scan.supervisor import Supervisor
+import pytest
+
+from gpubench.hardware.scan.messages import Outcome, RingOrder, RoundReply, Seat
+from gpubench.hardware.scan.supervisor import RankCard, Supervisor
 from gpubench.hardware.scan.worker import WorkerTask
 
 SECRET = b"the secret of a job of the tests"
@@ -117,3 +119,48 @@ def test_three_workers_are_a_ring_and_all_take_the_time_of_the_slowest() -> None
     figures = [gb_s for reply in replies for _, gb_s, outcome in reply.figures if outcome == Outcome.DONE]
     assert len(figures) == 3
     assert 0 < max(figures) < 2 * min(figures)
+
+
+def inside(supervisor: Supervisor, number: int, *, all_reduce: bool = False, told_later: bool = False) -> RoundReply:
+    """A ring of both rails of one rank."""
+    ports = {rail: worker.port for rail, worker in supervisor.workers.items()}
+    cards = [RankCard(0, "here", ("127.0.0.1",), ports)]
+    seats = tuple(Seat(rail, 0, 1 - rail, 0, 1 - rail, rail, 2) for rail in ports)
+    order = RingOrder(number, DEADLINE, seats, all_reduce, told_later)
+    return RoundReply.of(supervisor._reply(order.packed(), cards, "here")[1:])
+
+
+@contextmanager
+def with_two_rails() -> Iterator[Supervisor]:
+    found = Supervisor("host", 0, {0: 0, 1: 1}, SECRET)
+    for worker in found.workers.values():
+        worker._start()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("all_reduce", [False, True])
+def test_the_rails_of_one_rank_measure_each_other(*, all_reduce: bool) -> None:
+    with with_two_rails() as supervisor:
+        reply = inside(supervisor, 1000, all_reduce=all_reduce)
+    assert [(rail, outcome, gb_s > 0) for rail, gb_s, outcome in sorted(reply.figures)] == [
+        (0, Outcome.DONE, True),
+        (1, Outcome.DONE, True),
+    ]
+
+
+def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_first_round() -> None:
+    with with_two_rails() as supervisor:
+        process = supervisor.workers[1]._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        reply = inside(supervisor, 1000, told_later=True)
+        outcomes = {rail: outcome for rail, _, outcome in reply.figures}
+        assert outcomes[1] == Outcome.OWN_WORKER_STOPPED
+        assert outcomes[0] in (Outcome.DEADLINE, Outcome.BROKEN)
+        told = supervisor.round(1, {1: WorkerTask(1, 1, 1, 0, DEADLINE)}, DEADLINE)
+        assert told.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
+        assert told.remark.endswith(", in phase 0")
+        assert {outcome for _, _, outcome in inside(supervisor, 1001).figures} == {Outcome.DONE}

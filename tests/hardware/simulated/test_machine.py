@@ -473,8 +473,8 @@ def test_across_nodes_the_nics_limit_and_hops_add_latency() -> None:
     busbw = size * 62 / 32 / four.ideal_seconds("allreduce", size) / 1e9
     assert busbw == pytest.approx(400 * NIC_EFFICIENCY, rel=0.01)
     weak = times("hgx-h100-8*4", "node3.nic0:state=down", "node3.nic1:missing=yes", "node3.nic2:rate=200")
-    busbw = size * 62 / 32 / weak.ideal_seconds("allreduce", size) / 1e9
-    assert busbw == pytest.approx(250 * NIC_EFFICIENCY, rel=0.01), "five NICs of 50 GB/s carry more than six of 25"
+    # Eight channels, as the other nodes have, each as slow as the slowest: tests/hardware/simulated/test_channels.py.
+    assert size * 62 / 32 / weak.ideal_seconds("allreduce", size) / 1e9 == pytest.approx(200 * NIC_EFFICIENCY, rel=0.01)
     assert max(range(32), key=weak.seconds("allreduce", size, row=0).__getitem__) == 24
     narrow = times("hgx-h100-8*4", "nic0:generation=3,width=8")
     assert size / narrow.ideal_seconds("sendrecv", size) / 1e9 == pytest.approx(7.877 * NIC_EFFICIENCY, rel=0.01)

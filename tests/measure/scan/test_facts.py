@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpubench.jobs.scan.facts import fact_findings
+from gpubench.jobs.scan.facts import fact_findings, of_whole_node
 from gpubench.measure.scan.facts import nic_names
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies
@@ -43,3 +43,7 @@ def test_a_rail_has_the_nic_below_the_switch_of_its_gpu_where_all_nodes_agree() 
     other = replace(snapshots[1], nics=tuple(replace(nic, name=f"{nic.name}x") for nic in snapshots[1].nics))
     assert nic_names(topologies([snapshots[0], other]), 8) == (None,) * 8
     assert nic_names(topologies(snapshots), 9)[8] is None
+
+
+def test_a_rank_that_is_shown_one_gpu_reads_the_facts_of_its_whole_node() -> None:
+    assert of_whole_node({"CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO"}) == {"NCCL_DEBUG": "INFO"}

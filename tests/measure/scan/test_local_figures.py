@@ -1,13 +1,13 @@
 """Phase 0: a GPU is held against the same figure of all nodes, twice."""
 
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
 from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
 
 
 def figures(slow: dict[tuple[int, int], float], nodes: int = 8) -> list[LocalFigure]:
     return [
         LocalFigure(node, gpu, quantity, 50.0 * slow.get((node, gpu), 1.0) * (1 + 0.001 * (node % 3)))
-        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.NVLINK)
+        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST)
         for node in range(nodes)
         for gpu in range(4)
     ]
@@ -27,4 +27,16 @@ def test_only_what_is_slow_again_counts() -> None:
 def test_noise_small_losses_and_lonely_figures_are_not_judged() -> None:
     assert slow_figures(figures({(3, 2): 0.93})) == {}
     assert slow_figures([LocalFigure(0, 0, LocalQuantity.MEMORY, 1.0)]) == {}
-    assert slow_figures([LocalFigure(node, 0, LocalQuantity.NVLINK, 0.0) for node in range(5)]) == {}
+    assert slow_figures([LocalFigure(node, 0, LocalQuantity.MEMORY, 0.0) for node in range(5)]) == {}
+
+
+def test_what_is_kept_of_two_measurements_is_slow_where_both_were() -> None:
+    first, again = figures({(3, 2): 0.5, (1, 1): 0.5}), figures({(3, 2): 0.6, (5, 0): 0.5})
+    kept = better_of(first, again)
+    assert len(kept) == len(first)
+    assert {each[:2]: round(share, 1) for each, share in slow_figures(kept).items()} == {(3, 2): 0.6}
+    damaged = first[0]._replace(gb_s=0.0, failure="wrong data arrived (1 wrong elements)")
+    for two in (([damaged], [again[0]]), ([again[0]], [damaged])):
+        assert better_of(*two) == [damaged]
+    late = first[0]._replace(gb_s=0.0, failure="not done within the deadline")
+    assert better_of([late], [again[0]]) == [again[0]]

@@ -119,7 +119,7 @@ def test_a_gpu_that_phase_0_saw_is_named_in_the_place_of_its_nic() -> None:
     assert [(each.kind, each.nodes, each.gpu, each.rail) for each in found] == [(PartKind.GPU, (6,), 2, 2)]
     alone = parts(fabric(16), SimulatedFabric(USUAL_GB_S), {slow: 0.4})
     assert [(each.kind, each.gpu, each.rail) for each in alone] == [(PartKind.GPU, 2, None)]
-    most = {LocalFigure(6, gpu, LocalQuantity.NVLINK, 20.0): 0.4 for gpu in range(3)}
+    most = {LocalFigure(6, gpu, LocalQuantity.FROM_HOST, 20.0): 0.4 for gpu in range(3)}
     assert [each.kind for each in parts(fabric(16), SimulatedFabric(USUAL_GB_S), most)] == [PartKind.NODE]
 
 

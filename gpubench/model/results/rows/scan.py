@@ -19,6 +19,7 @@ class PartKind(StrEnum):
     NODE_HANGS = "node hangs"
     NODE = "node"
     GPU = "GPU"
+    GPU_PAIR = "pair of GPUs"
     NIC = "NIC or cable"
     RAIL_HANGS = "rail hangs"
     RAIL = "rail"
@@ -27,7 +28,15 @@ class PartKind(StrEnum):
     UPLINK = "uplink"
 
 
-OF_ONE_NODE = (PartKind.NODE_GONE, PartKind.NODE_HANGS, PartKind.NODE, PartKind.GPU, PartKind.NIC, PartKind.RAIL_HANGS)
+OF_ONE_NODE = (
+    PartKind.NODE_GONE,
+    PartKind.NODE_HANGS,
+    PartKind.NODE,
+    PartKind.GPU,
+    PartKind.GPU_PAIR,
+    PartKind.NIC,
+    PartKind.RAIL_HANGS,
+)
 """The kinds that make a node bad; the others are of the network between nodes."""
 
 
@@ -50,6 +59,7 @@ class ScanPartRow(Record):
     rail: int | None  #: null: all rails, or none
     leaf: str | None  #: null: of no leaf
     gpu: int | None  #: null: of no GPU
+    partner_gpu: int | None = None  #: the other GPU of a pair; null: of none
     nic: str | None = None  #: name of the NIC on the rail; null: of none, or not known
     percent: float | None  #: what it delivers of what the others do; null: nothing
     seen: str  #: in words
