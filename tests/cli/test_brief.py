@@ -168,3 +168,18 @@ def test_of_long_words_the_beginning_is_told(monkeypatch: pytest.MonkeyPatch) ->
     (said,) = set(ChildCommands([node], Depth.BRIEF, 20.0).peer_and_host_copies().failed.values())
     assert "exit code 3: no MPI; for a reason" in said
     assert said.endswith(" ...")
+
+
+def test_a_small_size_that_is_slow_and_passes_is_not_left_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "today.json"
+    gpubench("--simulate", "hgx-h200-2", "-o", str(path))
+    document = json.loads(path.read_text())
+    small = min(document["rows"], key=lambda row: row["size_bytes"])
+    assert "within what hosts differ by" not in gpubench("report", str(path)).stdout
+    small |= {"time_us": small["expected_us"] / 0.6, "expected_percent": 60.0}
+    path.write_text(json.dumps(document))
+    told = " ".join(gpubench("report", str(path)).stdout.split())
+    assert "µs at 1K (60 % of 6.27 µs expected, within what hosts differ by)" in told
+    small["verdict"] = "FAIL"
+    path.write_text(json.dumps(document))
+    assert "within what hosts differ by" not in gpubench("report", str(path)).stdout

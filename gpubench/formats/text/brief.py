@@ -21,6 +21,9 @@ _MOST_FINDINGS = 2
 _SMALL_BYTES = 2**16
 """Below it the time of an operation tells more than its bandwidth."""
 
+_WORTH_A_WORD = 80
+"""Percent of what is expected, below which a small size that passes is not left without a word."""
+
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
 _SCOPES = {"gpu": "GPU", "nic": "NIC", "link": "link"}
 _QUICK = "quick"
@@ -188,9 +191,17 @@ def _copies(pairs: Sequence[PairRow]) -> str:
 def _row(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
     if row.size_bytes < _SMALL_BYTES:
-        expected = "" if row.expected_us is None else f" ({row.expected_us:.3g} µs expected)"
-        return f"{row.time_us:.3g} µs at {size}{expected}"
+        return f"{row.time_us:.3g} µs at {size}{_of_expected_time(row)}"
     return f"{row.busbw_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
+
+
+def _of_expected_time(row: CollectiveRow) -> str:
+    """What is expected of a small size, and why one that takes longer passes: hosts launch faster or slower."""
+    if row.expected_us is None or row.expected_percent is None:
+        return "" if row.expected_us is None else f" ({row.expected_us:.3g} µs expected)"
+    passes = row.verdict == Verdict.PASS and row.expected_percent < _WORTH_A_WORD
+    differ = ", within what hosts differ by" if passes else ""
+    return f" ({row.expected_percent:.0f} % of {row.expected_us:.3g} µs expected{differ})"
 
 
 def _of_expected(expected: float | None, percent: float | None) -> str:
