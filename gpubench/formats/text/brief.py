@@ -197,11 +197,10 @@ def _row(row: CollectiveRow) -> str:
 
 def _of_expected_time(row: CollectiveRow) -> str:
     """What is expected of a small size, and why one that takes longer passes: hosts launch faster or slower."""
-    if row.expected_us is None or row.expected_percent is None:
-        return "" if row.expected_us is None else f" ({row.expected_us:.3g} µs expected)"
-    passes = row.verdict == Verdict.PASS and row.expected_percent < _WORTH_A_WORD
-    differ = ", within what hosts differ by" if passes else ""
-    return f" ({row.expected_percent:.0f} % of {row.expected_us:.3g} µs expected{differ})"
+    if row.expected_us is None:
+        return ""
+    passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _WORTH_A_WORD
+    return f" ({row.expected_us:.3g} µs expected{'; hosts differ by that' if passes else ''})"
 
 
 def _of_expected(expected: float | None, percent: float | None) -> str:
