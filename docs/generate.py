@@ -145,6 +145,11 @@ def report_schema() -> dict[str, Any]:
         "schema_version": {"const": SCHEMA_VERSION},
         "complete": {"description": "false while the run goes on, and when it was cut short", "type": "boolean"},
         "verdict": {"enum": list(Verdict)},
+        "sentence": {"description": "the last line of the report, with its worst root cause", "type": "string"},
+        "duration_s": {
+            "description": "seconds from the command's begin to its end; null where it did not end by itself",
+            "type": ["number", "null"],
+        },
         "metadata": {"$ref": "#/$defs/metadata"},
     }
     for name, kind in TABLES.items():

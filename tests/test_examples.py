@@ -17,7 +17,10 @@ import pytest
 
 from tests.cli.running import ROOT, environment, gpubench
 
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("check", "compare", "explain", "reading", "recordings", "scan")))
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("check", "compare", "explain", "first-steps", "reading", "recordings", "scan")),
+)
 STORED = {
     "NCCL_P2P_DISABLE=1 gpubench --width 110": "report tests/results/h200x2/gpubench-p2p-disabled.json --width 110"
 }

@@ -90,7 +90,7 @@ class JsonWriter:
     def _sections(self, metadata: str, report: Report) -> Iterator[tuple[str, Iterable[str]]]:
         outcome = report.to_record()
         head = {"schema_version": SCHEMA_VERSION, "complete": outcome["complete"], "verdict": outcome["verdict"]}
-        head |= {"sentence": outcome["sentence"]}
+        head |= {"sentence": outcome["sentence"], "duration_s": outcome["duration_s"]}
         for name, value in head.items():
             yield name, [json_text(value)]
         yield "metadata", [metadata]

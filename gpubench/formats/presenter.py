@@ -145,7 +145,8 @@ class Presenter:
                     self._figures.add(row)
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
         said = sentence(self._metadata, report, self._figures, remark=not has_style)
-        return replace(report, sentence=said, duration_s=round(time.monotonic() - self._began, 3))
+        took = round(time.monotonic() - self._began, 3) if report.duration_s is None else report.duration_s
+        return replace(report, sentence=said, duration_s=took)
 
     def note(self, text: str) -> None:
         """Narration on stderr."""

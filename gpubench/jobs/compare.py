@@ -18,10 +18,16 @@ from gpubench.measure.compare.series import choose
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.units import counted
 from gpubench.readers.results.history import list_results
 from gpubench.readers.results.registry import read_results
 
 NAME = "compare"
+
+_BYTES_A_SECOND = 6e6
+"""Of JSON, read, checked and compared by a core of 2026; tables of text take less time a byte."""
+
+_SECONDS_WORTH_TELLING = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +60,23 @@ def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
     """
     if plan.last is not None:
         list_results(plan.folder)
-    with presenting(plan.presentation) as presenter:
+    with presenting(plan.presentation, progress=True) as presenter:
+        seconds = sum(map(_size, (*plan.base, *plan.new))) / _BYTES_A_SECOND
+        if seconds >= _SECONDS_WORTH_TELLING:
+            presenter.waiting(f"reading {counted(len(plan.base) + len(plan.new), 'result')}", seconds)
         sides, report = _of_files(plan) if plan.last is None else _of_folder(plan, plan.last)
         metadata = _metadata(plan, arguments, sides)
         presenter.begin(metadata, ())
         presenter.end(report)
     return plan.presentation.exit_code(metadata, report)
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file, 0 of what is none: to read it says why."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.timing.clock import no_garbage_collection
@@ -13,12 +14,20 @@ from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
-from gpubench.readers.nccl_log.files import STDIN, LogFile, read_logs
+from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
 
 NAME = "explain"
 
 _MOST_NAMES = 4
+_MIB = 2**20
+_LONG_BYTES = 2**26
+"""Of logs that take half a second to read, from which on it is said how far that is."""
+
+_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +45,28 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
     Raises GpubenchError: a log cannot be read, or an output cannot be written.
     """
     # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
-    with presenting(plan.presentation) as presenter, no_garbage_collection():
+    with presenting(plan.presentation, progress=True) as presenter, no_garbage_collection():
         reader = NcclLogReader()
-        files = read_logs(plan.logs, reader, sys.stdin.buffer)
+        files = read_logs(plan.logs, reader, sys.stdin.buffer, _telling(presenter))
         facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
         report = explain(facts, _names(plan.logs))
         presenter.end(report)
     return presenter.exit_code
+
+
+def _telling(presenter: "Presenter") -> ReadSoFar:
+    """Progress of logs that take a while, at every part in a hundred."""
+    last = 0
+
+    def tell(done: int, total: int, name: str) -> None:
+        nonlocal last
+        if total >= _LONG_BYTES and done - last >= total // _PARTS:
+            last = done
+            presenter.progress(done // _MIB, total // _MIB, f"MiB of logs, now {name}")
+
+    return tell
 
 
 def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field, replace
 from gpubench.errors import CouldNotMeasureError, no_gpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.visible_gpus import given
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
 
 _NEEDED = ("nvml", "cuda")
 """Sources of facts without which nothing is measured."""
+
+_NONE_FOUND = "the driver finds none on this host"
 
 
 def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None:
@@ -28,10 +31,13 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
             )
 
 
-def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str) -> None:
-    """Raise CouldNotMeasureError where GPUs are expected and no node has any; one that is silent may have some."""
+def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "") -> None:
+    """Raise CouldNotMeasureError where GPUs are expected and no node has any; one that is silent may have some.
+
+    `hidden` says why there is none where GPUs were left out.
+    """
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
-        reason = nodes[0].snapshot.driver.absent or "the driver finds none on this host"
+        reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
         raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what=for_what)
 
 
@@ -67,6 +73,28 @@ class Machines:
     def with_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
         """The same machines, their nodes read again."""
         return replace(self, nodes=topologies(snapshots))
+
+    def given(self) -> "Machines":
+        """The same without the GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
+        snapshots = [
+            given(node, [each for each in self.processes if each.node == number])
+            for number, node in enumerate(self.snapshots)
+        ]
+        changed = any(new is not old for new, old in zip(snapshots, self.snapshots, strict=True))
+        return self.with_snapshots(snapshots) if changed else self
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of all nodes."""
+        return sum(len(node.gpus) for node in self.nodes)
+
+    @property
+    def why_no_gpu(self) -> str:
+        """The reason why the first node has no GPU that may be used."""
+        node = self.nodes[0]
+        if node.gpus:
+            return f"CUDA_VISIBLE_DEVICES hides {'the GPU' if len(node.gpus) == 1 else f'all {len(node.gpus)} GPUs'}"
+        return node.snapshot.driver.absent or _NONE_FOUND
 
     @property
     def snapshots(self) -> list[Snapshot]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from gpubench.collectives.registry import collective_named
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check import child_commands
 from gpubench.jobs.check.child_commands import ChildCommands
@@ -125,6 +126,21 @@ def test_its_copies_are_few_and_what_it_leaves_out_is_said(monkeypatch: pytest.M
     assert asked[0][1:5] == ("p2p", "--strict", "--sizes", "256M")
 
 
+def test_its_collectives_on_gpus_may_take_long_enough_to_be_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def command(*words: str) -> list[str]:
+        asked.append(words)
+        return ["echo", '{"complete": true, "verdict": "PASS", "findings": [], "metadata": {"ranks": []}}']
+
+    monkeypatch.setattr(child_commands, "module_command", command)
+    snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
+    for node in (Topology(snapshot), Topology(replace(snapshot, gpus=()))):
+        ChildCommands([node], Depth.BRIEF, 20.0).collective(collective_named("allreduce"), (1024,))
+    assert asked[0][2:7] == ("--sizes", "1024", "--out-of-place", "--budget", "1")
+    assert "--budget" not in asked[1]
+
+
 def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:
     assert "Commands:" in gpubench("--help").stdout
     assert gpubench("--version").stdout.startswith("gpubench 0.")
@@ -168,3 +184,18 @@ def test_of_long_words_the_beginning_is_told(monkeypatch: pytest.MonkeyPatch) ->
     (said,) = set(ChildCommands([node], Depth.BRIEF, 20.0).peer_and_host_copies().failed.values())
     assert "exit code 3: no MPI; for a reason" in said
     assert said.endswith(" ...")
+
+
+def test_a_small_size_that_is_slow_and_passes_is_not_left_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "today.json"
+    gpubench("--simulate", "hgx-h200-2", "-o", str(path))
+    document = json.loads(path.read_text())
+    small = min(document["rows"], key=lambda row: row["size_bytes"])
+    assert "hosts differ by that" not in gpubench("report", str(path)).stdout
+    small |= {"time_us": small["expected_us"] / 0.6, "expected_percent": 60.0}
+    path.write_text(json.dumps(document))
+    told = " ".join(gpubench("report", str(path)).stdout.split())
+    assert "µs at 1K (6.27 µs expected; hosts differ by that)" in told
+    small["verdict"] = "FAIL"
+    path.write_text(json.dumps(document))
+    assert "hosts differ by that" not in gpubench("report", str(path)).stdout

@@ -51,8 +51,19 @@ def test_a_healthy_simulated_machine_passes_and_says_that_it_is_simulated() -> N
 def test_of_four_nodes_the_one_at_fault_is_named_down_to_the_gpu() -> None:
     code, document = checked("--simulate", "hgx-h100-8*4", "--fault", "node3.gpu5:nvlink=12")
     assert (code, document["verdict"]) == (1, "FAIL")
-    bad = {(row["scope"], row["subject"][:10]) for row in document["verdicts"] if row["verdict"] == "FAIL"}
-    assert bad == {("node", "node3"), ("gpu", "node3 GPU5")}
+    bad = [row for row in document["verdicts"] if row["verdict"] == "FAIL"]
+    devices = {(row["scope"], row["subject"][:10]) for row in bad if row["scope"] != "link"}
+    assert devices == {("node", "node3"), ("gpu", "node3 GPU5")}
+    links = [row for row in bad if row["scope"] == "link"]
+    assert len(links) == 14, "no link is well whose figures are not"
+    assert all("GPU5" in row["subject"] and row["findings"] == ["nvlink-down", "p2p-slow"] for row in links)
+
+
+def test_of_many_links_that_do_not_pass_a_few_are_named() -> None:
+    shown = gpubench("check", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12").stdout
+    assert "56 links: 42 PASS, 14 FAIL" in shown
+    assert shown.count(" → GPU5 (") + shown.count("GPU5 (0000:1b:00.0) → ") == 4
+    assert "  and 10 more\n" in shown
 
 
 def test_csv_has_a_row_a_finding() -> None:

@@ -129,3 +129,10 @@ def test_the_examples_of_the_docs_run(tmp_path: Path) -> None:
         words = command[command.index("overlap") :]
         simulated = words if "--simulate" in words else [*words, "--simulate", "hgx-h200-4"]
         assert gpubench(*simulated, cwd=tmp_path).returncode == 0, command
+
+
+def test_forty_columns_hold_every_table() -> None:
+    *lines, _ = gpubench("overlap", "--simulate", "hgx-h200-2", "--width", "40").stdout.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "size CTAs   alone    κm    κc step µs" in "\n".join(lines)
+    assert any("NCCL's own µs" in line for line in lines)

@@ -41,7 +41,7 @@ def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
             hosts_of(path)
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="missing does not exist"):
         hosts_of(tmp_path / "missing")
 
 
@@ -106,7 +106,7 @@ def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     for arguments, said in (
         (("--slurm",), "--slurm outside of an allocation"),
-        (("--hosts", str(tmp_path / "none")), "No such file"),
+        (("--hosts", str(tmp_path / "none")), "does not exist"),
         (("--slurm", "--simulate", "hgx-h100-8"), "--slurm and --simulate exclude each other"),
         (("--hosts", "hosts", "--slurm"), "--hosts and --slurm exclude each other"),
     ):

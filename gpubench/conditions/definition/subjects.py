@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterable
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.facts.visible_gpus import HIDDEN
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from gpubench.model.terms.units import counted
 
-NOT_THERE = ("Not Supported", "this nvidia-ml-py", "under MIG", "the profile does not say")
-"""Reasons of what this kind of GPU, the library that asks, or a simulated machine does not have."""
+NOT_THERE = (
+    *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
+    *("the profile does not say", HIDDEN),
+)
+"""Reasons of what this kind of GPU, this driver, the library that asks, a port without a link, a process without the
+GPU, or a simulated machine does not have."""
 
 Lack = Callable[[Facts], str]
 """The reason why there is nothing to look at; '' where there is something."""

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from gpubench.formats.text.page import ReportView
 from gpubench.model.facts.performance_settings import bearing_on_performance
+from gpubench.model.facts.visible_gpus import HIDDEN_GPUS
 from gpubench.model.results.curves import HOST
+from gpubench.model.results.measured_copies import is_pinned
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.topo.rows import GpuRow, NicRow, NodeRow
@@ -18,6 +20,9 @@ _LABEL_WIDTH = 9
 _MOST_FINDINGS = 2
 _SMALL_BYTES = 2**16
 """Below it the time of an operation tells more than its bandwidth."""
+
+_WORTH_A_WORD = 80
+"""Percent of what is expected, below which a small size that passes is not left without a word."""
 
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
 _SCOPES = {"gpu": "GPU", "nic": "NIC", "link": "link"}
@@ -33,7 +38,7 @@ class BriefView(ReportView):
         simulated = "" if metadata.origin == Origin.MEASURED else f"  ({metadata.origin.upper()})"
         page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
         if report.sections:
-            self._told("machine", "; ".join(_machine(report)))
+            self._told("machine", "; ".join(_machine(report, metadata.options.get(HIDDEN_GPUS))))
             self._told("software", "; ".join(self._software(report)))
             settings = bearing_on_performance(metadata.environment)
             if settings:
@@ -69,8 +74,8 @@ class BriefView(ReportView):
         self._page.labelled(f"{label:<{_LABEL_WIDTH}} ", text, verdict)
 
 
-def _machine(report: Report) -> Iterator[str]:
-    """GPUs with their memory and links, CPUs, NICs."""
+def _machine(report: Report, hidden: object) -> Iterator[str]:
+    """GPUs with their memory and links, CPUs, NICs; `hidden` is the number of GPUs that processes may not use."""
     nodes = report.rows("nodes", NodeRow)
     if len(nodes) > 1:
         yield counted(len(nodes), "node")
@@ -78,7 +83,10 @@ def _machine(report: Report) -> Iterator[str]:
     if not gpus:
         yield "no GPU"
     for (model, memory, links), number in Counter(map(_gpu, gpus)).items():
-        yield ", ".join(filter(None, (f"{number} × {model}", memory, links)))
+        of_all = f" of {len(gpus) + hidden}" if isinstance(hidden, int) else ""
+        yield ", ".join(filter(None, (f"{number}{of_all} × {model}", memory, links)))
+    if isinstance(hidden, int):
+        yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
     for text, number in Counter(map(_cpus, nodes)).items():
         yield text if number == len(nodes) else f"{counted(number, 'node')} with {text}"
     for text, number in Counter(map(_nic, report.rows("nics", NicRow))).items():
@@ -147,6 +155,10 @@ def _speeds(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict 
     if pairs:
         direct = "; all direct" if Verdict.PASS in _verdicts_of_check(report, "paths") else ""
         yield "copies", _copies(pairs) + direct, _verdict_of(pairs)
+    with_host = [row for row in report.rows(PAIRS_SECTION, PairRow) if HOST in (row.source, row.destination)]
+    with_host = [row for row in with_host if row.source != row.destination and is_pinned(row)]
+    if with_host and not pairs:
+        yield "copies", _copies(with_host), _verdict_of(with_host)
     rows = report.rows(ROWS_SECTION, CollectiveRow)
     if rows:
         told = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
@@ -157,7 +169,7 @@ def _speeds(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict 
     if quick:
         yield "speed", "not measured: --quick", None
     elif not rows and not missing and left_out and left_out[0]:
-        yield "speed", f"not measured: {left_out[0]}", None
+        yield "allreduce" if pairs or with_host else "speed", f"not measured: {left_out[0]}", None
     elif missing:
         yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
 
@@ -169,16 +181,26 @@ def _verdicts_of_check(report: Report, name: str) -> list[str]:
 def _copies(pairs: Sequence[PairRow]) -> str:
     slowest = min(pairs, key=lambda row: row.expected_percent or row.bandwidth_gb_s or 0.0)
     of_it = _of_expected(slowest.expected_gb_s, slowest.expected_percent)
-    where = f"the slowest of {len(pairs)} pairs, {slowest.source} → {slowest.destination}"
+    between = f"{slowest.source} → {slowest.destination}"
+    if HOST in (slowest.source, slowest.destination):
+        return f"{slowest.bandwidth_gb_s:.3g} GB/s{of_it}: {between}, the slowest with host memory"
+    where = f"the slowest of {len(pairs)} pairs, {between}"
     return f"{slowest.bandwidth_gb_s:.0f} GB/s{of_it}: {where}; {slowest.path_class or 'path not known'}"
 
 
 def _row(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
     if row.size_bytes < _SMALL_BYTES:
-        expected = "" if row.expected_us is None else f" ({row.expected_us:.3g} µs expected)"
-        return f"{row.time_us:.3g} µs at {size}{expected}"
+        return f"{row.time_us:.3g} µs at {size}{_of_expected_time(row)}"
     return f"{row.busbw_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
+
+
+def _of_expected_time(row: CollectiveRow) -> str:
+    """What is expected of a small size, and why one that takes longer passes: hosts launch faster or slower."""
+    if row.expected_us is None:
+        return ""
+    passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _WORTH_A_WORD
+    return f" ({row.expected_us:.3g} µs expected{'; hosts differ by that' if passes else ''})"
 
 
 def _of_expected(expected: float | None, percent: float | None) -> str:
@@ -194,13 +216,15 @@ def _verdict_of(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
 
 def _next_steps(depth: object, report: Report) -> Iterator[tuple[str, str]]:
     """Commands to type next, each with what it does."""
-    if not report.rows("gpus", GpuRow):
+    gpus = report.rows("gpus", GpuRow)
+    if not gpus:
         yield "gpubench --simulate hgx-h100-8", "what this says of a machine with GPUs"
         yield "gpubench allreduce", "MPI on CPU buffers, by size"
     elif depth == _QUICK:
         yield "gpubench", "the same, and how fast it is"
     elif report.verdict is Verdict.PASS:
-        yield "gpubench allreduce", "NCCL by size, from 1K to 4G"
+        if len(gpus) > 1:
+            yield "gpubench allreduce", "NCCL by size, from 1K to 4G"
         yield "gpubench check", "every way of copying, for a node gate"
     else:
         yield "gpubench check", "all that was found, and why"

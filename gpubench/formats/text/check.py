@@ -78,10 +78,17 @@ class CheckView(ReportView):
             fare = Counter(row.verdict for row in own)
             fared = ", ".join(f"{fare[verdict]} {verdict}" for verdict in _BEST_FIRST if fare[verdict])
             self._page.print(f"{counted(len(own), _SCOPES[scope])}: {fared}")
-            for row in own:
-                if row.verdict not in (Verdict.PASS, Verdict.SKIP):
-                    self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {', '.join(row.findings)}", hanging=8)
+            odd = [row for row in own if row.verdict not in (Verdict.PASS, Verdict.SKIP)]
+            shown = odd[:_MOST_LINKS] if scope == "link" and len(odd) > _MOST_LINKS + 1 else odd
+            for row in shown:
+                why = ", ".join(row.findings) or "its own figures"
+                self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {why}", hanging=8)
+            if len(shown) < len(odd):
+                self._page.print(f"{INDENT}and {len(odd) - len(shown)} more")
 
+
+_MOST_LINKS = 4
+"""Of those that do not pass: a GPU in trouble has fourteen."""
 
 _BEST_FIRST = (Verdict.PASS, Verdict.SKIP, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
 _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}

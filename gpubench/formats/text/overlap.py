@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.formats.text.header import INDENT, rank_lines, software_lines
 from gpubench.formats.text.page import Page
 from gpubench.model.results.report import Metadata, Report, Row
@@ -21,18 +21,18 @@ _FIGURES: Sequence[_Figure] = (
     ("size", 5, 0, lambda row: format_size(row.size_bytes)),
     ("CTAs", 5, 0, lambda row: OWN_CTAS if row.ctas is None else str(row.ctas)),
     ("alone", 8, 0, lambda row: _number(row.communication_alone_us)),
-    ("both", 8, 0, lambda row: _number(row.communication_together_us)),
+    ("both", 8, 1, lambda row: _number(row.communication_together_us)),
     ("κm", 6, 0, lambda row: _ratio(row.communication_slowdown)),
-    ("wait", 6, 2, lambda row: _ratio(row.waiting_slowdown)),
-    ("share", 6, 3, lambda row: _ratio(row.sharing_slowdown)),
-    ("ops", 6, 4, lambda row: str(row.partner_count)),
-    ("alone", 8, 5, lambda row: _number(row.partner_alone_us)),
-    ("both", 8, 6, lambda row: _number(row.partner_together_us)),
+    ("wait", 6, 3, lambda row: _ratio(row.waiting_slowdown)),
+    ("share", 6, 4, lambda row: _ratio(row.sharing_slowdown)),
+    ("ops", 6, 5, lambda row: str(row.partner_count)),
+    ("alone", 8, 6, lambda row: _number(row.partner_alone_us)),
+    ("both", 8, 7, lambda row: _number(row.partner_together_us)),
     ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
     ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
-    ("hidden", 7, 1, lambda row: _percent(row.hidden_share)),
-    ("MHz", 6, 7, lambda row: _whole(row.sm_clock_mhz)),
-    ("W", 5, 8, lambda row: _whole(row.power_w)),
+    ("hidden", 7, 2, lambda row: _percent(row.hidden_share)),
+    ("MHz", 6, 8, lambda row: _whole(row.sm_clock_mhz)),
+    ("W", 5, 9, lambda row: _whole(row.power_w)),
 )
 _COMMUNICATION, _COMPUTATION = (2, 7), (7, 11)
 _MOST_NOTES = 6
@@ -83,7 +83,9 @@ class OverlapView:
             number = _FIGURES.index(figure)
             within = [name for name, (first, end) in _GROUPS.items() if first <= number < end]
             groups.append(within[0] if within else "")
-        yield _group_line(groups, [width for _, width, _, _ in shown])
+        widths = [width for _, width, _, _ in shown]
+        if all(len(name) < sum(w for w, own in zip(widths, groups, strict=True) if own == name) for name in _GROUPS):
+            yield _group_line(groups, widths)
         yield "".join(head.rjust(width) for head, width, _, _ in shown)
 
     def _shortest(self, rows: Sequence[ShortestStepRow]) -> None:
@@ -101,7 +103,7 @@ class OverlapView:
             Column("", [_doubt(row) for row in rows], 1),
         ]  # fmt: skip
         self._page.print("the cap with the shortest step:")
-        for line in lines(fitting(columns, self._page.width - len(INDENT))):
+        for line in fitted_lines(columns, self._page.width - len(INDENT), keys=1 + several):
             self._page.print(INDENT + line)
         self._page.print("")
 

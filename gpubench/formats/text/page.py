@@ -166,6 +166,8 @@ class Page:
 
     def closing(self, report: Report) -> None:
         """The last line, which has the verdict."""
+        if self.verbose and report.duration_s is not None:
+            self.print(f"took {report.duration_s:.1f} s")
         # One line, however wide: it is there to be pasted.
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
         line = report.sentence or f"verdict: {report.verdict}{cut_short}"

@@ -21,6 +21,9 @@ _PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
 """What srun may speak to MPI, the best first; a version behind it, pmix_v4, counts as well."""
 
 
+_EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
+
+
 def hosts_of(path: Path) -> dict[str, int | None]:
     """The hosts of a file as mpirun's --hostfile, each with the ranks that it has room for, None where it does not say.
 
@@ -30,8 +33,16 @@ def hosts_of(path: Path) -> dict[str, int | None]:
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--hosts {path}: {error}", expected="a file with a host a line") from None
+    except UnicodeDecodeError:
+        raise _unfit(path, "it is no text") from None
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise UsageError(
+            f"--hosts {path} {'does not exist' if missing else f'cannot be read: {error.strerror}'}",
+            expected=_EXPECTED,
+            reason="a host, where a file is wanted" if missing else "its owner or mode forbids it, or it is a folder",
+            next_step="printf 'node1\\nnode2\\n' > hosts.txt, then --hosts hosts.txt",
+        ) from None
     found: dict[str, int | None] = {}
     for line in filter(None, (each.partition("#")[0].strip() for each in text.splitlines())):
         match = _LINE.fullmatch(line)
@@ -44,9 +55,7 @@ def hosts_of(path: Path) -> dict[str, int | None]:
 
 
 def _unfit(path: Path, what: str) -> UsageError:
-    return UsageError(
-        f"--hosts {path}: {what}", expected="a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
-    )
+    return UsageError(f"--hosts {path}: {what}", expected=_EXPECTED)
 
 
 def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:

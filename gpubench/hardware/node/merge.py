@@ -8,10 +8,13 @@ from itertools import permutations
 from gpubench import __version__
 from gpubench.hardware.node.cuda_driver import CudaFacts, CudaGpu
 from gpubench.hardware.node.nvml.gpu import NvmlFacts
+from gpubench.hardware.node.nvml.library import visible_count
 from gpubench.hardware.node.sysfs import SysfsFacts
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, ProbeFailure, Snapshot
+from gpubench.model.facts.visible_gpus import HIDDEN
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.units import counted
 
 NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
 """Of the driver's settings, those that no file tells."""
@@ -29,7 +32,9 @@ def merge(
 ) -> Snapshot:
     """The snapshot of a node. None is a source that gave nothing, of which `failures` says why."""
     kernel = sysfs or SysfsFacts()
-    gpus = tuple(_with_cuda(gpu, cuda) for gpu in _gpus(kernel, nvml))
+    listed = _gpus(kernel, nvml)
+    unseen = _why_unseen(len(listed), cuda)
+    gpus = tuple(_with_cuda(gpu, cuda, unseen) for gpu in listed)
     all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
     driver = nvml.driver if nvml is not None else DriverFacts()
     shown = {gpu.bus_id for gpu in gpus}
@@ -56,7 +61,7 @@ def merge(
         rdma_ports=kernel.rdma_ports,
         kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
-        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures)),
+        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures, unseen)),
         failures=all_failures,
     )
 
@@ -112,14 +117,27 @@ def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
     return replace(gpu, name=gpu.name or other.name, uuid=gpu.uuid or other.uuid, place=other.place, pcie=pcie)
 
 
-def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> GpuFacts:
+def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
     found = _in_cuda(gpu, cuda)
     if found is None:
-        return gpu
+        return replace(gpu, unknown={**gpu.unknown, "cuda_index": unseen}) if unseen and not gpu.lost else gpu
     gpu = replace(gpu, cuda_index=found.index, cuda_features=found.features)
     if gpu.mig:
         return replace(gpu, unknown={**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"})
     return replace(gpu, multiprocessors=found.multiprocessors)
+
+
+def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
+    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it.
+
+    Of the MIG instances that a setting names CUDA shows one.
+    """
+    if cuda is None or cuda.visible_devices is None:
+        return ""
+    named = visible_count(gpus, cuda.visible_devices)
+    if len(cuda.gpus) >= named or (cuda.gpus and "MIG-" in cuda.visible_devices):
+        return HIDDEN
+    return f"CUDA lists {len(cuda.gpus)} of the {counted(named, 'GPU')} that CUDA_VISIBLE_DEVICES names"
 
 
 def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
@@ -130,7 +148,11 @@ def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
 
 
 def _pairs(
-    gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None, failures: Sequence[ProbeFailure]
+    gpus: Sequence[GpuFacts],
+    nvml: NvmlFacts | None,
+    cuda: CudaFacts | None,
+    failures: Sequence[ProbeFailure],
+    unseen: str,
 ) -> Iterator[PairFacts]:
     """Every ordered pair of GPUs of which NVML or CUDA knows something."""
     by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
@@ -143,23 +165,23 @@ def _pairs(
             continue
         pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
         if access is None:
-            reason = _why_not_in_cuda((source, destination), cuda, failures)
+            shown = _in_cuda(source, cuda) is not None and _in_cuda(destination, cuda) is not None
+            reason = "" if shown else unseen
+            reason = reason or _why_not_in_cuda(cuda, failures)
             yield replace(pair, unknown={**pair.unknown, "cuda": reason})
         else:
             yield replace(pair, cuda=access)
 
 
-def _why_not_in_cuda(pair: Sequence[GpuFacts], cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
+def _why_not_in_cuda(cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
     if cuda is None:
         return next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
-    if cuda.visible_devices is not None and any(_in_cuda(gpu, cuda) is None for gpu in pair):
-        return "CUDA_VISIBLE_DEVICES hides it"
     return cuda.absent or "CUDA does not list it"
 
 
 def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
     """No CUDA is a failure where the driver has GPUs, unless CUDA_VISIBLE_DEVICES asked for it."""
-    if cuda is None or cuda.absent is None or cuda.visible_devices is not None:
+    if cuda is None or cuda.absent is None or _why_unseen(len(gpus), cuda) == HIDDEN:
         return ()
     if nvml is None or nvml.driver.absent is not None or not gpus:
         return ()

@@ -15,7 +15,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
-from gpubench.jobs.check.plan import LARGE_BYTES, Depth
+from gpubench.jobs.check.plan import BUDGET_SECONDS, LARGE_BYTES, Depth
 from gpubench.jobs.child_process import run_child
 from gpubench.measure.check.documents import of_collective, of_p2p, together
 from gpubench.model.paths.topology import Topology
@@ -74,7 +74,8 @@ class ChildCommands:
 
         Raises CouldNotMeasureError: it does not end in time, or without a whole report.
         """
-        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *self._judged_by]
+        longer = ("--budget", f"{BUDGET_SECONDS:g}") if self._gpus else ()
+        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *longer, *self._judged_by]
         return of_collective(_document([collective.name, *given], self._timeout_s))
 
 

@@ -44,7 +44,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
         presenter.waiting("reading this machine", SECONDS_TO_READ)
         machines = plan.source.machines()
         matches = matches_of(plan, machines)
-        measurements = _measured(plan, machines, presenter.waiting if is_here else None)
+        measurements = _measured(plan, machines.given(), presenter.waiting if is_here else None)
         if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
             watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
             machines = machines.with_snapshots(watched)

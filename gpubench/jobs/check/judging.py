@@ -16,6 +16,7 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.check.documents import accounted, together
 from gpubench.measure.check.health import judge
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
+from gpubench.model.facts.visible_gpus import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
@@ -43,13 +44,14 @@ def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]
         CouldNotMeasureError: no node has a GPU, and the profile asked for is not that of a host.
         UsageError: a profile is not there, or broken.
     """
-    has_gpus = any(node.gpus or node.snapshot.failures for node in machines.nodes)
+    given = machines.given()
+    has_gpus = any(node.gpus or node.snapshot.failures for node in given.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
     matches = profiles_for(machines.nodes, os.environ, asked)
     is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
     if not has_gpus and not is_host:
-        raise no_gpu(machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host", for_what=NAME)
-    check_any_gpu(machines.nodes, plan.expected_gpus, NAME)
+        raise no_gpu(machines.why_no_gpu, for_what=NAME)
+    check_any_gpu(given.nodes, plan.expected_gpus, NAME, machines.why_no_gpu)
     return matches
 
 
@@ -61,12 +63,13 @@ def deliver(
     measurements: Measurements,
     presenter: Presenter,
 ) -> int:
-    """Record where asked, then judge and present; the exit code."""
-    nodes = machines.nodes
+    """Record where asked, then judge the GPUs that processes were given, and present; the exit code."""
     if plan.recording.record is not None:
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         with recorded.recording_samples(plan.recording.record, FILE) as write:
             write(measurements)
+    given = machines.given()
+    nodes, hidden = given.nodes, machines.gpus - given.gpus
     measurements = accounted(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(
@@ -89,6 +92,7 @@ def deliver(
             "strict": plan.strict,
             "timeout_s": plan.timeout_s,
             **({"brief": True} if plan.brief else {}),
+            **({HIDDEN_GPUS: hidden} if hidden else {}),
             MODELS: sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name}),
         },
     )

@@ -91,8 +91,9 @@ class CheckRankJob:
         own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
         machines = group.broadcast(gathered(group, own, own_process(self.identity)))
         matches = agree(group, lambda: matches_of(plan, machines))
-        by = RankMeasurer(group, self._progress, self.identity, machines.nodes, plan)
-        measurements = measured(plan.depth, machines.nodes, by)
+        given = machines.given().nodes
+        by = RankMeasurer(group, self._progress, self.identity, given, plan)
+        measurements = measured(plan.depth, given, by)
         if plan.depth not in (Depth.QUICK, Depth.BRIEF):
             before = machines.snapshots[self.identity.node]
             watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])

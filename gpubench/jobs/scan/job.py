@@ -16,6 +16,7 @@ from gpubench.jobs.scan.checks import check_node_count
 from gpubench.jobs.scan.delivery import deliver
 from gpubench.jobs.scan.facts import fact_findings
 from gpubench.jobs.scan.plan import ScanPlan
+from gpubench.jobs.scan.progress import telling
 from gpubench.jobs.scan.rounds_folder import KeptScan, ResumedRounds, RoundsFolder, check_same, read_rounds
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
@@ -84,7 +85,8 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     folder.resume({})
     folder.begin(stored, better_of(first, again))
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
-    course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
+    with telling(plan, folder.keep) as keep:
+        course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
     local = still_slow(slow_figures(first), again)
     groups = [] if plan.quick else list(collectives(course, seed, rounds.collective))
     result = ScanResult(course, decode(course, local), groups, Origin.SIMULATED, _facts(simulation))

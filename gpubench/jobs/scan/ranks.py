@@ -25,6 +25,7 @@ from gpubench.jobs.scan.checks import HOST, check_backend, check_node_count, che
 from gpubench.jobs.scan.delivery import deliver
 from gpubench.jobs.scan.facts import fact_findings, of_whole_node
 from gpubench.jobs.scan.plan import ScanPlan
+from gpubench.jobs.scan.progress import telling
 from gpubench.jobs.scan.rounds_folder import (
     RenumberedRounds,
     ResumedRounds,
@@ -224,7 +225,8 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.resume(gone)
     folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), better_of(first, again))
-    course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
+    with telling(plan, folder.keep, is_rank=True) as keep:
+        course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)

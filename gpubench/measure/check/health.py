@@ -37,6 +37,8 @@ SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, TREE_
 _MOST_TREES = 4
 """Nodes whose PCI tree a report holds: of a thousand that are alike one is enough, and those with findings."""
 
+_NOT_WELL = (Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.INCONCLUSIVE)
+
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 """Findings on a whole job: what explains them says on which node it is."""
 
@@ -172,11 +174,14 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
         own: list[Finding] = []
         rows = []
         unanswered = _unanswered(node, by_subject) if _is_silent(node) else []
+        slow = _slow_links(facts, number, node)
         for scope, subject, names in _subjects(facts, number, node):
             found = [finding for name in names for finding in by_subject.get(name, ())]
             found += unanswered if scope == "gpu" else ()
             own += found
-            rows.append(_row(node, scope, subject, found))
+            verdict, ends = slow.get(subject, (Verdict.PASS, ()))
+            found = found or [each for end in ends for each in by_subject.get(end, ())]
+            rows.append(_row(node, scope, subject, found, Verdict.PASS if found else verdict))
         own += _of_whole(facts, node, by_subject)
         yield _row(node, "node", node.snapshot.host, own)
         yield from rows
@@ -204,6 +209,24 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
             yield "link", name, (name, circumstances.on(number, bare), bare)
 
 
+def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Verdict, tuple[str, str]]]:
+    """The links of a node whose own figures do not pass, by name: how they fare, and the GPUs at both ends.
+
+    What makes several links slow is told of the GPU that they have in common.
+    """
+    named, host = facts.circumstances.named, node.snapshot.host
+    by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
+    found: dict[str, tuple[Verdict, tuple[str, str]]] = {}
+    for row in facts.measurements.pairs:
+        one, other = by_bus_id.get(row.source_bus_id), by_bus_id.get(row.destination_bus_id)
+        is_here = row.source_node == row.destination_node == host
+        if is_here and one is not None and other is not None and row.verdict in _NOT_WELL:
+            name = named(number, one, other)
+            before = found[name][0] if name in found else Verdict.PASS
+            found[name] = overall([before, Verdict(row.verdict)]), (named(number, one), named(number, other))
+    return found
+
+
 def _unanswered(node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Findings of a driver that tells nothing of a node's GPUs."""
     host = node.snapshot.host
@@ -223,12 +246,14 @@ def _of_whole(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Fi
     ]
 
 
-def _row(node: Topology, scope: str, subject: str, findings: Sequence[Finding]) -> VerdictRow:
+def _row(
+    node: Topology, scope: str, subject: str, findings: Sequence[Finding], figures: Verdict = Verdict.PASS
+) -> VerdictRow:
     return VerdictRow(
         scope=scope,
         node=node.snapshot.host,
         subject=subject,
-        verdict=overall([Verdict.PASS, *(finding.severity for finding in findings)]),
+        verdict=overall([figures, *(finding.severity for finding in findings)]),
         findings=tuple(dict.fromkeys(finding.id for finding in findings)),
         origin=node.snapshot.origin,
     )

@@ -9,6 +9,7 @@ from gpubench.conditions.checks import Check, Looked
 from gpubench.conditions.definition.circumstances import Circumstances, Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.conditions.definition.subjects import NOT_THERE
+from gpubench.measure.check.refused_facts import refused_fact
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows
@@ -39,14 +40,17 @@ def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
 
 def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterator[Finding]:
     for number, node in run.nodes.items():
+        told = {each.error for each in node.snapshot.failures}
         for scope, names in wanted.items():
             for subject in _subjects(scope, run, number, node):
                 if subject.unknown:
                     reasons = _reasons(subject.unknown, names)
-                    gone = {
-                        name: each for name, each in reasons.items() if not _is_not_there(name, each, subject, node)
+                    refused = {
+                        name: each
+                        for name, each in reasons.items()
+                        if each not in told and not _is_not_there(name, each, subject, node)
                     }
-                    yield from _findings(subject.name, gone)
+                    yield from _findings(scope, subject.name, refused)
 
 
 def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
@@ -200,16 +204,17 @@ def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> 
     return all(name in each.unknown for each in siblings)
 
 
-def _findings(subject: str, reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """One finding on a device, where anything of it could not be read."""
+def _findings(scope: str, subject: str, reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """One finding on a device, where anything of it could not be read; the first reason's cure stands for all."""
     if reasons:
+        refused = refused_fact(scope, next(iter(reasons.values())))
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=Verdict.ERROR,
             subject=subject,
             seen="not read: " + "; ".join(f"{name} ({reason})" for name, reason in reasons.items()),
             expected="an answer, as from other GPUs and drivers",
-            cause="a driver in trouble, a GPU that is about to fail, or a container without the right to ask",
-            next_command="nvidia-smi -q; dmesg | grep -i -E 'nvrm|xid'",
+            cause=refused.likely,
+            next_command=refused.next_command,
             subjects=(subject,),
         )

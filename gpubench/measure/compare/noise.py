@@ -6,9 +6,11 @@ they know: a row alone has too few figures.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 from statistics import median
 
 from gpubench.measure.compare.rows import RunFigures, RunsByRow
@@ -75,6 +77,7 @@ class ChangeNoise:
         }
         self._within = {key: _within(base[key], new[key]) for key in self._logs}
         self._family: dict[RowKey, Sequence[RowKey]] = {key: each for each in siblings(self._logs) for key in each}
+        self._by_size: dict[int, _RowsBySize] = {}
         self._found: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
 
     @property
@@ -138,18 +141,20 @@ class ChangeNoise:
 
     def _beside(self, key: RowKey) -> Iterator[RowKey]:
         """The other placement of a row, and the next sizes of the same placement."""
-        sizes = sorted({each.size_bytes or 0 for each in self._family[key]})
-        place = sizes.index(key.size_bytes or 0)
-        beside = set(sizes[max(0, place - 1) : place + 2])
-        for each in self._family[key]:
+        for each in self._sizes(key).near(key.size_bytes or 0, 1):
             alike = each.size_bytes == key.size_bytes or each.placement == key.placement
-            if each != key and alike and each.size_bytes in beside:
+            if each != key and alike:
                 yield each
 
     def _half_an_octave(self, key: RowKey) -> Iterator[RowKey]:
         """All rows whose size is not far off, whatever the placement."""
         size = key.size_bytes or 0
-        return (each for each in self._family[key] if size / _APART <= (each.size_bytes or 0) <= size * _APART)
+        return self._sizes(key).between(size / _APART, size * _APART)
+
+    def _sizes(self, key: RowKey) -> "_RowsBySize":
+        """The rows among which a row is, by size."""
+        family = self._family[key]
+        return self._by_size.get(id(family)) or self._by_size.setdefault(id(family), _RowsBySize.of(family))
 
     def _floor(self, key: RowKey, time_us: float) -> tuple[float, str]:
         if self.shows_whole_runs(key):
@@ -176,14 +181,10 @@ class ChangeNoise:
         return between, "differences between runs"
 
     def _near(self, key: RowKey) -> Iterator[RowKey]:
-        family = self._family[key]
         if key.collective is None:
-            yield from family
-            return
-        sizes = sorted({each.size_bytes or 0 for each in family})
-        place = sizes.index(key.size_bytes or 0)
-        kept = set(sizes[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1])
-        yield from (each for each in family if each.size_bytes in kept)
+            yield from self._family[key]
+        else:
+            yield from self._sizes(key).near(key.size_bytes or 0, NEIGHBOURS)
 
     def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
         """The deviation between runs of the same row, over all these rows: by the median, for a run may hiccup."""
@@ -203,6 +204,34 @@ class ChangeNoise:
             return found
         # Every change has a part in four of these figures, so about half of them know something new.
         return Noise(found.deviation, max(LEAST_FREEDOM, found.freedom / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsBySize:
+    """The rows of a family by their sizes, which ascend: of thousands, neighbours are found without a look at all."""
+
+    sizes: Sequence[int]
+    rows: Mapping[int, Sequence[tuple[int, RowKey]]]
+
+    @classmethod
+    def of(cls, family: Sequence[RowKey]) -> "_RowsBySize":
+        """Each with its place in the family."""
+        rows: dict[int, list[tuple[int, RowKey]]] = {}
+        for place, key in enumerate(family):
+            rows.setdefault(key.size_bytes or 0, []).append((place, key))
+        return cls(sorted(rows), rows)
+
+    def near(self, size: int, steps: int) -> Iterator[RowKey]:
+        """The rows of a size and of so many sizes before and after it, in the family's order."""
+        place = bisect_left(self.sizes, size)
+        return self._of(self.sizes[max(0, place - steps) : place + steps + 1])
+
+    def between(self, least: float, most: float) -> Iterator[RowKey]:
+        """The rows of these sizes and those between them."""
+        return self._of(self.sizes[bisect_left(self.sizes, least) : bisect_right(self.sizes, most)])
+
+    def _of(self, sizes: Sequence[int]) -> Iterator[RowKey]:
+        return (key for _, key in sorted((each for size in sizes for each in self.rows[size]), key=itemgetter(0)))
 
 
 def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:

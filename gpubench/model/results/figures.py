@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gpubench.model.results.curves import HOST
+from gpubench.model.results.measured_copies import is_pinned
 from gpubench.model.results.report import CollectiveRow, PairRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.copies import Direction, Engine
 from gpubench.model.terms.units import percent
 from gpubench.model.terms.verdict import Verdict
 
-PEER_COPIES = "p2p"
+PEER_COPIES, HOST_COPIES = "p2p", "host copies"
 _NAMES = {
     "allreduce": "all-reduce",
     "allgather": "all-gather",
@@ -53,6 +54,8 @@ class SpeedFigure:
 class SpeedFigures:
     """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow.
 
+    Where nothing is measured between GPUs, the slowest copy between one and host memory.
+
     `checked` is whether the data of any row were verified, `unchecked` whether those of any were not.
     """
 
@@ -63,6 +66,7 @@ class SpeedFigures:
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
     _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
+    _host: SpeedFigure | None = None
     _backend: str | None = None
 
     def add(self, row: Row) -> None:
@@ -76,7 +80,7 @@ class SpeedFigures:
     def is_unjudged(self) -> bool:
         """True if something was measured, and the speed of a largest size was not judged."""
         every = list(self.all())
-        copies = every[:1] if self._pairs else []
+        copies = every[:1] if self._pairs or not self._largest else []
         return bool(every) and not all(each.is_judged for each in (*copies, *self._largest.values()))
 
     def all(self) -> Iterator[SpeedFigure]:
@@ -84,6 +88,8 @@ class SpeedFigures:
         if self._pairs:
             yield self._pairs[max(self._pairs)]
         yield from self._best.values()
+        if self._host is not None and not self._pairs and not self._best:
+            yield self._host
 
     def _add_collective(self, row: CollectiveRow) -> None:
         self._note_data(are_verified=row.wrong is not None)
@@ -113,7 +119,10 @@ class SpeedFigures:
     def _add_pair(self, row: PairRow) -> None:
         if row.bandwidth_gb_s is not None:
             self._note_data(are_verified=row.verified in (Verified.LAST, Verified.REPEAT))
-        if row.bandwidth_gb_s is None or row.direction == Direction.BOTH or HOST in (row.source, row.destination):
+        if HOST in (row.source, row.destination):
+            self._add_host_copy(row)
+            return
+        if row.bandwidth_gb_s is None or row.direction == Direction.BOTH:
             return
         figure = SpeedFigure(
             what=PEER_COPIES,
@@ -132,6 +141,20 @@ class SpeedFigures:
         known = self._pairs.get(key, figure)
         slower = min(known, figure, key=lambda each: each.gb_s)
         self._pairs[key] = replace(slower, is_judged=known.is_judged and figure.is_judged)
+
+    def _add_host_copy(self, row: PairRow) -> None:
+        if row.bandwidth_gb_s is None or row.source == row.destination or not is_pinned(row):
+            return
+        figure = SpeedFigure(
+            what=HOST_COPIES,
+            gb_s=row.bandwidth_gb_s,
+            expected_gb_s=row.expected_gb_s,
+            limit_percent=row.limit_percent,
+            is_judged=row.verdict not in (None, Verdict.SKIP),
+        )
+        known = self._host or figure
+        slower = min(known, figure, key=lambda each: each.gb_s)
+        self._host = replace(slower, is_judged=known.is_judged and figure.is_judged)
 
     def _note_data(self, *, are_verified: bool) -> None:
         self.checked = self.checked or are_verified

@@ -40,7 +40,7 @@ def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[t
         own, other = (
             (row.destination_bus_id, row.source_bus_id) if to_gpu else (row.source_bus_id, row.destination_bus_id)
         )
-        if row.source_node != node.snapshot.host or other is not None or own not in gpus or not _is_pinned(row):
+        if row.source_node != node.snapshot.host or other is not None or own not in gpus or not is_pinned(row):
             continue
         found.append((gpus[own], row))
     return found
@@ -76,6 +76,7 @@ def is_busy(gpu: GpuFacts) -> bool:
     return bool(gpu.processes) and gpu.idle is not True
 
 
-def _is_pinned(row: PairRow) -> bool:
+def is_pinned(row: PairRow) -> bool:
+    """True of a large copy that was measured between a GPU and pinned host memory."""
     large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
     return row.bandwidth_gb_s is not None and large and HostMemory.of_note(row.note) is HostMemory.PINNED

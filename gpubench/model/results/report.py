@@ -274,7 +274,7 @@ class Report:
 
     `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
     formats show which show only one; `sentence` the last line, empty until the report is presented; `duration_s` the
-    seconds from the command's begin to its end, which is of this process and not kept, None where nobody took the time.
+    seconds from the command's begin to its end, None where it was cut short by force or nobody took the time.
     """
 
     verdict: Verdict
@@ -296,6 +296,7 @@ class Report:
             "verdict": self.verdict.value,
             "complete": self.complete,
             "sentence": self.sentence,
+            "duration_s": self.duration_s,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -315,4 +316,5 @@ class Report:
             complete=record["complete"],
             findings=findings,
             sentence=record.get("sentence", ""),
+            duration_s=record.get("duration_s"),
         )

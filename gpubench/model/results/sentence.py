@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
 from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
 from gpubench.model.facts.libraries import NCCL
+from gpubench.model.facts.visible_gpus import HIDDEN_GPUS
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
@@ -115,7 +116,9 @@ def _machine(metadata: Metadata, report: Report) -> str:
         return "no GPU"
     if not names:
         return _job(report)
-    return ", ".join(f"{count} × {model}" for model, count in Counter(map(_model, names)).items())
+    hidden = metadata.options.get(HIDDEN_GPUS)
+    of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
+    return ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())
 
 
 def _checked(metadata: Metadata, report: Report) -> list[str]:

@@ -4,7 +4,7 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -47,7 +47,13 @@ class LogFile:
     is_damaged: bool = False
 
 
-def read_logs(names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO) -> tuple[LogFile, ...]:
+ReadSoFar = Callable[[int, int, str], None]
+"""Is told how many bytes of all files were read, how many there are, and which file is being read."""
+
+
+def read_logs(
+    names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO, read_so_far: ReadSoFar | None = None
+) -> tuple[LogFile, ...]:
     """Have `reader` read all of these: '-' is `stdin`, and a folder is every file in it but hidden ones.
 
     A file that is named twice is read once. Behind a limit nothing more is read, which `reader.reached` says. Raises
@@ -56,14 +62,16 @@ def read_logs(names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO) -> t
     """
     found: list[LogFile] = []
     unended: list[UsageError] = []
-    for name in _files(names):
+    files = list(_files(names))
+    meter = _Meter(sum(map(_size, files)), read_so_far)
+    for name in files:
         if len(found) == limits.MOST_FILES:
             reader.reached.end(f"{name}, and more", f"{limits.MOST_FILES} files")
         if reader.reached.ends_reading:
             break
         before, is_damaged = reader.nccl_lines, False
         try:
-            is_damaged = _read_file(name, reader, stdin)
+            is_damaged = _read_file(name, reader, stdin, meter)
         except EndlessLineError:
             unended.append(_endless(name))
             reader.reached.pass_over(unended[-1].seen, f"{_MIB_WITHOUT_LINE_END} MiB without the end of a line")
@@ -85,14 +93,51 @@ def _endless(name: str) -> UsageError:
     )
 
 
-def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO) -> bool:
+def _size(name: str) -> int:
+    """The bytes of a file; 0 of what tells none, a pipe."""
+    try:
+        return 0 if name == STDIN else Path(name).stat().st_size
+    except (OSError, ValueError):
+        return 0
+
+
+class _Meter:
+    """Counts the bytes that are read of all files."""
+
+    def __init__(self, total: int, read_so_far: ReadSoFar | None) -> None:
+        self._done, self._total, self._tell = 0, total, read_so_far
+        self.name = ""
+
+    def add(self, size_bytes: int) -> None:
+        """So many more."""
+        self._done += size_bytes
+        if self._tell is not None:
+            self._tell(self._done, max(self._total, self._done), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metered:
+    """A stream whose bytes are counted as they are read."""
+
+    stream: io.BufferedReader
+    meter: _Meter
+
+    def read(self, size: int, /) -> bytes:
+        """At most that many bytes, none at its end."""
+        found = self.stream.read(size)
+        self.meter.add(len(found))
+        return found
+
+
+def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter) -> bool:
     """Read a file, or standard input; whether it is a gzip that ends before its end."""
+    meter.name = name
     if name == STDIN:
         peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
-        return _read(reader, cast("io.BufferedReader", peekable), "standard input")
+        return _read(reader, cast("io.BufferedReader", peekable), "standard input", meter)
     try:
         with opened(Path(name), _EXPECTED) as stream:
-            return _read(reader, stream, name)
+            return _read(reader, stream, name, meter)
     except (OSError, ValueError) as error:
         raise unreadable(name, error, _EXPECTED) from None
 
@@ -131,7 +176,7 @@ def _opened(name: str) -> list[str]:
     return files
 
 
-def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
+def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _Meter) -> bool:
     """Read a file; whether it is a gzip that ends before its end."""
     magic = stream.peek(_LONGEST_MAGIC)[:_LONGEST_MAGIC]
     for beginning, unpacker in _UNPACKERS.items():
@@ -142,9 +187,9 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
                 next_step=f"{unpacker} {name} | gpubench explain -",
             )
     if not magic.startswith(_GZIP):
-        reader.read(stream)
+        reader.read(_Metered(stream, meter))
         return False
-    unpacked = _Gunzipped(stream)
+    unpacked = _Gunzipped(_Metered(stream, meter))
     reader.read(unpacked)
     return unpacked.is_damaged
 

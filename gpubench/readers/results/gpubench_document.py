@@ -15,7 +15,7 @@ EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
 
 _DOCUMENT = re.compile(r'\s*\{\s*"schema_version"')
 _LINES = re.compile(r'\s*\{\s*"kind"\s*:\s*"metadata"')
-_OF_REPORT = ("complete", "verdict", "sentence", FINDINGS_SECTION)
+_OF_REPORT = ("complete", "verdict", "sentence", "duration_s", FINDINGS_SECTION)
 _CELLS = {"name", "cells"}
 
 

@@ -35,7 +35,7 @@ _WANTED = Wanted(
     most_bytes=limits.MOST_BYTES,
     example="result.json",
 )
-_HEAD = ("schema_version", "complete", "verdict", "sentence", "metadata", FINDINGS_SECTION)
+_HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
 _P2P, _WATCH = "p2p", "watch"
 
 
@@ -92,6 +92,7 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     sections = {key: _section(key, value, name) for key, value in document.items() if key not in _HEAD}
     tables = [sections.pop(each) for each in streamed if each in sections]
     findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
+    duration = document.get("duration_s")
     verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
     return StoredRun(
         metadata=metadata,
@@ -104,6 +105,7 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
             sections=sections,
             main=MAIN_SECTIONS.get(metadata.subject, ROWS_SECTION),
             sentence=from_plain(str, document.get("sentence", ""), f"{name}: sentence"),
+            duration_s=None if duration is None else from_plain(float, duration, f"{name}: duration_s"),
         ),
     )
 

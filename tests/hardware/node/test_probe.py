@@ -31,6 +31,7 @@ from gpubench.model.facts.snapshot import (
     ProbeFailure,
     Snapshot,
 )
+from gpubench.model.facts.visible_gpus import HIDDEN
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
@@ -129,10 +130,25 @@ def test_gpus_that_cuda_does_not_show() -> None:
         "node1", on_bus(6, 7, 8), nvml(*map(FakeGpu, ("06", "07", "08"))), cuda(7, 8, visible_devices="1,2")
     )
     assert [gpu.cuda_index for gpu in snapshot.gpus] == [None, 0, 1]
+    assert [gpu.unknown.get("cuda_index") for gpu in snapshot.gpus] == [HIDDEN, None, None]
     told = {(pair.source, pair.destination): (pair.cuda, pair.unknown.get("cuda")) for pair in snapshot.pairs}
-    assert told["GPU0", "GPU1"] == (None, "CUDA_VISIBLE_DEVICES hides it")
+    assert told["GPU0", "GPU1"] == (None, HIDDEN)
     assert told["GPU1", "GPU2"] == (True, None)
     assert snapshot.failures == ()
+
+
+def test_a_gpu_that_the_setting_names_and_cuda_does_not_show_is_not_hidden() -> None:
+    snapshot = merge("node1", None, nvml(), cuda(6, visible_devices="0,1"))
+    reason = "CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names"
+    assert snapshot.gpus[1].unknown["cuda_index"] == reason
+    assert {pair.unknown["cuda"] for pair in snapshot.pairs} == {reason}
+    split = merge("node1", None, nvml(), cuda(6, visible_devices="MIG-a,MIG-b"))
+    assert split.gpus[1].unknown["cuda_index"] == HIDDEN
+
+
+def test_cuda_that_shows_none_of_the_gpus_that_were_named_is_a_failure() -> None:
+    absent = CudaFacts(absent="cuInit answered CUDA_ERROR_NO_DEVICE (100)", visible_devices="0")
+    assert [each.error for each in merge("node1", None, nvml(), absent).failures] == [absent.absent]
 
 
 def test_a_gpu_that_cuda_leaves_out_by_itself() -> None:
@@ -146,7 +162,7 @@ def test_no_cuda_where_there_are_gpus_is_a_failure_unless_it_was_asked_for(visib
     snapshot = merge("node1", None, nvml(), absent)
     hidden = visible_devices is not None
     assert [each.error for each in snapshot.failures] == ([] if hidden else [absent.absent])
-    reason = "CUDA_VISIBLE_DEVICES hides it" if hidden else absent.absent
+    reason = HIDDEN if hidden else absent.absent
     assert snapshot.pairs[0].unknown["cuda"] == reason
 
 

@@ -11,7 +11,17 @@ from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import NOT_LOOKED_AT
 from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
 from gpubench.model.facts.pci_capabilities import AccessControl, PciKind
-from gpubench.model.facts.snapshot import Fabric, GpuFacts, HostFacts, PciDevice, Snapshot
+from gpubench.model.facts.snapshot import (
+    Fabric,
+    GpuFacts,
+    HostFacts,
+    NicFacts,
+    NicKind,
+    PciDevice,
+    ProbeFailure,
+    Snapshot,
+)
+from gpubench.model.facts.visible_gpus import HIDDEN
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import QUICK
@@ -179,3 +189,73 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
     assert "of every GPU" in str(found["fabric"])
     whole = notes([nodes[0], replace(nodes[0], host="n1")])
     assert (whole["pcie_errors"], whole["fabric"]) == (None, None)
+
+
+def refused(reason: str) -> Report:
+    """A check of four GPUs of which one refuses a fact for this reason."""
+    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+    gpus = [replace(gpu, mig=None, unknown={"mig": reason}) if gpu.index == 1 else gpu for gpu in facts.gpus]
+    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=tuple(gpus), pairs=facts.pairs)
+    nodes = [Topology(node)]
+    return judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("Insufficient Permissions", "sudo nvidia-smi -q -i 0000:07:00.0"),
+        ("The operating system has blocked the request.", "sudo nvidia-smi -q -i 0000:07:00.0"),
+        ("GPU requires restart", "nvidia-smi --gpu-reset -i 0000:07:00.0"),
+        ("RM has detected an NVML/RM version mismatch.", "cat /proc/driver/nvidia/version"),
+        ("Corrupted infoROM", "its vendor exchanges the GPU"),
+        ("Unknown Error", "nvidia-smi -q -i 0000:07:00.0; dmesg | grep -i -E 'nvrm|xid'"),
+    ],
+)
+def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
+    (found,) = refused(reason).findings
+    assert (found.id, found.severity) == (NOT_LOOKED_AT, Verdict.ERROR)
+    assert cure in found.next_command
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("CUDA does not list it", "ls -l /dev/nvidia[0-9]*"),
+        ("CUDA was not asked", "gpubench check"),
+        ("CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names", "echo $CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_of_pairs_too(reason: str, cure: str) -> None:
+    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+    pairs = tuple(replace(pair, cuda=None, unknown={"cuda": reason}) for pair in facts.pairs)
+    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs)
+    report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
+    (found,) = [each for each in report.findings if each.id == NOT_LOOKED_AT]
+    assert cure in found.next_command
+    hidden = replace(node, pairs=tuple(replace(pair, unknown={"cuda": HIDDEN}) for pair in pairs))
+    row = check_row(hidden, "peer_access")
+    assert (row.verdict, row.note) == (Verdict.SKIP, f"cuda was not read ({HIDDEN})")
+
+
+def test_a_nic_is_not_nvidia_smi_s_to_tell() -> None:
+    nic = NicFacts(name="mlx5_0", kind=NicKind.INFINIBAND, unknown={"state": "state is empty"})
+    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", nics=(nic,))
+    for reason in ("state is empty", "state: Permission denied"):
+        nics = (replace(nic, unknown={"state": reason}),)
+        report = judge(Facts([Topology(replace(node, nics=nics))], (), (), [None], QUICK, False))
+        (found,) = [each for each in report.findings if each.id == NOT_LOOKED_AT]
+        assert "infiniband" in found.next_command
+        assert "nvidia" not in found.next_command
+    down = replace(nic, state="down", unknown={"rate_gbit_s": "the port is down"})
+    report = judge(Facts([Topology(replace(node, nics=(down,)))], (), (), [None], QUICK, False))
+    assert NOT_LOOKED_AT not in {each.id for each in report.findings}
+
+
+def test_a_source_that_failed_is_told_once() -> None:
+    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+    pairs = tuple(replace(pair, cuda=None, unknown={"cuda": "no answer"}) for pair in facts.pairs)
+    failures = (ProbeFailure(stage="cuda", error="no answer", timed_out=True),)
+    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs, failures=failures)
+    report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
+    assert (report.verdict, [each.id for each in report.findings]) == (Verdict.ERROR, ["driver-silent"])
+    assert check_row(node, "peer_access").verdict is Verdict.ERROR

@@ -143,3 +143,23 @@ def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
     reader, files = read([tmp_path / "empty.log"])
     assert (reader.lines, files[0].nccl_lines) == (0, 0)
+
+
+def test_how_far_reading_is_counts_the_bytes_on_the_disk(tmp_path: Path) -> None:
+    log = b"vm:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n" * 40_000
+    packed = gzip.compress(log)
+    (tmp_path / "a.log").write_bytes(log)
+    (tmp_path / "b.log.gz").write_bytes(packed)
+    told: list[tuple[int, int, str]] = []
+    read_logs([str(tmp_path)], NcclLogReader(), io.BytesIO(), lambda *each: told.append(each))
+    done = [each[0] for each in told]
+    assert done == sorted(done)
+    assert {each[1] for each in told} == {len(log) + len(packed)}
+    assert told[-1] == (len(log) + len(packed), len(log) + len(packed), str(tmp_path / "b.log.gz"))
+
+
+def test_what_tells_no_size_is_read_with_a_total_that_grows() -> None:
+    told: list[tuple[int, int, str]] = []
+    text = io.BytesIO(b"x" * 3000 + b"\n")
+    read_logs(["-"], NcclLogReader(), text, lambda *each: told.append(each))
+    assert told[-1][:2] == (3001, 3001)
