@@ -1,6 +1,9 @@
 """Backends side by side, and what an MPI made of GPU memory, as tables."""
 
+from dataclasses import replace
+
 from gpubench.formats.text.backends import backend_lines, support_lines
+from gpubench.formats.text.header import collective_lines
 from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.backends import (
@@ -13,6 +16,7 @@ from gpubench.model.results.rows.backends import (
 )
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
+from tests.formats.sample import METADATA
 
 ROWS = against_first(
     [
@@ -44,6 +48,21 @@ def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
     assert shown[-2].startswith("beside            torch:nccl is as fast as nccl, within 2 %, at all sizes")
     narrow = list(backend_lines(report(BACKENDS_SECTION, [*ROWS], BackendRow.columns()), 40))
     assert narrow[2] == "size  nccl µs  torch:nccl  host"
+
+
+def test_the_header_says_by_which_clock_each_backend_is_timed() -> None:
+    def said(clock: str | None, *settings: str) -> list[str]:
+        options = {**METADATA.options, "settings": list(settings)} | ({} if clock is None else {"clock": clock})
+        lines = collective_lines(replace(METADATA, options=options), verbose=False)
+        return [line.strip() for line in lines if "timed by" in line]
+
+    gate = "timed by the GPU, from a gate that opens once operations wait behind it"
+    assert said("gate", "torch:nccl", "torch:gloo", "host") == [
+        f"nccl and torch:nccl: {gate}",
+        "torch:gloo and host: timed by the host, which waits for every operation",
+    ]
+    assert said("gate", "torch:nccl") == [f"nccl and torch:nccl: {gate}"]
+    assert said(None, "host") == [], "one clock for all, the host's"
 
 
 def test_every_trial_of_mpi_is_shown_with_its_end() -> None:

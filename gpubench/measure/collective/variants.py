@@ -107,10 +107,14 @@ def measure_runs(
         run.sweep.warm_up(run.cases)
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
+    at_work: Backend | None = None
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
         observed = run.sweep.backend is runs[0].sweep.backend
         tries: list[MeasuredRow] = []
+        if run.sweep.backend is not at_work:
+            at_work = run.sweep.backend
+            run.sweep.set_to_work(case)
         while not tries or (
             observers.measures_again
             and group.broadcast(group.rank == 0 and collector.wants_another(case, tries, observed=observed))

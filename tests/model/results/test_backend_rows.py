@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.facts.backends import composed, divides
+from gpubench.model.facts.backends import composed, divides, gated
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.rows.backends import BackendRow, against_first, path_words, speed_words, staged_beside
 from gpubench.model.terms.nccl_choice import AGAIN
@@ -116,6 +116,15 @@ def test_what_is_composed_is_said(
     text = composed(backend, collective, dtype, op, placement)
     assert text.startswith(said)
     assert bool(text) == bool(said)
+
+
+def test_what_can_wait_behind_a_gate_does_so_where_one_of_a_table_has_to() -> None:
+    four = ("nccl", "torch:nccl", "torch:gloo", "host")
+    assert gated(four) == ("nccl", "torch:nccl")
+    assert gated(("torch:nccl",)) == ("torch:nccl",)
+    assert gated(("nccl", "host")) == (), "nccl-tests' clock, which both can be timed by"
+    assert gated(("nccl",)) == ()
+    assert gated(four, alone=True) == (), "operations alone are timed with their launch"
 
 
 def test_averages_are_divided_where_there_are_none() -> None:
