@@ -298,7 +298,8 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """The report with the fastest variants of its rows, those that could not run, and backends beside the first."""
-    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first, staged_beside
+    from gpubench.model.results.rows.backend_speed import framework_slower, staged_beside
+    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first
     from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
 
     best = winners(rows)
@@ -309,7 +310,7 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
     }
     if beside or any(each.backend == each.setting for each in refused):
         sections[BACKENDS_SECTION] = Table(BackendRow.columns(), lambda: beside)
-    staged = staged_beside(beside)
-    verdict = overall([report.verdict, *(each.severity for each in staged)])
-    findings = (*report.findings, *staged)
+    found = (*staged_beside(beside), *framework_slower(beside))
+    verdict = overall([report.verdict, *(each.severity for each in found)])
+    findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})
