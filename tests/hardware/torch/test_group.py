@@ -16,6 +16,8 @@ from gpubench.ports.group import NativeBarrier
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
 from tests.fakes.torch_on_numpy import Torch
 
+OF_TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "40321", "LOCAL_RANK": "0"}
+
 
 def of(threads: ThreadGroup, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[Any, TorchGroup]:
     torch = cast("Any", Torch(threads))
@@ -57,7 +59,10 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
     monkeypatch.setattr(library, "find_spec", lambda _name: object())
-    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1))
+    for name, value in OF_TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1), 5.0)
+    assert rendezvous.place == "torch.distributed at 127.0.0.1:40321"
     group = rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
     identity, nodes = ranks_of_jobs.own_identity(group)
     assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
@@ -79,7 +84,7 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
 def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others() -> None:
     launch = LaunchedBy(TORCHRUN, 5, 2)
     with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
-        ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch))
+        ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch, 5.0))
 
 
 def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
@@ -89,7 +94,7 @@ def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
 
 
 def test_what_needs_mpi_is_refused() -> None:
-    assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
+    assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
     assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")
