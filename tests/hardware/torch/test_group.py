@@ -1,6 +1,7 @@
 """The ranks of torchrun's job, on a torch made of threads."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -99,3 +100,41 @@ def test_what_needs_mpi_is_refused() -> None:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
     assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")
     assert "env -u LOCAL_RANK" in str(refused.value.next_step)
+
+
+@pytest.mark.parametrize(
+    ("broken", "waited", "told"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:1] Read error [::1]:9: Connection reset by peer"), [3.0], "is gone"),
+        (RuntimeError("an illegal memory access"), [], "RuntimeError: an illegal memory access"),
+    ],
+)
+def test_a_rank_that_lost_a_connection_lets_the_watchdog_of_the_lost_one_speak_first(
+    monkeypatch: pytest.MonkeyPatch, broken: Exception, waited: list[float], told: str
+) -> None:
+    done: list[object] = []
+    said: list[str] = []
+    monkeypatch.setattr(ranks_of_jobs, "time", SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(ranks_of_jobs, "_tell", lambda error, _channel: said.append(str(error)))
+    progress = SimpleNamespace(
+        enter=lambda *_: None,
+        exchange_addresses=lambda _group: None,
+        is_ending=False,
+        leave=lambda: done.append("left"),
+    )
+    monkeypatch.setattr("gpubench.hardware.watchdog.rank.start", lambda *_: progress)
+    monkeypatch.setattr(ranks_of_jobs, "agree_on_defaults", lambda *_: None)
+
+    def run(_channel: object) -> int:
+        raise broken
+
+    def abort(_group: object, code: int) -> None:
+        raise SystemExit(code)
+
+    job = SimpleNamespace(identity="rank 0 on n0", run=run)
+    rendezvous = ranks_of_jobs.Rendezvous(lambda *_: None, lambda: None, cast("Any", abort))
+    with pytest.raises(SystemExit, match="3"):
+        ranks_of_jobs.run(lambda *_: cast("Any", job), LaunchedBy(TORCHRUN, 0, 2), 5.0, {}, (), rendezvous)
+    assert done[: done.index("left")] == waited
+    assert len(said) == 1
+    assert told in said[0]
