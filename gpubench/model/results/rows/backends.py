@@ -7,28 +7,18 @@ from typing import Annotated
 
 from gpubench.model.facts.mpi_support import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
+from gpubench.model.results.rows.case_key import CaseKey
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import AGAIN
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.statistics.sampling import Mode
 
 BACKENDS_SECTION = "backends"
 MPI_SUPPORT_SECTION = "mpi_support"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendRow(Record):
+class BackendRow(CaseKey):
     """One size with one backend, against the first backend of the table at the same size."""
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    origin: Annotated[str, Origin]  #: where the numbers come from
-    ranks: int  #: ranks in the group
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
-    dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
-    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
     backend: Annotated[str, BACKENDS]  #: what moved the data
     time_us: float  #: microseconds an operation
     busbw_gb_s: float  #: GB/s of 1e9 bytes
