@@ -24,6 +24,7 @@ from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
 from gpubench.model.profiles.fault import FAULT_KEYS
 from gpubench.model.results.all_sections import MATRICES, TABLES
 from gpubench.model.results.report import SIGNED, Metadata, Record
+from gpubench.model.results.rows.case_key import CaseKey
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.results.topo.sections import SECTIONS
 from gpubench.model.terms.bandwidth import algbw_gb_s, ring_allreduce_factor
@@ -90,7 +91,7 @@ def test_what_is_generated_is_up_to_date(path: str) -> None:
 
 
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
-    names = {kind.__name__ for kind in _row_types(Record)} - {RowKey.__name__}
+    names = {kind.__name__ for kind in _row_types(Record)} - {RowKey.__name__, CaseKey.__name__}
     assert names == {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
     for kind in (Metadata, *TABLES.values()):
         columns = [each.name for each in fields(kind)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
+from gpubench.errors import UsageError
 from gpubench.model.facts.launched_by import (
     OF_TORCHRUN,
     SECONDS_FOR_THE_FIRST_RANK,
@@ -44,7 +45,10 @@ def _own_launch() -> LaunchedBy | None:
     Where that command starts none either, this process is one alone: in it, and in what it starts, those variables are
     taken away.
     """
-    launch = launched_by(os.environ)
+    try:
+        launch = launched_by(os.environ)
+    except UsageError:  # one of torchrun's variables is no number: a command that starts ranks says so
+        launch = LaunchedBy(TORCHRUN, 0, 1)
     if launch is None or launch.launcher != TORCHRUN:
         return launch
     from gpubench.cli.table import COMMANDS, UnderTorchrun

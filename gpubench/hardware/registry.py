@@ -15,14 +15,17 @@ from gpubench.ports.backend import MultiGroupBackend
 if TYPE_CHECKING:
     from gpubench.hardware.cuda.device import CudaDevice
     from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.nccl.backend import NcclLibrary
+    from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.ports.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSetup:
-    """The means with which a rank opens a backend; those of GPUs are None on a rank without one."""
+    """The means with which a rank opens a backend; those of GPUs are None on a rank without one.
+
+    `gated` is whether operations are timed from a gate where they can be.
+    """
 
     group: "Group"
     ranks_on_node: int
@@ -31,6 +34,7 @@ class BackendSetup:
     library: "NcclLibrary | None" = None
     allocator: Allocator = Allocator.CUDA
     local_rank: int = 0
+    gated: bool = False
 
 
 class GpuNeed(StrEnum):
@@ -77,13 +81,21 @@ class BackendKind:
 
 
 def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
-    from gpubench.hardware.nccl.backend import NcclBackend
-
     if setup.device is None or setup.library is None:
         raise no_gpu("this rank opened none")
-    backend = NcclBackend(setup.group, setup.device, setup.library, setup.allocator, setup.progress)
+    backend = _nccl(gated=setup.gated)(setup.group, setup.device, setup.library, setup.allocator, setup.progress)
     setup.progress.answer_watchdog(backend.trouble, backend.abort)
     return backend
+
+
+def _nccl(*, gated: bool) -> "type[NcclBackend]":
+    if gated:
+        from gpubench.hardware.nccl.gated import GatedNccl
+
+        return GatedNccl
+    from gpubench.hardware.nccl.backend import NcclBackend
+
+    return NcclBackend
 
 
 def _open_host(setup: BackendSetup) -> MultiGroupBackend:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -13,6 +14,8 @@ from gpubench.formats.delivery import OutputError, ReaderGoneError, tell
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.torch.meeting import RanksMissingError
+from gpubench.hardware.torch.refusals import lost_connection
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import AgreedError, agree_on_defaults
@@ -26,6 +29,10 @@ SECONDS_TO_BE_HEARD = 0.5
 passed on when the job ends."""
 
 SECONDS_TO_BE_ENDED = 30.0
+
+SECONDS_FOR_A_LOST_RANK = 3.0
+"""The watchdog of a rank that was lost says within a second which rank that was, and how it ended; a rank that only
+found a connection closed lets it speak first."""
 
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
@@ -43,23 +50,26 @@ class RankJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The way in which the ranks of a job meet and part."""
+    """The way in which the ranks of a job meet and part; `place` is where, of MPI's nobody knows it."""
 
     start: Callable[[LaunchedBy, Sequence[str]], Any]
     finish: Callable[[], None]
     abort: Callable[[Any, int], NoReturn]
+    place: str = ""
 
 
 BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
-def rendezvous_of(launched_by: LaunchedBy) -> Rendezvous:
-    """MPI's, or torch's where torchrun started the ranks."""
+def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
+    """MPI's, or torch's where torchrun started the ranks; to start takes twice `timeout_s` at the most, or a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
-    from gpubench.hardware.torch import group
+    from gpubench.hardware.torch import group, meeting
 
-    return Rendezvous(group.start, group.finish, group.abort)
+    start = partial(group.start, seconds=max(meeting.LEAST_SECONDS, 2 * timeout_s))
+    place = f"torch.distributed at {meeting.store_place(os.environ)}"
+    return Rendezvous(start, group.finish, group.abort, place)
 
 
 def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
@@ -102,7 +112,7 @@ def run(
     job: RankJob | None = None
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
-        progress.enter(Phase.MPI_INIT)
+        progress.enter(Phase.MPI_INIT, rendezvous.place)
         group = rendezvous.start(launched_by, imports)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
@@ -117,11 +127,15 @@ def run(
     except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
         if progress.is_ending:
             time.sleep(SECONDS_TO_BE_ENDED)  # what broke is what the watchdog aborted, and it has told why
+        lost = lost_connection(broken)
+        if lost is not None:
+            time.sleep(SECONDS_FOR_A_LOST_RANK)
         progress.leave()
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
-        error = _located(broken, place)
+        error = _located(lost or broken, place)
         speaks = job is not None and not isinstance(broken, KeyboardInterrupt)  # which all ranks were sent
-        if speaks or launched_by.rank == 0:
+        speaker = broken.speaker if isinstance(broken, RanksMissingError) else 0
+        if speaks or launched_by.rank == speaker:
             _tell(error, channel)
             time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
         else:

@@ -34,3 +34,13 @@ def test_a_rank_beyond_the_job_says_so_itself() -> None:
     result = gpubench("allreduce", "--backend", "torch:gloo", env={**environment(), **beyond})
     assert result.returncode == 2
     assert "rank 5 of 2, says torchrun" in result.stderr
+
+
+def test_variables_of_torchruns_that_are_no_numbers_are_an_error_of_the_command_alone() -> None:
+    """Else gpubench would start a job of its own beside the one that they are of."""
+    odd = {"RANK": "a", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    result = gpubench("allreduce", "--backend", "torch:gloo", env={**environment(), **odd})
+    assert result.returncode == 2
+    assert "RANK=a beside WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert gpubench("--version", env={**environment(), **odd}).returncode == 0

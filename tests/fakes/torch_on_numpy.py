@@ -4,7 +4,9 @@ What its operations do is written from PyTorch's documentation, apart from gpube
 manners of the real one: it reduces in every rank's tensor, averages no integers, and ends where a CUDA tensor is sent.
 """
 
+import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +109,38 @@ class ProcessGroup:
         return {peer: each[self.rank()] for peer, each in enumerate(self._group.gather(sent)) if self.rank() in each}
 
 
+class Store:
+    """`torch.distributed.TCPStore`: what is set under a port is everybody's who knows it."""
+
+    kept: dict[int, dict[str, bytes]] = {}  # noqa: RUF012
+    _changed = threading.Condition()
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._values = self.kept.setdefault(port, {})
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value.encode()
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changed:
+            self._values[key] = str(int(self._values.get(key, b"0")) + amount).encode()
+            return int(self._values[key])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
+                raise RuntimeError("wait timeout after 1000ms, keys: /gpubench/0/all there")
+
+
 class Distributed:
     """`torch.distributed` of one rank; `lacks` are backends that it was built without."""
 
@@ -136,8 +170,13 @@ class Distributed:
         self, host: str, port: int, ranks: int, *, is_master: bool, timeout: object, wait_for_workers: bool
     ) -> Any:
         assert ranks == self._threads.size
-        assert is_master == (port == 0), "the first rank picks the port, and the others are told it"
-        return SimpleNamespace(host=host, port=port or 40321)
+        assert is_master or port, "the first rank has the store, or picks its port, and the others are told it"
+        assert not wait_for_workers
+        return Store(port or 40321)
+
+    def PrefixStore(self, prefix: str, store: "Store") -> "Store":  # noqa: N802
+        assert prefix.startswith("gpubench/")
+        return store
 
     def init_process_group(
         self,

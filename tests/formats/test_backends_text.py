@@ -1,6 +1,12 @@
 """Backends side by side, and what an MPI made of GPU memory, as tables."""
 
+from dataclasses import replace
+from typing import Any
+
+from gpubench.formats.registry import TABLE
 from gpubench.formats.text.backends import backend_lines, support_lines
+from gpubench.formats.text.header import collective_lines
+from gpubench.formats.writer import Style
 from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.backends import (
@@ -13,6 +19,8 @@ from gpubench.model.results.rows.backends import (
 )
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
+from tests.formats.sample import METADATA
+from tests.formats.test_formats import written
 
 ROWS = against_first(
     [
@@ -41,9 +49,52 @@ def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
         " 16M    80.00       100.0     -                 5.00       24.00",
     ]
     assert "  torch:nccl: copied first" in shown
-    assert shown[-2].startswith("beside            torch:nccl is as fast as nccl, within 2 %, at all sizes")
+    assert shown[-2].startswith(
+        "beside            torch:nccl is as fast as nccl, within 2 %, from 1K to 16M out of place; made of several "
+    )
     narrow = list(backend_lines(report(BACKENDS_SECTION, [*ROWS], BackendRow.columns()), 40))
     assert narrow[2] == "size  nccl µs  torch:nccl  host"
+
+
+def test_the_header_says_by_which_clock_each_backend_is_timed() -> None:
+    def said(clock: str | None, *settings: str) -> list[str]:
+        options = {**METADATA.options, "settings": list(settings)} | ({} if clock is None else {"clock": clock})
+        lines = collective_lines(replace(METADATA, options=options), verbose=False)
+        return [line.strip() for line in lines if "timed by" in line]
+
+    gate = "timed by the GPU, from a gate that opens once operations wait behind it"
+    assert said("gate", "torch:nccl", "torch:gloo", "host") == [
+        f"nccl and torch:nccl: {gate}",
+        "torch:gloo and host: timed by the host, which waits for every operation",
+    ]
+    assert said("gate", "torch:nccl") == [f"nccl and torch:nccl: {gate}"]
+    assert said(None, "host") == [], "one clock for all, the host's"
+
+
+def lines_of(collective: str) -> list[str]:
+    changed = {"settings": ["torch:nccl", "host"], "placements": ["in_place"], "mode": "throughput"}
+    options = {**METADATA.options, **changed}
+    metadata = replace(METADATA, options=options, collective=collective)
+    of_all: dict[str, Any] = {"collective": collective, "placement": "in_place", "wrong": 0, "limit_gb_s": None}
+    rows = [
+        row(2**20, 20.0, 80.0, **of_all, algorithm="RING", protocol="LL"),
+        row(2**20, 19.0, 84.0, **of_all, backend="torch:nccl"),
+        row(2**20, 2.5, 600.0, **of_all, backend="host"),
+    ]
+    done = Report(verdict=Verdict.PASS, complete=True)
+    return written(TABLE, metadata=metadata, rows=tuple(rows), report=done, style=Style(70)).splitlines()
+
+
+def test_what_nccl_took_is_asked_of_nccl_alone_and_where_it_chooses() -> None:
+    taken = {line.split()[0]: line.split()[-1] for line in lines_of("allreduce") if " 1M " in line}
+    assert (taken["nccl"], taken["torch:nccl"], taken["host"]) == ("ring/ll", "?", "-")
+    assert not any("took" in line or "?" in line for line in lines_of("scatter")), (
+        "sends and receives: nothing to choose"
+    )
+
+
+def test_the_figures_below_a_table_are_of_the_backend_that_is_judged() -> None:
+    assert "at the smallest   20.00 µs at 1M, float32, in place" in lines_of("allreduce")
 
 
 def test_every_trial_of_mpi_is_shown_with_its_end() -> None:

@@ -33,7 +33,9 @@ def test_the_framework_its_library_and_gloo_in_one_table() -> None:
     assert [row["backend"] for row in document["rows"][:4]] == ["nccl", "torch:nccl", "torch:gloo", "nccl"]
     of_torch = [row for row in document["rows"] if row["backend"] == "torch:nccl"]
     assert all(row["issue_us"] > 0 for row in of_torch)
+    assert document["metadata"]["options"]["clock"] == "gate", "both by the same clock"
     libraries = document["metadata"]["libraries"]
+    assert "gate" not in libraries, "this driver has one"
     assert libraries["torch's NCCL"] == libraries["NCCL"], "a process has one libnccl.so.2: here torch's own"
     beside = [row for row in document["backends"] if row["backend"] == "torch:nccl"]
     assert {row["transport"] for row in beside} == {row["first_transport"] for row in beside} != {None}

@@ -1,6 +1,7 @@
 """Real torch.distributed over Gloo on tensors of the CPU, by mpirun and by torchrun; only where torch is installed."""
 
 import json
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -91,6 +92,24 @@ def test_groups_and_single_operations_under_torchrun(tmp_path: Path) -> None:
         ("ranks 0-1", 2, 0),
         ("ranks 2-3", 2, 0),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "seen"),
+    [
+        ("0", "1 of 2 ranks came to the store at 127.0.0.1:{port} within 60 s"),
+        ("1", "nobody answered at 127.0.0.1:{port}"),
+    ],
+)
+def test_a_rank_whose_partner_does_not_come_says_who_and_where(rank: str, seen: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    alone = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    result = gpubench("allreduce", "--backend", "torch:gloo", "--timeout", "5", env=environment(**alone))
+    assert result.returncode == 3
+    assert seen.format(port=port) in result.stderr
+    assert "torchrun --standalone --nproc-per-node 2" in result.stderr
 
 
 def test_what_needs_mpi_is_refused_under_torchrun() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.model.facts.mpi_support import TrialOutcome
 from gpubench.model.results.report import Report
+from gpubench.model.results.rows.backend_speed import speed_words
 from gpubench.model.results.rows.backends import (
     BACKENDS_SECTION,
     MPI_SUPPORT_SECTION,
     BackendRow,
     MpiTrialRow,
-    speed_words,
 )
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import format_size

@@ -7,11 +7,13 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
+from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats.text.backends import backend_lines, support_lines
 from gpubench.formats.text.columns import VERDICT_MARKS, verdict_mark
 from gpubench.formats.text.header import collective_lines
 from gpubench.formats.text.page import Page
 from gpubench.formats.text.winners import backends_beside, way_name, way_names, winner_lines
+from gpubench.model.facts.backends import NCCL, TORCH_NCCL
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.nccl_choice import taken_name
 from gpubench.model.terms.operation import Placement
@@ -61,7 +63,7 @@ class CollectiveView:
         self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._several_backends = bool(backends_beside(metadata))
         self._ways = way_names(metadata)
-        self._hears_choices = bool(self._ways) and metadata.backend == "nccl"
+        self._hears_choices = bool(self._ways) and metadata.backend == NCCL and _has_algorithms(metadata)
         names = metadata.options.get("groups") or self._ways
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, self._figures = self._fitting()
@@ -122,7 +124,7 @@ class CollectiveView:
             spread = (_number(row.time_us_fastest_rank), _number(row.time_us_slowest_rank), str(row.slowest_rank))
             yield from (_cell(value, width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
         if self._shows_taken:
-            yield (taken_name(rows[-1].algorithm, rows[-1].protocol) or "?").rjust(_TOOK)
+            yield _taken(rows[-1]).rjust(_TOOK)
 
     def _label(self, row: CollectiveRow) -> str:
         return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
@@ -145,6 +147,17 @@ class CollectiveView:
     def _shows_spread(self) -> bool:
         needed = self._group_width + _SIZE + _width(self._choices[0]) + sum(width for _, width in _SPREAD)
         return len(self._placements) == 1 and self._page.width >= needed
+
+
+def _has_algorithms(metadata: Metadata) -> bool:
+    """False of a collective that NCCL makes of sends and receives: it then chooses no algorithm."""
+    name = metadata.collective
+    return name not in SUMMARIES or not collective_named(name).point_to_point
+
+
+def _taken(row: CollectiveRow) -> str:
+    """What NCCL took; '?' where it did not say, '-' where another library moved the data."""
+    return taken_name(row.algorithm, row.protocol) or ("?" if row.backend in (NCCL, TORCH_NCCL) else "-")
 
 
 def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:
@@ -172,13 +185,14 @@ def _cell(text: str, width: int) -> str:
 
 
 def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Peak busbw, busbw at the largest size, time at the smallest, wrong elements."""
+    """Peak busbw, busbw at the largest size and time at the smallest of the first backend; of all, wrong elements."""
     if not rows:
         yield "no row was measured"
         return
     if rows[0].mode == Mode.LATENCY:
         yield from _latency_footer(rows)
         return
+    every, rows = rows, [row for row in rows if row.backend == rows[0].backend]
     peak = max(rows, key=lambda row: row.busbw_gb_s)
     largest = max(rows, key=lambda row: (row.size_bytes, row.busbw_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
@@ -186,21 +200,22 @@ def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
     yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
-    yield _expected_line(rows)
-    yield from _slow_lines(rows)
-    yield _wrong_line(rows)
+    yield _expected_line(every)
+    yield from _slow_lines(every)
+    yield _wrong_line(every)
 
 
-def _latency_footer(rows: Sequence[CollectiveRow]) -> Iterator[str]:
+def _latency_footer(every: Sequence[CollectiveRow]) -> Iterator[str]:
+    rows = [row for row in every if row.backend == every[0].backend]
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
     for name, row in (("smallest", smallest), ("largest", largest)):
         times = f"{_number(row.p50_us)} µs (p50), {_number(row.p99_us)} µs (p99)"
         yield f"at the {name:<8}   {times} at {_where(row)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
-    yield _expected_line(rows)
-    yield from _slow_lines(rows)
-    yield _wrong_line(rows)
+    yield _expected_line(every)
+    yield from _slow_lines(every)
+    yield _wrong_line(every)
 
 
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from gpubench.formats.text.winners import backends_beside, way_names
+from gpubench.model.facts.backends import GATE, gated
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.grouping import grouped
@@ -95,9 +96,22 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     ways = way_names(metadata)
     if ways:
         yield f"{INDENT}every size in {len(ways)} ways, one after the other: {', '.join(ways)}"
+    yield from _clock_lines(metadata)
     yield f"{INDENT}size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
     for line in describe_dropped(metadata.dropped_sizes):
         yield f"{INDENT}not measured: {line}"
+
+
+def _clock_lines(metadata: Metadata) -> Iterator[str]:
+    """By which clock each backend is timed, where it is not the host's of all."""
+    if metadata.options.get("clock") != GATE:
+        return
+    names = [str(metadata.backend), *backends_beside(metadata)]
+    by_gpu = gated(names)
+    yield f"{INDENT}{' and '.join(by_gpu)}: timed by the GPU, from a gate that opens once operations wait behind it"
+    by_host = [name for name in names if name not in by_gpu]
+    if by_host:
+        yield f"{INDENT}{' and '.join(by_host)}: timed by the host, which waits for every operation"
 
 
 def _method(metadata: Metadata) -> str:

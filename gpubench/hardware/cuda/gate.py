@@ -61,6 +61,11 @@ class StreamGate:
             self._address = runtime.hostAlloc(_FLAG_BYTES, flags)
             ctypes.c_uint32.from_address(self._address).value = 0
 
+    @property
+    def works(self) -> bool:
+        """False where the driver has no such operation, or refused it."""
+        return self._wait is not None
+
     @contextmanager
     def hold(self, stream: int) -> Iterator[HeldStream]:
         """Keep a stream of the current device from starting what is enqueued inside the `with`, until its end."""

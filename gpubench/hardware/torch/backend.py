@@ -195,6 +195,10 @@ class TorchNccl(_OnCuda, GatedClock):
         self._groups, self._device = groups, device
         groups.bind_to(self._share_stream(found))
 
+    def libraries(self) -> Mapping[str, str]:
+        """Torch and its NCCL, driver, CUDA, CuPy, and whether there is a gate."""
+        return {**super().libraries(), **self.gate_words()}
+
     def trouble(self) -> str:
         """Nothing: torch does not tell NCCL's asynchronous errors."""
         return ""

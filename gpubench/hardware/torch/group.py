@@ -7,7 +7,8 @@ from time import perf_counter
 from typing import Any, NoReturn, TypeVar
 
 from gpubench.hardware.torch.library import load_torch
-from gpubench.hardware.torch.refusals import torch_refused
+from gpubench.hardware.torch.meeting import LEAST_SECONDS, meet
+from gpubench.hardware.torch.refusals import first_line, torch_refused
 from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.statistics.lateness import ClockOffset
 
@@ -95,16 +96,19 @@ class TorchGroup:
         return TorchGroup(self._torch, part, members)
 
 
-def start(launched_by: LaunchedBy, _imports: Sequence[str] = ()) -> TorchGroup:
-    """Meet the other ranks of torchrun's job.
+def start(launched_by: LaunchedBy, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
+    """Meet the other ranks of torchrun's job, for which each waits so many seconds.
 
-    Raises CouldNotMeasureError: there is no torch here, or Gloo cannot connect the ranks.
+    Raises CouldNotMeasureError: there is no torch here, ranks are missing, or Gloo cannot connect them.
     """
     found = load_torch("gloo")
+    store = meet(found.distributed, launched_by, os.environ, seconds)
     try:
-        found.distributed.init_process_group("gloo", init_method="env://", timeout=_HOURS)
+        found.distributed.init_process_group(
+            "gloo", store=store, rank=launched_by.rank, world_size=launched_by.size, timeout=_HOURS
+        )
     except (RuntimeError, ValueError, OSError) as error:
-        raise torch_refused("gloo", str(error).strip().partition("\n")[0] or type(error).__name__) from error
+        raise torch_refused("gloo", first_line(error)) from error
     return TorchGroup(found.torch, found.distributed.group.WORLD, range(launched_by.size))
 
 

@@ -67,7 +67,7 @@ def import_torch() -> Any:
             import torch
             import torch.distributed
     except (ImportError, OSError, RuntimeError) as error:
-        raise refusals.unusable_torch(str(error).strip().partition("\n")[0] or type(error).__name__) from error
+        raise refusals.unusable_torch(refusals.first_line(error)) from error
     return torch
 
 

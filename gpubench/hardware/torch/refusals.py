@@ -1,8 +1,38 @@
 """The errors of a torch that is missing, or lacks what is asked of it."""
 
+import re
+
 from gpubench.errors import CouldNotMeasureError, UsageError
 
 _WITHOUT = "--backend nccl and --backend host need no torch"
+
+_GLOO_LOST = re.compile(
+    r"(?P<peer>\[[^\s\]]+\]:\d+): (?P<said>Connection (?:closed|reset) by peer|Broken pipe|Connection timed out)"
+    r"|(?P<closed>Connection closed by peer) (?P<other>\[[^\s\]]+\]:\d+)"
+)
+"""What Gloo says where the process at the other end of a connection is gone."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch's says first: its traceback in C++ follows."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
+    """The error of a rank whose connection to another Gloo found closed; None for any other error.
+
+    Gloo knows that rank by its address alone: which one it was, and how it ended, its own watchdog tells.
+    """
+    said = first_line(error)
+    found = _GLOO_LOST.search(said) if isinstance(error, RuntimeError) and "gloo" in said else None
+    if found is None:
+        return None
+    return CouldNotMeasureError(
+        f"the rank at {found['peer'] or found['other']} is gone, says Gloo: {found['said'] or found['closed']}",
+        expected="every rank to stay until the last row",
+        reason="it crashed, was ended, or the network between the two hosts broke",
+        next_step="its own last words, on its host, say how; dmesg there shows an out-of-memory kill and Xid errors",
+    )
 
 
 def missing_torch() -> CouldNotMeasureError:

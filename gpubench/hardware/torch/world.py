@@ -7,7 +7,7 @@ from typing import Any
 
 from gpubench.hardware.torch.group import TorchGroup
 from gpubench.hardware.torch.library import TorchDistributed
-from gpubench.hardware.torch.refusals import torch_refused
+from gpubench.hardware.torch.refusals import first_line, torch_refused
 from gpubench.ports.group import Group
 
 _HERE = "127.0.0.1"
@@ -35,7 +35,7 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
             device_id=device,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise torch_refused(found.word, str(error).strip().partition("\n")[0] or type(error).__name__) from error
+        raise torch_refused(found.word, first_line(error)) from error
     return distributed.group.WORLD
 
 

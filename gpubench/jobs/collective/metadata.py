@@ -8,9 +8,10 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.collective.described import VERSION, DescribedCollective, RunOptions
+from gpubench.model.facts.backends import GATE, gated
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.statistics.sampling import AUTO, Sampling
+from gpubench.model.terms.statistics.sampling import AUTO, Mode, Sampling
 
 
 def described_collective(
@@ -57,6 +58,8 @@ def collective_metadata(
         described = {"allocator": options.allocator, "timeout_s": options.timeout_s} | beside
         described |= {"settings": list(options.settings), "split": options.split}
         described |= {"groups": [part.name for part in found.parts]}
+        if gated((found.backend, *options.settings), alone=request.sampling.mode is Mode.LATENCY):
+            described |= {"clock": GATE}
     return metadata_of(
         arguments,
         collective.name,

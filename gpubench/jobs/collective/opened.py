@@ -13,9 +13,10 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
-from gpubench.model.facts.backends import HOST, MPI
+from gpubench.model.facts.backends import HOST, MPI, gated
 from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
 
@@ -90,6 +91,7 @@ def open_kind(
         library=library,
         allocator=plan.allocator,
         local_rank=rank.identity.local_rank,
+        gated=bool(gated((kind.name, *plan.variants.backends), alone=request.sampling.mode is Mode.LATENCY)),
     )
     if not kind.refusals:
         return kind.open(setup)

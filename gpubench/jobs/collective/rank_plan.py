@@ -82,7 +82,7 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
         return CollectiveRankJob(group, progress, plan, arguments)
 
     imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS
-    defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch)
+    defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
     return rank.run(make_job, launch, plan.timeout_s, defaults, _of_torch(plan) + imports, rendezvous)
 
 

@@ -138,8 +138,7 @@ class Sweep:
     def warm_up(self, cases: Sequence[Case]) -> None:
         """Run every case once, untimed and in place too, as nccl-tests does before its first row.
 
-        Then one discarded row, so that first-use costs of filling and checking buffers fall outside the measurement,
-        and operations until GPUs and links are at work, which have rested while machines were read.
+        Then one discarded row, so that first-use costs of filling and checking buffers fall outside the measurement.
         """
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
@@ -147,12 +146,16 @@ class Sweep:
             self.backend.seconds(self.backend.bind([self.launch(case, 0)] * once, 0))
         short = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
         replace(self, request=short).row(0, cases[0])
-        self._set_to_work([self.launch(cases[0], 0)] * once)
 
-    def _set_to_work(self, launch: Sequence[Launch]) -> None:
-        """Run an operation again and again, as often on every rank; without a warm-up not at all."""
+    def set_to_work(self, case: Case) -> None:
+        """Run an operation again and again, as often on every rank; without a warm-up not at all.
+
+        GPUs and links are at work then, which rest while machines are read or another backend keeps the host busy.
+        """
+        self.observers.progress.enter(Phase.WARM_UP, case.label)
+        launch = [self.launch(case, 0)] * min(1, self.request.warmup)
         (seconds,) = self.group.largest([self.backend.seconds(self.backend.bind(launch, 0))])
-        count = min(_MOST_TO_SET_TO_WORK, ceil(_SECONDS_TO_SET_TO_WORK / seconds)) if launch and seconds else 0
+        count = min(_MOST_TO_SET_TO_WORK, ceil(_SECONDS_TO_SET_TO_WORK / seconds)) - 1 if launch and seconds else 0
         self.backend.seconds(self.backend.bind(in_turn(launch, count), 0))
 
     def _warm_up_row(self, launches: Sequence[Launch]) -> float:

@@ -68,7 +68,7 @@ class Timer:
         (seconds,) = self.group.largest([warm_seconds])
         if seconds < _SECONDS_TO_LEARN:
             count = min(_MOST_TO_LEARN, max(1, int(_SECONDS_TO_LEARN / seconds))) if seconds else 1
-            learnt = self.backend.seconds(self.backend.bind(in_turn(launches, count), 0)) / count
+            learnt = self.backend.together(self.backend.bind(in_turn(launches, count), 0)) / count
             (seconds,) = self.group.largest([learnt])
         return seconds
 

@@ -107,10 +107,14 @@ def measure_runs(
         run.sweep.warm_up(run.cases)
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
+    at_work: Backend | None = None
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
         observed = run.sweep.backend is runs[0].sweep.backend
         tries: list[MeasuredRow] = []
+        if run.sweep.backend is not at_work:
+            at_work = run.sweep.backend
+            run.sweep.set_to_work(case)
         while not tries or (
             observers.measures_again
             and group.broadcast(group.rank == 0 and collector.wants_another(case, tries, observed=observed))
@@ -294,7 +298,8 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """The report with the fastest variants of its rows, those that could not run, and backends beside the first."""
-    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first, staged_beside
+    from gpubench.model.results.rows.backend_speed import framework_slower, staged_beside
+    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first
     from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
 
     best = winners(rows)
@@ -305,7 +310,7 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
     }
     if beside or any(each.backend == each.setting for each in refused):
         sections[BACKENDS_SECTION] = Table(BackendRow.columns(), lambda: beside)
-    staged = staged_beside(beside)
-    verdict = overall([report.verdict, *(each.severity for each in staged)])
-    findings = (*report.findings, *staged)
+    found = (*staged_beside(beside), *framework_slower(beside))
+    verdict = overall([report.verdict, *(each.severity for each in found)])
+    findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})

@@ -1,5 +1,7 @@
 """What moves the data of a collective, by name, and what it makes of smaller operations for want of one of its own."""
 
+from collections.abc import Sequence
+
 from gpubench.model.terms.operation import DataType, NumberKind, Placement, ReduceOp
 
 TORCH = "torch:"
@@ -19,6 +21,23 @@ ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """Collectives of torch.distributed that leave their result in the buffer that they read."""
+
+_ENQUEUED = (NCCL, TORCH_NCCL)
+"""Those whose operations wait in a stream, so that a gate can hold them until all are issued."""
+
+GATE = "gate"
+"""In the metadata, the clock of a table in which operations that can wait behind a gate do so."""
+
+
+def gated(backends: Sequence[str], *, alone: bool = False) -> tuple[str, ...]:
+    """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others.
+
+    torch:nccl has to be timed so, but for operations that are timed `alone`, with their launch; and what stands beside
+    it, where it can be, too.
+    """
+    if alone or TORCH_NCCL not in backends:
+        return ()
+    return tuple(each for each in _ENQUEUED if each in backends)
 
 
 def composed(backend: str, collective: str, dtype: DataType, op: ReduceOp | None, placement: Placement) -> str:

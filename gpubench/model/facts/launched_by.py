@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpubench.errors import UsageError
+
 CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
 """Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
 
@@ -56,7 +58,7 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
     """The launcher that started this process as one of its ranks, or None for a process started alone.
 
     A shell that `srun --pty` opened inside an allocation is not a rank, and neither is one task, also where srun speaks
-    PMI to it: there, gpubench launches itself.
+    PMI to it: there, gpubench launches itself. Raises UsageError: what torchrun sets is there, and is no number.
     """
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -72,10 +74,20 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
         if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP:
             continue
         return LaunchedBy(launcher, rank, size)
-    if all(environment.get(name) for name in OF_TORCHRUN):
-        rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
-        return None if rank is None or size is None else LaunchedBy(TORCHRUN, rank, size)
-    return None
+    return _by_torchrun(environment) if all(environment.get(name) for name in OF_TORCHRUN) else None
+
+
+def _by_torchrun(environment: Mapping[str, str]) -> LaunchedBy:
+    """Raises UsageError: what torchrun sets is there, and is no number."""
+    found = {name: _number(environment, name) for name in OF_TORCHRUN if name != "MASTER_ADDR"}
+    for name in (each for each, number in found.items() if number is None or (each == "WORLD_SIZE" and number == 0)):
+        raise UsageError(
+            f"{name}={environment[name]} beside {', '.join(each for each in OF_TORCHRUN if each != name)}",
+            expected="numbers, as torchrun sets them for each of its processes",
+            reason="the variables were set by hand, or by a script",
+            next_step=f"torchrun --nproc-per-node N -m gpubench ...; alone: unset {' '.join(OF_TORCHRUN[:3])}",
+        )
+    return LaunchedBy(TORCHRUN, found["RANK"] or 0, found["WORLD_SIZE"] or 0)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -13,7 +13,8 @@ from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap.sentence import overlap_sentence
 from gpubench.model.results.report import OVERLAP_SECTION, Metadata, Report
 from gpubench.model.results.result_file import MODELS
-from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, path_words, speed_words
+from gpubench.model.results.rows.backend_speed import path_words, speed_words
+from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
@@ -173,7 +174,7 @@ def _beside(metadata: Metadata, report: Report) -> str:
         return ""
     named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
     of_it = [row for row in rows if row.backend == named]
-    words = [speed_words(of_it)]
+    words = [speed_words(of_it, composed=False)]
     if named == TORCH_NCCL and rows[0].first == NCCL_BACKEND:
         own, library = metadata.libraries.get("torch's NCCL"), metadata.libraries.get("NCCL")
         words.append(

@@ -7,12 +7,10 @@ from statistics import median
 from typing import Annotated
 
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
+from gpubench.model.results.rows.case_key import CaseKey
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE, NcclChoice, taken_name
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.statistics.noise import Noise, robust_deviation
-from gpubench.model.terms.statistics.sampling import Mode
 
 WINNERS_SECTION = "winners"
 REFUSED_SECTION = "refused"
@@ -24,17 +22,9 @@ _REACH = math.log2(16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WinnerRow(Record):
+class WinnerRow(CaseKey):
     """The fastest way at one size of a sweep over settings, and what the library's own choice loses."""
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    origin: Annotated[str, Origin]  #: where the numbers come from
-    ranks: int  #: ranks in the group
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
-    dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
-    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
     candidates: Annotated[int, {"minimum": 1}]  #: ways that ran right and as they were asked to
     fastest: str  #: name of the fastest: a setting, a backend, or own choice
     backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none

@@ -171,7 +171,9 @@ def first_lost(every: Iterable[LostRank]) -> LostRank | None:
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
-    """The error of a job whose MPI_Init does not return, when only the ranks of this host can be asked."""
+    """The error of a job whose ranks do not meet, when only those of this host can be asked: in MPI_Init, or where the
+    label of their phase says.
+    """
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]
@@ -179,11 +181,17 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
     if others:
         lines.append(f"  missing:  rank {spans(others)}: never started, or on another host")
     lines += [f"  arrived:  {text}" for text in _groups(state for state in states if not state.stopped)]
+    place = next((state.label for state in states if state.label), "")
+    what, who = "MPI_Init, or what comes before it, did not end", "MPI"
+    next_step = f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all"
+    if place:
+        what, who = f"ranks did not connect through {place}", "Gloo"
+        next_step = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that joins the hosts"
     error = CouldNotMeasureError(
-        f"MPI_Init, or what comes before it, did not end within {seconds:g} s",
+        f"{what} within {seconds:g} s",
         expected=f"all {ranks} ranks to start and to find each other",
-        reason="a rank was stopped, could not be started, or MPI finds no way between two hosts",
-        next_step=f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all",
+        reason=f"a rank was stopped, could not be started, or {who} finds no way between two hosts",
+        next_step=next_step,
     )
     error.details = lines
     return error

@@ -1,6 +1,7 @@
 """The ranks of torchrun's job, on a torch made of threads."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,8 @@ from gpubench.model.facts.launched_by import TORCHRUN, LaunchedBy
 from gpubench.ports.group import NativeBarrier
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
 from tests.fakes.torch_on_numpy import Torch
+
+OF_TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "40321", "LOCAL_RANK": "0"}
 
 
 def of(threads: ThreadGroup, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[Any, TorchGroup]:
@@ -57,7 +60,10 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
     monkeypatch.setattr(library, "find_spec", lambda _name: object())
-    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1))
+    for name, value in OF_TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1), 5.0)
+    assert rendezvous.place == "torch.distributed at 127.0.0.1:40321"
     group = rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
     identity, nodes = ranks_of_jobs.own_identity(group)
     assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
@@ -79,7 +85,7 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
 def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others() -> None:
     launch = LaunchedBy(TORCHRUN, 5, 2)
     with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
-        ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch))
+        ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch, 5.0))
 
 
 def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
@@ -89,8 +95,46 @@ def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
 
 
 def test_what_needs_mpi_is_refused() -> None:
-    assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
+    assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
     assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")
     assert "env -u LOCAL_RANK" in str(refused.value.next_step)
+
+
+@pytest.mark.parametrize(
+    ("broken", "waited", "told"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:1] Read error [::1]:9: Connection reset by peer"), [3.0], "is gone"),
+        (RuntimeError("an illegal memory access"), [], "RuntimeError: an illegal memory access"),
+    ],
+)
+def test_a_rank_that_lost_a_connection_lets_the_watchdog_of_the_lost_one_speak_first(
+    monkeypatch: pytest.MonkeyPatch, broken: Exception, waited: list[float], told: str
+) -> None:
+    done: list[object] = []
+    said: list[str] = []
+    monkeypatch.setattr(ranks_of_jobs, "time", SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(ranks_of_jobs, "_tell", lambda error, _channel: said.append(str(error)))
+    progress = SimpleNamespace(
+        enter=lambda *_: None,
+        exchange_addresses=lambda _group: None,
+        is_ending=False,
+        leave=lambda: done.append("left"),
+    )
+    monkeypatch.setattr("gpubench.hardware.watchdog.rank.start", lambda *_: progress)
+    monkeypatch.setattr(ranks_of_jobs, "agree_on_defaults", lambda *_: None)
+
+    def run(_channel: object) -> int:
+        raise broken
+
+    def abort(_group: object, code: int) -> None:
+        raise SystemExit(code)
+
+    job = SimpleNamespace(identity="rank 0 on n0", run=run)
+    rendezvous = ranks_of_jobs.Rendezvous(lambda *_: None, lambda: None, cast("Any", abort))
+    with pytest.raises(SystemExit, match="3"):
+        ranks_of_jobs.run(lambda *_: cast("Any", job), LaunchedBy(TORCHRUN, 0, 2), 5.0, {}, (), rendezvous)
+    assert done[: done.index("left")] == waited
+    assert len(said) == 1
+    assert told in said[0]

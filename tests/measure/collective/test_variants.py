@@ -13,7 +13,8 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.measure.collective.sweep import Issue
+from gpubench.measure.collective.cases import Case
+from gpubench.measure.collective.sweep import Issue, Sweep
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.terms.hierarchy import TwoLevels
@@ -98,6 +99,30 @@ def test_all_ways_of_a_case_are_neighbours_and_the_own_choice_is_first_and_last(
     assert {each["candidates"] for each in best} == {3}
     assert records(report, "refused") == []
     assert len(records(report, "rank_times")) == 2 * len(rows)
+
+
+def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[tuple[int, str]] = []
+    set_to_work = Sweep.set_to_work
+
+    def noted(sweep: Sweep, case: Case) -> None:
+        worked.append((sweep.group.rank, case.label))
+        set_to_work(sweep, case)
+
+    monkeypatch.setattr(Sweep, "set_to_work", noted)
+
+    def another(
+        request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
+    ) -> Sequence[SweepVariant]:
+        return [SweepVariant(setting=None, backend=NcclBackend(group, backend._device, library))]
+
+    _, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE), another)
+    of_first = [label for rank, label in worked if rank == 0]
+    # nccl, the other, nccl again: the next case's first row follows one of its own backend.
+    assert len(of_first) == 1 + 2 * (len(rows) // 3)
+    worked.clear()
+    run(monkeypatch, 2, request_for(ALLREDUCE), both)
+    assert len(worked) == 2, "settings of one backend leave no GPU at rest"
 
 
 def test_what_the_library_cannot_do_is_left_out_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,36 @@
 """Who started this process, from the environment."""
 
+import pytest
+
+from gpubench.errors import UsageError
 from gpubench.model.facts.launched_by import LaunchedBy, as_if_alone, launched_by
 
 
 def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
     elastic = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
     assert launched_by(elastic) == LaunchedBy("torchrun", 3, 8)
-    assert launched_by({**elastic, "RANK": "x"}) is None
     pod = {name: value for name, value in elastic.items() if name != "LOCAL_RANK"}
     assert launched_by(pod) is None, "an operator's pod: nobody has started ranks yet"
     of_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert launched_by({**elastic, **of_mpi}) == LaunchedBy("Open MPI's mpirun", 1, 2)
     assert as_if_alone({**elastic, "HOME": "/root"}) == {"HOME": "/root"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "a"),
+        ("RANK", "-1"),
+        ("WORLD_SIZE", "two"),
+        ("WORLD_SIZE", "0"),
+        ("LOCAL_RANK", "x"),
+        ("MASTER_PORT", "p"),
+    ],
+)
+def test_torchruns_variables_that_are_no_numbers_are_refused(name: str, value: str) -> None:
+    elastic = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
+    with pytest.raises(UsageError, match=f"{name}={value} beside ") as refused:
+        launched_by({**elastic, name: value})
+    assert "unset RANK WORLD_SIZE LOCAL_RANK" in refused.value.next_step
+    by_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert launched_by({**elastic, name: value, **by_mpi}) == LaunchedBy("Open MPI's mpirun", 1, 2)

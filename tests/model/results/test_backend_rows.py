@@ -1,20 +1,25 @@
 """Backends against the first of a table: what the figures are made of, and what is said of them."""
 
+import random
+import re
 from typing import Any
 
 import pytest
 
-from gpubench.model.facts.backends import composed, divides
+from gpubench.model.facts.backends import composed, divides, gated
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.backends import BackendRow, against_first, path_words, speed_words, staged_beside
+from gpubench.model.results.rows.backend_speed import framework_slower, path_words, speed_words, staged_beside
+from gpubench.model.results.rows.backends import BackendRow, against_first
 from gpubench.model.terms.nccl_choice import AGAIN
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import row as measured_row
 
 
 def row(backend: str, size_bytes: int, time_us: float, **more: Any) -> CollectiveRow:
-    return measured_row(size_bytes, time_us, 1.0, **({"backend": backend, "issue_us": None, "note": None} | more))
+    own = {"backend": backend, "issue_us": None, "note": None, "placement": Placement.IN_PLACE}
+    return measured_row(size_bytes, time_us, 1.0, **(own | more))
 
 
 def table(*speeds: float, backend: str = "torch:nccl", **more: object) -> list[BackendRow]:
@@ -22,7 +27,8 @@ def table(*speeds: float, backend: str = "torch:nccl", **more: object) -> list[B
     rows = []
     for number, speed in enumerate(speeds):
         size = 1024 * 16**number
-        rows += [row("nccl", size, 10.0, issue_us=5.0), row("nccl", size, 10.0, setting=AGAIN)]
+        place = {"placement": more.get("placement", Placement.IN_PLACE)}
+        rows += [row("nccl", size, 10.0, issue_us=5.0, **place), row("nccl", size, 10.0, setting=AGAIN, **place)]
         rows.append(row(backend, size, 1000.0 / speed, **{"issue_us": 24.0, **more}))
     return against_first(rows)
 
@@ -57,22 +63,114 @@ def test_of_operations_alone_the_medians_are_compared() -> None:
 @pytest.mark.parametrize(
     ("speeds", "said"),
     [
-        ((99.0, 101.0, 98.0), "torch:nccl is as fast as nccl, within 2 %, at all sizes"),
-        ((70.0, 80.0, 99.0), "torch:nccl is within 2 % of nccl from 256K on"),
-        ((99.0, 99.0, 99.0, 60.0), "torch:nccl reaches 60 % of the speed of nccl at large sizes"),
-        ((50.0,), "torch:nccl reaches 50 % of the speed of nccl at large sizes"),
-        ((50.0, 50.0, 50.0, 50.0, 40.0, 45.0), "torch:nccl reaches 40 to 45 % of the speed of nccl at large sizes"),
+        ((99.0, 101.0, 98.0), "is as fast as nccl, within 2 %, from 1K to 256K in place"),
+        (
+            (70.0, 80.0, 99.0),
+            "is as fast as nccl, within 2 %, at 256K in place, and has 70 to 80 % of its speed from 1K to 16K",
+        ),
+        (
+            (160.0, 142.0, 106.0, 101.0),
+            "is as fast as nccl, within 2 %, at 4M in place, and has 106 to 160 % of its speed from 1K to 256K",
+        ),
+        ((99.0, 99.0, 99.0, 60.0), "has 60 % of the speed of nccl at 4M in place, and 99 % from 1K to 256K"),
+        ((50.0,), "has 50 % of the speed of nccl at 1K in place"),
+        ((103.0,), "has 103 % of the speed of nccl at 1K in place"),
+        ((1640.0, 0.25), "has 0.25 % of the speed of nccl at 16K in place, and 1640 % at 1K"),
+        (
+            (99.0, 50.0, 50.0, 50.0, 40.0, 45.0),
+            "has 40 to 45 % of the speed of nccl from 64M to 1G in place, and 50 to 99 % from 1K to 4M",
+        ),
     ],
 )
 def test_the_speed_of_a_backend_in_words(speeds: tuple[float, ...], said: str) -> None:
-    assert speed_words(table(*speeds)) == f"{said}; its host takes 24 µs to issue an operation, nccl 5"
+    assert speed_words(table(*speeds)) == f"torch:nccl {said}; its host takes 24 µs to issue an operation, nccl 5"
 
 
-def test_what_is_made_of_several_calls_does_not_speak_for_the_rest() -> None:
-    slow = table(50.0, 50.0, note="torch's all_reduce has one buffer: copied into it first")
-    assert speed_words([*table(99.0, 99.0), *slow]).startswith("torch:nccl is as fast as nccl")
-    assert "reaches 50 to 50 %" not in speed_words(slow[:1])
-    assert speed_words(table(99.0, backend="mpi", issue_us=None)) == "mpi is as fast as nccl, within 2 %, at all sizes"
+def test_what_is_made_of_several_calls_is_told_apart() -> None:
+    note = "torch's all_reduce has one buffer: copied into it first"
+    slow = table(92.0, 88.4, note=note, placement="out_of_place")
+    both = speed_words([*table(99.0, 99.0), *slow])
+    assert both.startswith(
+        "torch:nccl is as fast as nccl, within 2 %, from 1K to 16K in place; made of several calls it "
+    )
+    assert "; made of several calls it has 88.4 % of the speed of nccl at 16K out of place, and 92 % at 1K; its" in both
+    assert "several calls" not in speed_words([*table(99.0, 99.0), *slow], composed=False)
+    alone = speed_words(slow, composed=False)
+    assert alone.startswith("made of several calls torch:nccl has 88.4 % of the speed of nccl at 16K out of place")
+
+
+def test_the_slower_placement_is_not_hidden_behind_the_faster() -> None:
+    rows = [*table(99.0, 99.5), *table(100.0, 88.4, placement="out_of_place")]
+    assert speed_words(rows).startswith(
+        "torch:nccl has 88.4 to 99.5 % of the speed of nccl at 16K in and out of place,"
+    )
+
+
+def test_a_library_that_is_not_as_fast_as_itself_is_said() -> None:
+    def of(again_us: float) -> str:
+        first = row("nccl", 1024, 10.0), row("nccl", 1024, again_us, setting=AGAIN)
+        return speed_words(against_first([*first, row("mpi", 1024, 10.0)]))
+
+    assert of(10.1) == "mpi is as fast as nccl, within 2 %, at 1K in place"
+    assert of(7.0).endswith("; nccl's own two times differ by up to 30 %, at 1K")
+
+
+_CLAIM = re.compile(
+    r"(?:(?P<alike>is as fast as nccl, within 2 %,)"
+    r"|(?P<low>[\d.]+)(?: to (?P<high>[\d.]+))? %(?: of (?:its speed|the speed of nccl))?)"
+    r" (?:at (?P<one>\w+)|from (?P<from>\w+) to (?P<to>\w+))"
+)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_row_is_within_what_is_claimed_of_its_size(seed: int) -> None:
+    chance = random.Random(seed)
+    spread = chance.choice((0.5, 3.0, 60.0))
+    speeds = [[max(0.01, chance.gauss(100, spread)) for _ in range(chance.randint(1, 6))] for _ in range(2)]
+    rows = [*table(*speeds[0]), *table(*speeds[1], placement="out_of_place")]
+    claims = list(_CLAIM.finditer(speed_words(rows)))
+    for each in rows:
+        covering = [claim for claim in claims if _covers(claim, each.size_bytes)]
+        assert len(covering) == 1, (each.size_bytes, speed_words(rows))
+        (claim,) = covering
+        low, high = (98.0, 102.0) if claim["alike"] else (float(claim["low"]), float(claim["high"] or claim["low"]))
+        assert low * 0.995 - 0.5 * (low >= 100) <= each.speed_percent <= high * 1.005 + 0.5, speed_words(rows)
+        if claim["alike"]:
+            assert abs(each.speed_percent - 100) <= 2
+
+
+def _covers(claim: re.Match[str], size_bytes: int) -> bool:
+    smallest, largest = (claim["one"] or claim[name] for name in ("from", "to"))
+    return parse_size(smallest) <= size_bytes <= parse_size(largest)
+
+
+def slower_at(*speeds: float, again_us: float = 10.0, **more: Any) -> tuple[Finding, ...]:
+    """Of sizes from 16M on, each twice the one before."""
+    rows = []
+    for number, speed in enumerate(speeds):
+        size = 2**24 * 2**number
+        rows += [row("nccl", size, 10.0), row("nccl", size, again_us, setting=AGAIN)]
+        rows.append(row("torch:nccl", size, (10.0 + again_us) / 2 * 100 / speed, **more))
+    return framework_slower(against_first(rows))
+
+
+def test_a_framework_that_is_slower_than_its_library_is_warned_of() -> None:
+    (found,) = slower_at(100.0, 88.0, 93.0, collective="scatter")
+    assert (found.id, found.severity, found.subject) == ("framework-slower", "WARN", "torch:nccl")
+    assert found.seen == "88 to 93 % of the speed of nccl from 32M to 64M, in place"
+    assert found.next_command == "gpubench scatter --backend nccl,torch:nccl --sizes 32M"
+
+
+def test_nobody_is_warned_of_a_framework_that_is_as_fast_or_faster_or_that_cannot_be_told() -> None:
+    assert slower_at(100.0, 96.0, 160.0) == ()
+    assert slower_at(90.0, again_us=12.0) == (), "NCCL itself was as slow the second time"
+    assert slower_at(90.0, again_us=8.0) == (), "and the first time"
+    assert slower_at(80.0, again_us=12.0) != ()
+    assert slower_at(50.0, note="copied first") == (), "made of several calls"
+    assert slower_at(50.0, mode="latency") == (), "its launch belongs to the time"
+    assert framework_slower(table(50.0, 50.0, 50.0)) == (), "small sizes are start-up"
+    assert framework_slower(table(*[50.0] * 6, backend="torch:gloo")) == (), "another library"
+    assert framework_slower([]) == ()
 
 
 def test_paths_in_words() -> None:
@@ -116,6 +214,15 @@ def test_what_is_composed_is_said(
     text = composed(backend, collective, dtype, op, placement)
     assert text.startswith(said)
     assert bool(text) == bool(said)
+
+
+def test_what_can_wait_behind_a_gate_does_so_where_one_of_a_table_has_to() -> None:
+    four = ("nccl", "torch:nccl", "torch:gloo", "host")
+    assert gated(four) == ("nccl", "torch:nccl")
+    assert gated(("torch:nccl",)) == ("torch:nccl",)
+    assert gated(("nccl", "host")) == (), "nccl-tests' clock, which both can be timed by"
+    assert gated(("nccl",)) == ()
+    assert gated(four, alone=True) == (), "operations alone are timed with their launch"
 
 
 def test_averages_are_divided_where_there_are_none() -> None:

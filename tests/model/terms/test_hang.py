@@ -117,6 +117,15 @@ def test_ranks_that_did_not_come_out_of_mpi_init() -> None:
     assert "  arrived:  rank 0 on n0 (GPU 0, 0000:00:00.0): in MPI_Init" in said
 
 
+def test_ranks_that_did_not_connect_where_torchrun_sent_them() -> None:
+    early = {"phase": Phase.MPI_INIT, "label": "torch.distributed at n0:29500", "done": 0, "total": 0}
+    said = str(not_started_error([state(0, **early), state(1, **early)], 2, 300))
+    assert "ranks did not connect through torch.distributed at n0:29500 within 300 s" in said
+    assert "Gloo finds no way between two hosts" in said
+    assert "GLOO_SOCKET_IFNAME=lo on one host" in said
+    assert "mpirun" not in said
+
+
 def test_what_is_not_lost_of_a_run_that_broke() -> None:
     kept = [rows_kept(rows) for rows in (0, 1, 4)]
     assert kept == ["", "; the row measured before is kept", "; the 4 rows measured before are kept"]
