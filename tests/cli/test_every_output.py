@@ -3,12 +3,9 @@
 import csv
 import io
 import json
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -17,10 +14,9 @@ from gpubench.errors import GpubenchError
 from gpubench.formats.registry import FORMATS
 from gpubench.profiles.files import all_profiles
 from tests.cli.running import ROOT
+from tests.formats.schema import VALIDATOR
 from tests.formats.test_documents import samples
 
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 MACHINES = sorted(path.parent for path in (ROOT / "tests" / "machines").glob("*/nodes"))
 FILES = sorted((ROOT / "tests" / "machines").glob("*/from.*"))
 LOGS = sorted(path for path in (ROOT / "tests" / "logs").iterdir() if path.is_dir())
