@@ -18,14 +18,36 @@ _is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and not _is_watchdog
 
 _logs = os.environ.get("GPUBENCH_TEST_LOGS")
 
-if _logs and not _is_watchdog:
-    from tests.mpi.believed_gpus import install
-
-    install(_logs)
-elif _logs and "GPUBENCH_TEST_START_SECONDS" in os.environ:
+if _logs and "GPUBENCH_TEST_START_SECONDS" in os.environ:
     from gpubench.model.terms import hang
 
     hang.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
+
+if _logs and not _is_watchdog:
+    from tests.mpi.on_import import StandIns
+
+    _driver, _gpus, _steps = (f"tests.mpi.believed_{name}" for name in ("driver", "gpus", "steps"))
+    StandIns(
+        {
+            "gpubench.jobs.collective.launch": {"read_driver": (_driver, "read_driver")},
+            "gpubench.hardware.cuda.device": {"check_installed": (_driver, "check_installed")},
+            "gpubench.jobs.collective.opening": {"read_driver": (_driver, "read_driver")},
+            "gpubench.jobs.collective.opening_gpu": {
+                "open_gpu": (_gpus, "open_gpu"),
+                "NcclLibrary": (_gpus, "Library"),
+            },
+            "gpubench.hardware.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
+            "gpubench.hardware.mpi.device": {"MpiOnCuda": (_gpus, "HandedMpi")},
+            "gpubench.hardware.mpi.support": {"read_support": (_gpus, "tried")},
+            "gpubench.jobs.collective.overlap.rank_job": {
+                "GpuSteps": (_steps, "BelievedSteps"),
+                "NvmlLoad": (_steps, "BelievedLoad"),
+                "CappedCommunicator": (_steps, "capped"),
+                "usable_driver": (_driver, "usable_driver"),
+            },
+            "gpubench.jobs.collective.path_watch": {"Probe": (_gpus, "Probe"), "NvmlCounters": (_gpus, "Counters")},
+        }
+    ).install()
 
 _nodes = os.environ.get("GPUBENCH_TEST_NODES")
 
