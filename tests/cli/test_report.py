@@ -1,4 +1,4 @@
-"""A stored result is shown again as its run showed it, in every format; what is none is refused."""
+"""A stored result is shown again as its run showed it; test_every_output.py does so in every format."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS
 from tests.cli.running import ROOT, environment, gpubench
-from tests.cli.test_every_output import every_run, outputs
 
 RESULTS = ROOT / "tests" / "results"
 STAGED = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:1G:32", "--fault", "link0-1:staged=yes")
@@ -20,23 +19,6 @@ SUFFIXES = {each.name: each.suffix for each in FORMATS if each.suffix is not Non
 def kept(folder: Path, *arguments: str, name: str = "result.json") -> Path:
     gpubench(*arguments, "-o", str(folder / name), "-q")
     return folder / name
-
-
-def kept_of(text: str) -> list[str]:
-    """The lines of an output but for how long its run took, which only the run itself knows."""
-    return [line for line in text.splitlines() if "gpubench_last_run_duration_seconds" not in line]
-
-
-@every_run
-def test_every_format_of_a_result_is_that_of_its_run(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    written, code = outputs(arguments, tmp_path)
-    for source in ("json", "jsonl"):
-        again = tmp_path / source
-        again.mkdir()
-        found, same_code = outputs(("report", str(tmp_path / f"result.{source}")), again)
-        assert (source, same_code) == (source, code)
-        assert found.keys() == written.keys()
-        assert [(source, name) for name in written if kept_of(found[name]) != kept_of(written[name])] == []
 
 
 @pytest.mark.parametrize("arguments", [STAGED, ("check", "--simulate", "hgx-h200-4", "--fault", "gpu1:nvlink=12")])
