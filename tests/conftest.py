@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: a worker more than CPUs, as the one with the MPI jobs waits half of its time (4:16 to 3:45 on two)."""
+    """`-n auto`: a worker more than CPUs, as those with the MPI jobs wait half of their time."""
     return len(os.sched_getaffinity(0)) + 1
 
 
@@ -46,14 +46,20 @@ def pytest_collection() -> None:
             importlib.import_module(module.name)
 
 
+_WITH_TIME = ("backends", "evidence", "jobs", "overlap", "recordings", "settings", "topo")
+"""Of tests/mpi: those whose jobs have minutes for what takes a second."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """MPI jobs one after another: the ranks of several at once would take the CPUs from each other.
+    """Two MPI jobs at a time: the ranks of more would take the CPUs from each other.
 
-    Those between hosts stand still where another job's ranks spin beside them on few CPUs.
+    Those with a deadline of seconds, and those between hosts, which stand still where many ranks spin beside them on
+    few CPUs, come one after another, and beside them one of those that have time.
     """
     for item in items:
-        if item.get_closest_marker("mpi") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group("mpi"))
+        if item.get_closest_marker("mpi"):
+            has_time = item.path.parent.name == "mpi" and item.path.stem.removeprefix("test_") in _WITH_TIME
+            item.add_marker(pytest.mark.xdist_group("mpi-with-time" if has_time else "mpi"))
     # They come first: whoever is done with the rest would else wait for them.
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)

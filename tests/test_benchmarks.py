@@ -40,7 +40,7 @@ def test_every_benchmark_is_tried() -> None:
     assert sorted(SMALL) == sorted(path.stem for path in Path(ROOT, "benchmarks").glob("*.py"))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name] != ["--help"]])
 def test_a_small_run_ends_well(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", *SMALL[name]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -56,6 +56,29 @@ def test_a_watch_that_does_not_run_makes_the_cost_of_one_unknown() -> None:
     assert done.returncode == 1
     assert "nothing was measured: the watch did not run whole: it showed no interval" in done.stderr
     assert "never" in done.stderr
+
+
+SHOW_HELP = """
+import runpy, sys
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    try:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        print("ended", name, end.code)
+"""
+
+
+def test_those_that_need_gpus_begin() -> None:
+    """In one process: each imports the same, and that is what takes time."""
+    names = [name for name in SMALL if SMALL[name] == ["--help"]]
+    command = [sys.executable, "-c", SHOW_HELP, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
+        f"ended {name} 0" for name in names
+    ]
+    assert done.stdout.count("usage:") == len(names)
 
 
 def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:

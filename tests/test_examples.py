@@ -9,12 +9,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli import forking
 from tests.cli.running import ROOT, environment, gpubench
 
 PAGES = (
@@ -36,7 +36,7 @@ STAND_INS = {
     "gpubench": """needs=hgx-h100-8
 case "$1" in explain|compare|report|profiles) needs= ;; scan) needs='hgx-h100-8*8' ;; esac
 case " $* " in *" --simulate "*|*" --replay "*|*" --from "*|*" --help "*) needs= ;; esac
-{python} -m gpubench "$@" ${needs:+--simulate "$needs"}
+{gpubench} "$@" ${needs:+--simulate "$needs"}
 echo "$? gpubench $*" >> "$CODES\"""",
     "mpirun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
     "srun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
@@ -71,14 +71,20 @@ EXAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the stand-ins, and with files that examples read as if they were there."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "bin").mkdir()
-    for name, line in STAND_INS.items():
-        path = folder / "bin" / name
-        path.write_text("#!/bin/bash\n" + line.replace("{python}", sys.executable) + "\n")
-        path.chmod(0o755)
+    with forking.for_shells(tmp_path_factory.mktemp("fork"), environment(PYTHONPATH=str(ROOT))) as program:
+        for name, line in STAND_INS.items():
+            path = folder / "bin" / name
+            path.write_text("#!/bin/bash\n" + line.replace("{gpubench}", program) + "\n")
+            path.chmod(0o755)
+        fill(folder)
+        yield folder
+
+
+def fill(folder: Path) -> None:
     shutil.copy(next((ROOT / "tests/machines/h200x4-nccl-xml").glob("*.xml")), folder / "topo.xml")
     shutil.copy(ROOT / "tests/results/h200x4/all_reduce.txt", folder / "before.txt")
     leaves = (f"SwitchName=leaf{each} Nodes=node[{each * 8}-{each * 8 + 7}]\n" for each in range(8))
@@ -89,7 +95,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "allreduce", "--simulate", "hgx-h100-8", *outputs, cwd=folder, env=environment(PYTHONPATH=str(ROOT))
     )
     assert made.returncode == 0, made.stderr
-    return folder
 
 
 @pytest.mark.parametrize(("page", "command", "output"), SHOWN, ids=[f"{page}: {text[:60]}" for page, text, _ in SHOWN])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cli import forking
 from tests.cli.running import ROOT, environment
 
 RECIPES = ROOT / "docs" / "recipes"
@@ -21,7 +22,7 @@ FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.na
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch")]
 HEALTHY, BROKEN = "--simulate hgx-h100-8", "--simulate hgx-h100-8 --fault gpu5:nvlink=12"
 STAND_INS = {
-    "gpubench": 'exec {python} -m gpubench "$@" {machine}',
+    "gpubench": 'exec {gpubench} "$@" $MACHINE',
     "srun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
     "mpirun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
     "logger": 'echo "logger $*"',
@@ -64,24 +65,31 @@ def commands_of(path: Path) -> list[str]:
 COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command in commands_of(path)]
 
 
-def script(name: str, folder: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the stand-ins."""
+    tools = tmp_path_factory.mktemp("tools")
+    with forking.for_shells(tools, environment(PYTHONPATH=str(ROOT))) as program:
+        for name, line in STAND_INS.items():
+            path = tools / name
+            path.write_text(f"#!/bin/bash\n{line.replace('{gpubench}', program)}\n")
+            path.chmod(0o755)
+        yield tools
+
+
+def script(name: str, tools: Path, folder: Path) -> list[str]:
     """A script of Slurm's as a site has it, in whose folder gpubench is, and run as Slurm does: without PATH."""
     text = (RECIPES / "slurm" / name).read_text(encoding="utf-8")
     path = folder / name
-    path.write_text(text.replace("/opt/gpubench/bin", str(folder / "bin")))
+    path.write_text(text.replace("/opt/gpubench/bin", str(tools)))
     return ["env", "--unset=PATH", "/bin/bash", str(path)]
 
 
 def run(
-    command: list[str], folder: Path, machine: str = HEALTHY, reason: str = ""
+    command: list[str], tools: Path, folder: Path, machine: str = HEALTHY, reason: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    tools = folder / "bin"
-    tools.mkdir(exist_ok=True)
-    for name, line in STAND_INS.items():
-        path = tools / name
-        path.write_text(f"#!/bin/bash\n{line.replace('{python}', sys.executable).replace('{machine}', machine)}\n")
-        path.chmod(0o755)
-    changed = environment(PATH=f"{tools}{os.pathsep}{os.environ['PATH']}", PYTHONPATH=str(ROOT), REASON=reason)
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    changed = environment(PATH=path, PYTHONPATH=str(ROOT), MACHINE=machine, REASON=reason)
     noting = ["bash", "-c", f'exec 3> "{folder}/calls"; exec "$@"', "bash"]
     return subprocess.run(
         [*noting, *command], capture_output=True, text=True, check=False, env=changed, cwd=folder, timeout=100
@@ -89,10 +97,10 @@ def run(
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=lambda each: getattr(each, "name", "")[:40] or each[:40])
-def test_commands_run(path: Path, command: str, tmp_path: Path) -> None:
+def test_commands_run(path: Path, command: str, tools: Path, tmp_path: Path) -> None:
     here = command.replace("/results", str(tmp_path)).replace("/var/lib/node_exporter/textfile", str(tmp_path))
     here = here.replace("/tmp/allreduce.json", f"{tmp_path}/allreduce.json")
-    result = run(["bash", "-c", here], tmp_path)
+    result = run(["bash", "-c", here], tools, tmp_path)
     assert result.returncode == 0, result.stderr
     for output in re.findall(r"--output (\S+)", here):
         assert (tmp_path / output).stat().st_size > 100
@@ -110,8 +118,8 @@ def test_scripts_are_clean(path: Path) -> None:
     assert result.stdout == ""
 
 
-def test_a_batch_job_leaves_its_results(tmp_path: Path) -> None:
-    result = run(["bash", str(RECIPES / "slurm" / "allreduce.sbatch")], tmp_path)
+def test_a_batch_job_leaves_its_results(tools: Path, tmp_path: Path) -> None:
+    result = run(["bash", str(RECIPES / "slurm" / "allreduce.sbatch")], tools, tmp_path)
     assert result.returncode == 0, result.stderr
     assert {path.name for path in (tmp_path / "gpubench-0").iterdir()} == {
         *("topo.json", "allreduce.json", "allreduce.html")
@@ -123,8 +131,8 @@ def test_a_batch_job_leaves_its_results(tmp_path: Path) -> None:
     [(HEALTHY, 0), (BROKEN, 1), ("--simulate hgx-h100-8 --fault node0:silent=nvml", 1), ("--no-such-option", 0)],
     ids=["healthy", "broken", "silent", "a mistake of the recipe"],
 )
-def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tmp_path: Path) -> None:
-    result = run(script("prolog.sh", tmp_path), tmp_path, machine)
+def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tools: Path, tmp_path: Path) -> None:
+    result = run(script("prolog.sh", tools, tmp_path), tools, tmp_path, machine)
     assert result.returncode == code, result.stdout + result.stderr
     assert ("logger" in result.stdout) == (machine != HEALTHY)
 
@@ -140,17 +148,17 @@ def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tmp_p
     ],
 )
 def test_a_health_check_drains_and_undoes_its_own(
-    machine: str, reason: str, expected: str | None, tmp_path: Path
+    machine: str, reason: str, expected: str | None, tools: Path, tmp_path: Path
 ) -> None:
-    result = run(script("healthcheck.sh", tmp_path), tmp_path, machine, reason)
+    result = run(script("healthcheck.sh", tools, tmp_path), tools, tmp_path, machine, reason)
     assert result.returncode == 0, result.stderr
     updates = [line for line in (tmp_path / "calls").read_text().splitlines() if "scontrol update" in line]
     assert len(updates) == (expected is not None)
     assert expected is None or expected in updates[0]
 
 
-def test_alerts_speak_of_metrics_that_exist(tmp_path: Path) -> None:
-    result = run(["bash", "-c", "gpubench topo --format prometheus"], tmp_path)
+def test_alerts_speak_of_metrics_that_exist(tools: Path, tmp_path: Path) -> None:
+    result = run(["bash", "-c", "gpubench topo --format prometheus"], tools, tmp_path)
     written = set(re.findall(r"^# TYPE (\w+) gauge$", result.stdout, re.MULTILINE))
     rules = yaml.safe_load((RECIPES / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     assert len(rules) == 4

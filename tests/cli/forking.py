@@ -11,12 +11,13 @@ import importlib
 import json
 import os
 import runpy
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -94,28 +95,54 @@ class _Server:
             return None
 
 
+@contextmanager
+def for_shells(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """A process that forks for a shell's commands while the block lasts: what comes before their arguments there."""
+    path = str(folder / "fork")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        command = [sys.executable, "-m", __name__, str(listening.fileno()), "listening"]
+        root, pipe = Path(__file__).parents[2], subprocess.PIPE  # as a shell's: Python asks once whether it can seek
+        process = subprocess.Popen(
+            command, env=dict(environment), pass_fds=[listening.fileno()], cwd=root, stdout=pipe, stderr=pipe
+        )
+    with process:
+        try:
+            yield shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("asking.py")), path])
+        finally:
+            process.kill()
+
+
 @cache
 def _server(encoding: frozenset[tuple[str, str]]) -> _Server:
     return _Server(dict(encoding))
 
 
-def serve(connection: socket.socket) -> None:
-    """Be the process that forks, until the other end is closed. In a child this returns when it is set up to run."""
-    for name in _LOADED_AHEAD:
-        importlib.import_module(name)
-    gc.freeze()
+def serve(listening: socket.socket) -> None:
+    """Be the process that forks for whoever connects, until it is killed. A child returns as from `serve_one`."""
+    while True:
+        connection, _ = listening.accept()
+        with connection:
+            if serve_one(connection):
+                listening.close()
+                return
+
+
+def serve_one(connection: socket.socket) -> bool:
+    """Fork for each request until the other end is closed, then return False; in a child, True: it is set up to run."""
     for request, streams in _requests(connection):
         child = os.fork()
         if child == 0:
             connection.close()
             _become(json.loads(request), streams)
-            return
+            return True
         for stream in streams:
             os.close(stream)
         connection.send(str(child).encode())
         _, status = os.waitpid(child, 0)
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-    sys.exit()
+    return False
 
 
 def _requests(connection: socket.socket) -> Iterator[tuple[bytes, Sequence[int]]]:
@@ -142,5 +169,12 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    for _name in _LOADED_AHEAD:
+        importlib.import_module(_name)
+    gc.freeze()
+    _given = socket.socket(fileno=int(sys.argv[1]))
+    if "listening" in sys.argv:
+        serve(_given)
+    elif not serve_one(_given):
+        sys.exit()
     runpy.run_module("gpubench", run_name="__main__", alter_sys=True)

@@ -3,10 +3,8 @@
 import json
 import re
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from gpubench.collectives.registry import collective_named
@@ -18,8 +16,8 @@ from gpubench.jobs.check.plan import Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from tests.cli.running import gpubench, mpirun
+from tests.formats.schema import VALIDATOR
 
-SCHEMA = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 DOWN = ("--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12")
 MOST_LINES = 12
 """Ten, and two where names are long."""
@@ -59,7 +57,7 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
 def test_it_finds_what_check_finds() -> None:
     def found(*arguments: str) -> list[tuple[str, str]]:
         document = json.loads(gpubench(*arguments, "--format", "json").stdout)
-        jsonschema.validate(document, SCHEMA)
+        VALIDATOR.validate(document)
         return [(each["id"], each["severity"]) for each in document["findings"]]
 
     for fault in ("gpu5:nvlink=12", "gpu0:fabric=in_progress", "gpu2:throttle=hw_slowdown", "link0-3:staged=yes"):
@@ -107,7 +105,7 @@ def test_what_it_ran_is_kept_and_shown_again(tmp_path: Path) -> None:
     path = tmp_path / "today.json"
     shown = gpubench(*DOWN, "-o", str(path))
     document = json.loads(path.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert {"nodes", "gpus", "nics", "checks", "verdicts", "pairs", "rows"} <= document.keys()
     assert gpubench("report", str(path)).stdout == shown.stdout
 

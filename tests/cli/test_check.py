@@ -4,11 +4,9 @@ import csv
 import io
 import json
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpubench.cli.commands.check import CheckOptions
@@ -25,14 +23,13 @@ from gpubench.model.results.measurements import Need
 from gpubench.model.results.report import FINDING_COLUMNS
 from gpubench.profiles import files as profiles
 from tests.cli.running import environment, gpubench, mpirun
-
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+from tests.formats.schema import VALIDATOR
 
 
 def checked(*arguments: str) -> tuple[int, dict[str, Any]]:
     result = gpubench("check", *arguments, "--format", "json")
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     return result.returncode, document
 
 
@@ -145,7 +142,7 @@ def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:
 def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     result = gpubench("check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), "a gate passes no speed that nobody judged"
     assert [row["wrong"] for row in document["rows"]] == [0, 0, 0]
     assert {row["backend"] for row in document["rows"]} == {"host"}

@@ -3,12 +3,9 @@
 import csv
 import io
 import json
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -17,10 +14,9 @@ from gpubench.errors import GpubenchError
 from gpubench.formats.registry import FORMATS
 from gpubench.profiles.files import all_profiles
 from tests.cli.running import ROOT
+from tests.formats.schema import VALIDATOR
 from tests.formats.test_documents import samples
 
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 MACHINES = sorted(path.parent for path in (ROOT / "tests" / "machines").glob("*/nodes"))
 FILES = sorted((ROOT / "tests" / "machines").glob("*/from.*"))
 LOGS = sorted(path for path in (ROOT / "tests" / "logs").iterdir() if path.is_dir())
@@ -37,7 +33,6 @@ RUNS = (
     ("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-3:staged=yes", "--fault", "gpu5:lost=yes"),
     ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes", "--strict"),
 )  # fmt: skip
-every_run = pytest.mark.parametrize("arguments", RUNS, ids=lambda each: "-".join(Path(word).name for word in each))
 
 
 def outputs(arguments: tuple[str, ...], folder: Path) -> tuple[dict[str, str], int]:
@@ -51,9 +46,15 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> tuple[dict[str, str], i
     return written | {"github": result.stdout}, result.exit_code
 
 
-@every_run
-def test_all_formats_of_a_run_agree(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    written, code = outputs(arguments, tmp_path)
+@pytest.fixture(scope="module", params=RUNS, ids=lambda each: "-".join(Path(word).name for word in each))
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], int, Path]:
+    """What a run wrote, its exit code, and the folder with its files."""
+    folder = tmp_path_factory.mktemp("run")
+    return *outputs(request.param, folder), folder
+
+
+def test_all_formats_of_a_run_agree(ran: tuple[dict[str, str], int, Path]) -> None:
+    written, code, _ = ran
     document = json.loads(written["json"])
     VALIDATOR.validate(document)
     verdict = document["verdict"]
@@ -73,6 +74,22 @@ def test_all_formats_of_a_run_agree(arguments: tuple[str, ...], tmp_path: Path) 
     assert [labels for (_, labels), value in scraped.items() if f',verdict="{verdict}"' in labels and value == 1]
     cells = {len(row) for row in csv.reader(io.StringIO(written["csv"]))}
     assert len(cells) == 1
+
+
+def but_for_its_duration(text: str) -> list[str]:
+    """The lines of an output but for how long its run took, which only the run itself knows."""
+    return [line for line in text.splitlines() if "gpubench_last_run_duration_seconds" not in line]
+
+
+@pytest.mark.parametrize("source", ["json", "jsonl"])
+def test_every_format_of_a_stored_result_is_that_of_its_run(
+    ran: tuple[dict[str, str], int, Path], source: str, tmp_path: Path
+) -> None:
+    written, code, folder = ran
+    found, same_code = outputs(("report", str(folder / f"result.{source}")), tmp_path)
+    assert same_code == code
+    assert found.keys() == written.keys()
+    assert [name for name in written if but_for_its_duration(found[name]) != but_for_its_duration(written[name])] == []
 
 
 def test_the_runs_cover_every_recorded_machine_and_profile() -> None:

@@ -6,11 +6,9 @@ import io
 import json
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 
 from gpubench.cli.commands.explain import ExplainOptions
@@ -21,12 +19,12 @@ from gpubench.model.results.rows.causes import CauseRow
 from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
+from tests.formats.schema import SCHEMA, VALIDATOR
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Record
 
 LOGS = ROOT / "tests" / "logs"
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 
 
 def written(folder: Path, job: Job) -> str:
@@ -69,7 +67,7 @@ def test_help_fits_eighty_columns() -> None:
 def test_json_is_what_the_schema_says(name: str) -> None:
     result = gpubench("explain", str(LOGS / name), "--format", "json")
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["verdict"] == ("FAIL" if result.returncode else "PASS")
     assert [(row["src"], row["dst"]) for row in document["paths"]] == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert all(row["communicator"] == document["communicators"][0]["id"] for row in document["paths"])
@@ -113,7 +111,7 @@ def test_outputs_beside_the_table(tmp_path: Path) -> None:
     outputs = [argument for suffix in ("json", "csv", "jsonl", "txt") for argument in ("--output", f"r.{suffix}")]
     result = gpubench("explain", str(LOGS / "h200x4-normal"), *outputs, cwd=tmp_path)
     assert result.returncode == 0
-    jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), SCHEMA)
+    VALIDATOR.validate(json.loads((tmp_path / "r.json").read_text()))
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 5
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert kinds == ["metadata", *["paths"] * 4, "transports", "communicators", *["members"] * 4, "report"]
@@ -184,7 +182,7 @@ def test_a_file_that_is_no_log_says_how_to_get_one(tmp_path: Path, content: byte
     assert "NCCL_DEBUG=INFO" in result.stdout
     assert "Traceback" not in result.stderr
     document = json.loads(gpubench("explain", str(tmp_path / "job.log"), "--format", "json").stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["verdict"] == "ERROR"
 
 

@@ -139,7 +139,10 @@ ways = pytest.mark.parametrize("way", WAYS, ids=lambda each: each.__name__)
 
 
 def outputs(arguments: tuple[str, ...], folder: Path) -> Iterator[tuple[str, str]]:
-    """What a run with these arguments writes: formats with their texts; of an error, what is told of it."""
+    """What a run with these arguments writes: formats with their texts; of an error, what is told of it.
+
+    Formats are written into files by what writes them to stdout (test_every_output.py), so that one run has them all.
+    """
     if arguments[0] == "profiles":
         shown = CliRunner().invoke(program.app, arguments)
         yield from _told(shown.exception)
@@ -154,9 +157,6 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> Iterator[tuple[str, str
     yield "stderr", shown.stderr
     if shown.stdout:
         yield "github", shown.stdout
-        for name in ("table", "html", "csv"):
-            again = CliRunner().invoke(program.app, [*arguments, *WIDE, "--format", name])
-            yield name, again.stdout
 
 
 def _told(error: BaseException | None) -> Iterator[tuple[str, str]]:

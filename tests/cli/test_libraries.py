@@ -2,17 +2,13 @@
 
 import json
 import os
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.cli.running import environment, gpubench, mpirun
 from tests.fakes.shared_objects import wheel
-
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+from tests.formats.schema import VALIDATOR
 
 
 def test_this_environment(tmp_path: Path) -> None:
@@ -22,7 +18,7 @@ def test_this_environment(tmp_path: Path) -> None:
     assert "mpi4py" in result.stdout
     assert "not here: " in result.stdout
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     found = {row["library"]: row for row in document["libraries"]}
     assert found["mpi4py"]["found"] is True
     assert found["MPI"]["version"]

@@ -4,18 +4,15 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from gpubench.model.results.report import PAIR_COLUMNS
 from tests.cli.running import environment, gpubench, mpirun
+from tests.formats.schema import VALIDATOR
 
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 MACHINE = ("p2p", "--simulate", "hgx-h200-4")
 
 
@@ -60,7 +57,7 @@ def test_the_document_validates(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
     assert gpubench(*MACHINE, "--output", str(output)).returncode == 0
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     sections = ["pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings"]
     assert list(document)[5:] == sections
     assert document["metadata"]["profile"]["name"] == "hgx-h200-4"
@@ -319,7 +316,7 @@ def test_managed_memory_stands_beside_plain_memory(tmp_path: Path) -> None:
     assert all(word in head for word in ("copy engine", "kernel", "prefetch", "page faults", "in place"))
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 100
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     engines = {(row["engine"], row["source"] == "host") for row in document["pairs"]}
     assert {("prefetch", True), ("faults", False), ("in place", True), ("sm", True)} <= engines
     again = gpubench("report", str(output))

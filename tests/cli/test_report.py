@@ -1,4 +1,4 @@
-"""A stored result is shown again as its run showed it, in every format; what is none is refused."""
+"""A stored result is shown again as its run showed it; test_every_output.py does so in every format."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS
 from tests.cli.running import ROOT, environment, gpubench
-from tests.cli.test_every_output import every_run, outputs
 
 RESULTS = ROOT / "tests" / "results"
 STAGED = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:1G:32", "--fault", "link0-1:staged=yes")
@@ -21,18 +20,6 @@ SUFFIXES = {each.name: each.suffix for each in FORMATS if each.suffix is not Non
 def kept(folder: Path, *arguments: str, name: str = "result.json") -> Path:
     gpubench(*arguments, "-o", str(folder / name), "-q")
     return folder / name
-
-
-@pytest.mark.parametrize("source", ["json", "jsonl"])
-@every_run
-def test_every_format_of_a_result_is_that_of_its_run(arguments: tuple[str, ...], source: str, tmp_path: Path) -> None:
-    written, code = outputs(arguments, tmp_path)
-    again = tmp_path / "again"
-    again.mkdir()
-    found, same_code = outputs(("report", str(tmp_path / f"result.{source}")), again)
-    assert same_code == code
-    assert found.keys() == written.keys()
-    assert [name for name in written if found[name] != written[name]] == []
 
 
 def timeless(text: str) -> str:

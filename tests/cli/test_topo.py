@@ -7,11 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpubench.cli.commands.topo import TopoOptions
@@ -24,18 +22,18 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo.sections import SECTIONS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
+from tests.formats.schema import VALIDATOR
 
 MACHINES = ROOT / "tests" / "machines"
 XML = MACHINES / "h200x4-nccl-xml" / "from.xml"
 TEXT = MACHINES / "h200x4-smi-text" / "from.txt"
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 
 
 def test_this_machine_is_shown() -> None:
     result = gpubench("topo", "--format", "json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["metadata"]["origin"] == "measured"
     assert len(document["nodes"]) == 1
     assert document["nodes"][0]["kernel"] == os.uname().release
@@ -125,7 +123,7 @@ def test_a_simulated_machine_says_so_in_every_row(tmp_path: Path) -> None:
     assert "3 nodes  24 GPUs  (SIMULATED)" in result.stdout
     assert "and node1: GPU5 NVLinks active 12 (others 18)" in result.stdout
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     for section in ("gpus", "nvlinks", "nics", "nodes", "pairs"):
         assert {row["origin"] for row in document[section]} == {"simulated"}
     assert document["metadata"]["profile"]["name"] == "hgx-h100-8"

@@ -4,9 +4,6 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
-
-import jsonschema
 
 from gpubench.formats.text.machine.causes import all_causes, named_causes, top_causes, unread_lines
 from gpubench.measure.topo.report import examine
@@ -15,6 +12,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.fakes.planted import PLANTS, Job, simulated, with_ranks
+from tests.formats.schema import VALIDATOR
 
 
 def looked_at(job: Job) -> Report:
@@ -69,7 +67,7 @@ def test_topo_causes_shows_causes_in_place_of_devices() -> None:
     assert "cause mig-on (by design, proven): MIG is on" in result.stdout
     assert "bus id" not in result.stdout
     document = json.load(io.StringIO(gpubench(*arguments, "--format", "json").stdout))
-    jsonschema.validate(document, json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text()))
+    VALIDATOR.validate(document)
     assert [(row["id"], row["implied_by"]) for row in document["causes"]] == [
         ("mig-on", None),
         ("peer-access-refused", "mig-on"),

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -33,8 +31,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
-
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+from tests.formats.schema import SCHEMA, VALIDATOR
 
 
 def written(
@@ -80,8 +77,10 @@ def test_csv_is_rows_and_nothing_else() -> None:
 
 
 def test_json_validates_against_the_schema() -> None:
+    VALIDATOR.check_schema(SCHEMA)
+    assert SCHEMA["$schema"] == VALIDATOR.META_SCHEMA["$id"]
     document = json.loads(written(JSON))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["verdict"] == "FAIL"
     assert document["complete"] is True
     assert document["rows"][2]["wrong"] == 3
@@ -97,7 +96,7 @@ def test_the_schema_refuses_what_no_row_can_be(change: dict[str, object]) -> Non
     document = json.loads(written(JSON))
     document["rows"][0] |= change
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
+        VALIDATOR.validate(document)
 
 
 def test_a_json_file_is_whole_after_every_row(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_a_json_file_is_whole_after_every_row(tmp_path: Path) -> None:
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for count, row in enumerate(ROWS):
         document = json.loads(path.read_text())
-        jsonschema.validate(document, SCHEMA)
+        VALIDATOR.validate(document)
         assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", count)
         writer.row(row)
     writer.end(REPORT)

@@ -2,26 +2,16 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpubench.hardware.cuda import device
-from gpubench.hardware.mpi import device as handed
-from gpubench.hardware.mpi import support
 from gpubench.hardware.mpi.calls import MpiCalls
 from gpubench.hardware.mpi.host import HostBackend
-from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs import gpus
-from gpubench.jobs.collective import launch as alone
-from gpubench.jobs.collective import opening, opening_gpu
-from gpubench.jobs.collective import path_watch as watching
-from gpubench.jobs.collective.overlap import rank_job as overlap
 from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
-from gpubench.model.terms import hang
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.progress import Progress
@@ -32,12 +22,17 @@ from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
-from tests.mpi.believed_steps import BelievedLoad, BelievedSteps, capped
+from tests.mpi.believed_driver import RANKS
 
 REFUSED = "refused"
-RANKS = 4
-H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
-DRIVER = Driver(version="580.159.04", cuda=13000, gpus=RANKS, visible=RANKS)
+_LOGS = os.environ["GPUBENCH_TEST_LOGS"]
+
+
+@cache
+def h200s() -> Snapshot:
+    from gpubench.hardware.simulated.machine import parse_machine, snapshots
+
+    return snapshots(parse_machine("hgx-h200-4"), [])[0]
 
 
 class NcclError(Exception):
@@ -192,8 +187,8 @@ class Probe:
     def __exit__(self, *_error: object) -> None:
         pass
 
-    def snapshot(self, _timeout_s: float) -> Any:
-        return H200S
+    def snapshot(self, _timeout_s: float) -> Snapshot:
+        return h200s()
 
 
 class Counters:
@@ -212,35 +207,8 @@ class Counters:
 
 
 def open_gpu(_group: Group, identity: RankIdentity, _ranks: int, _driver: Driver) -> tuple[int, RankIdentity]:
-    gpu = H200S.gpus[identity.rank]
+    from gpubench.jobs import gpus
+
+    gpu = h200s().gpus[identity.rank]
     found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid)
     return identity.rank, gpus.identify(identity, cast("Any", found))
-
-
-def install(logs: str) -> None:
-    """Put all of this in its place."""
-    global _LOGS
-    _LOGS = logs
-    hang.SECONDS_TO_START = float(os.environ.get("GPUBENCH_TEST_START_SECONDS", hang.SECONDS_TO_START))
-    stubs: dict[Any, dict[str, Any]] = {
-        alone: {"read_driver": lambda _environment: DRIVER},
-        device: {"check_installed": lambda _driver: None},
-        opening: {"read_driver": lambda _environment: DRIVER},
-        opening_gpu: {"open_gpu": open_gpu, "NcclLibrary": Library},
-        nccl: {"NcclBackend": Backend},
-        handed: {"MpiOnCuda": HandedMpi},
-        support: {"read_support": tried},
-        overlap: {
-            "GpuSteps": BelievedSteps,
-            "NvmlLoad": BelievedLoad,
-            "CappedCommunicator": capped,
-            "usable_driver": lambda _for_what: DRIVER,
-        },
-        watching: {"Probe": Probe, "NvmlCounters": Counters},
-    }
-    for module, names in stubs.items():
-        for name, stub in names.items():
-            setattr(module, name, stub)
-
-
-_LOGS = ""

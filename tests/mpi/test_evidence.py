@@ -5,15 +5,14 @@ import io
 import json
 import os
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from tests.cli.running import ROOT, environment, gpubench, mpirun
+from tests.formats.schema import VALIDATOR
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 INJECT = Path(__file__).parent / "inject"
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 SWEEP = ("allreduce", "--sizes", "1K,2K,4M", "--iters", "17", "--warmup", "1")
 RING = ["0 → 1", "1 → 2", "2 → 3", "3 → 0"]
 
@@ -33,7 +31,7 @@ def believing(logs: str, **changes: str) -> dict[str, str]:
 
 def document_of(result: "CompletedProcess[str]") -> dict[str, Any]:
     document: dict[str, Any] = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     return document
 
 

@@ -10,26 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware.mpi.group import host_name
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun, mpirun_command
+from tests.formats.schema import VALIDATOR
 
 pytestmark = pytest.mark.mpi
 
 HOST = ("--backend", "host")
 SMALL = (*HOST, "--sizes", "1K:64K:4", "--iters", "3")
-
-
-SCHEMA = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 
 
 def all_but_slow(*names: str) -> list[Any]:
@@ -100,7 +96,7 @@ def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
     result = gpubench("allreduce", *HOST, "--sizes", "1K,64K", *how, "--np", "3", "--format", "json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["metadata"]["options"]["iters"] == ("auto" if "auto" in how else 30)
     for row in document["rows"]:
         if row["mode"] == "latency":
@@ -122,7 +118,7 @@ def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Pa
     result = mpirun(3, *arguments, env=late) if own_mpirun else gpubench(*arguments, "--np", "3", env=late)
     assert result.returncode == 0, result.stderr
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     (finding,) = document["findings"]
     assert (finding["id"], finding["severity"]) == ("straggler", "WARN")
     assert finding["subject"] == f"rank 1 on {host_name()}"
@@ -153,7 +149,7 @@ def test_every_collective_in_groups_at_once(collective: Collective, tmp_path: Pa
     result = gpubench(collective.name, *SMALL, "--np", "4", "--split", "pairs", f"--output={output}")
     assert (result.returncode, result.stderr) == (0, "")
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     found = [(row["group"], row["ranks"], row["wrong"], row["slowest_rank"] // 2) for row in document["rows"]]
     assert set(found) == {("ranks 0-1", 2, 0, 0), ("ranks 2-3", 2, 0, 1)}
     assert len(found) == 2 * 4 * (2 if collective.in_place else 1)
@@ -233,8 +229,7 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     result = gpubench("allreduce", *SMALL, "--format", "json", *arguments)
     assert result.returncode == 0
     document = json.loads(result.stdout)
-    schema = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
-    jsonschema.validate(document, schema)
+    VALIDATOR.validate(document)
     assert json.loads(names[1].read_text()) == document
     assert len(rows(names[0].read_text())) == len(document["rows"]) == 8
     assert len(document["rank_times"]) == 8 * 2

@@ -13,7 +13,7 @@ from gpubench.model.terms.overlap.asked import OverlapAsked, Partner
 from tests.cli.running import gpubench, mpirun
 from tests.mpi.test_evidence import believing, document_of
 
-SHORT = ("--seconds", "0.02", "--dtype", "float32", "--ctas", "own,8", "--sizes", "4K")
+SHORT = ("--seconds", "0.01", "--dtype", "float32", "--ctas", "own,8", "--sizes", "4K")
 
 
 @pytest.mark.mpi

@@ -6,13 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-import jsonschema
 import pytest
 
 from gpubench.cli.commands.p2p import P2pOptions
@@ -40,12 +38,11 @@ from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
 from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.formats.schema import VALIDATOR
 
 if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.watchdog.rank import RankProgress
-
-SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 
 
 def said_once(result: Any, text: str) -> bool:
@@ -190,7 +187,7 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     output = tmp_path / "p2p.json"
     assert Cluster(monkeypatch, 2).run(output=[str(output)], format_name="csv") == 0
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     hosts = document["metadata"]["hosts"]
     assert len(set(hosts)) == 2
     pairs = document["pairs"]

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun
 from tests.cli.test_collective_replay import comparable
-from tests.mpi.test_evidence import SCHEMA, SWEEP, believing
+from tests.formats.schema import VALIDATOR
+from tests.mpi.test_evidence import SWEEP, believing
 from tests.mpi.test_settings import emulated_nodes
 
 pytestmark = pytest.mark.mpi
@@ -21,7 +21,7 @@ HOST = ("allreduce", "--backend", "host", "--sizes", "1K:64K:8", "--iters", "3")
 
 def shown(text: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     return document
 
 

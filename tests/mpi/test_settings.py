@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+from tests.formats.schema import VALIDATOR
 from tests.mpi.hosts import Hosts, connected
-from tests.mpi.test_evidence import SCHEMA, believing, document_of
+from tests.mpi.test_evidence import believing, document_of
 
 pytestmark = pytest.mark.mpi
 
@@ -130,7 +130,7 @@ def test_a_hierarchical_all_reduce_beside_the_flat_one(tmp_path: Path) -> None:
     result = emulated_nodes("allreduce", "--sizes", "16,1000,64K", "--iters", "3", *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     document: dict[str, Any] = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     made = [row for row in document["rows"] if row["setting"] == "hierarchical"]
     assert {row["size_bytes"] for row in made} == {1000, 65536}, "of 16 bytes there is no block for every rank"
     assert len(made) == 2 * 2 * 2
@@ -147,7 +147,7 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
     result = emulated_nodes(*SMALL, *arguments, "--out-of-place", env=believing("tuning"))
     assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads(output.read_text())
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     ways = [(row["backend"], row["setting"]) for row in document["rows"]]
     host, nccl = (
         (("host", None), ("host", "hierarchical")),

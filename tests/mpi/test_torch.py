@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.cli.running import ROOT, environment, gpubench
-from tests.mpi.test_evidence import SCHEMA
+from tests.formats.schema import VALIDATOR
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(find_spec("torch") is None, reason="needs the user's torch")]
 
@@ -23,7 +22,7 @@ def measured(*arguments: str) -> Document:
     result = gpubench(*arguments, "--format", "json")
     assert result.returncode == 0, result.stderr
     document: Document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     return document
 
 

@@ -17,18 +17,20 @@ from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import collective_row
 from tests.fakes.sibling_nodes import Slowdown, node_run, unchanged
 
-SEEDS = 60
+seeds = pytest.mark.parametrize("seeds", [20, pytest.param(60, marks=pytest.mark.slow)])
 
 
-def failures(slowdown: Slowdown) -> int:
-    sides = [([node_run(f"{seed} old")], [node_run(f"{seed} new", slowdown)]) for seed in range(SEEDS)]
+def failures(slowdown: Slowdown, seeds: int) -> int:
+    sides = [([node_run(f"{seed} old")], [node_run(f"{seed} new", slowdown)]) for seed in range(seeds)]
     return sum(compare(*each, Rules()).verdict is Verdict.FAIL for each in sides)
 
 
-def test_healthy_siblings_do_not_fail() -> None:
-    assert failures(unchanged) <= 1
+@seeds
+def test_healthy_siblings_do_not_fail(seeds: int) -> None:
+    assert failures(unchanged, seeds) <= 1
 
 
+@seeds
 @pytest.mark.parametrize(
     "slowdown",
     [
@@ -41,8 +43,8 @@ def test_healthy_siblings_do_not_fail() -> None:
     ],
     ids=["all 5 %", "alltoall 10 %", "allgather 10 %", "large alltoall 15 %", "four sizes 15 %", "one size 25 %"],
 )
-def test_slowdowns_between_siblings_are_found(slowdown: Slowdown) -> None:
-    assert failures(slowdown) >= 0.9 * SEEDS
+def test_slowdowns_between_siblings_are_found(slowdown: Slowdown, seeds: int) -> None:
+    assert failures(slowdown, seeds) >= 0.9 * seeds
 
 
 def key(collective: str | None = "allreduce", size: int = 2**28, **columns: object) -> RowKey:

@@ -7,34 +7,65 @@ GPUBENCH_TEST_SLOW_HOST names one whose memory takes four times as long to copy;
 The rank that GPUBENCH_TEST_STUCK names does not come back from its first operation; GPUBENCH_TEST_START_SECONDS is what
 an initialisation has, in the place of 300.
 GPUBENCH_TEST_TRAFFIC names a simulated machine and its faults: `watch` then sees one of its nodes on each rank.
+A rank's watchdog, which knows of no GPU, is left alone: to load all this takes a third of a second.
 """
 
 import os
+import sys
+
+_is_watchdog = "gpubench.hardware.watchdog.main" in sys.orig_argv
+_is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and not _is_watchdog
 
 _logs = os.environ.get("GPUBENCH_TEST_LOGS")
 
-if _logs:
-    from tests.mpi.believed_gpus import install
+if _logs and "GPUBENCH_TEST_START_SECONDS" in os.environ:
+    from gpubench.model.terms import hang
 
-    install(_logs)
+    hang.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
+
+if _logs and not _is_watchdog:
+    from tests.mpi.on_import import StandIns
+
+    _driver, _gpus, _steps = (f"tests.mpi.believed_{name}" for name in ("driver", "gpus", "steps"))
+    StandIns(
+        {
+            "gpubench.jobs.collective.launch": {"read_driver": (_driver, "read_driver")},
+            "gpubench.hardware.cuda.device": {"check_installed": (_driver, "check_installed")},
+            "gpubench.jobs.collective.opening": {"read_driver": (_driver, "read_driver")},
+            "gpubench.jobs.collective.opening_gpu": {
+                "open_gpu": (_gpus, "open_gpu"),
+                "NcclLibrary": (_gpus, "Library"),
+            },
+            "gpubench.hardware.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
+            "gpubench.hardware.mpi.device": {"MpiOnCuda": (_gpus, "HandedMpi")},
+            "gpubench.hardware.mpi.support": {"read_support": (_gpus, "tried")},
+            "gpubench.jobs.collective.overlap.rank_job": {
+                "GpuSteps": (_steps, "BelievedSteps"),
+                "NvmlLoad": (_steps, "BelievedLoad"),
+                "CappedCommunicator": (_steps, "capped"),
+                "usable_driver": (_driver, "usable_driver"),
+            },
+            "gpubench.jobs.collective.path_watch": {"Probe": (_gpus, "Probe"), "NvmlCounters": (_gpus, "Counters")},
+        }
+    ).install()
 
 _nodes = os.environ.get("GPUBENCH_TEST_NODES")
 
 _slow_host = os.environ.get("GPUBENCH_TEST_SLOW_HOST")
 
-if _slow_host and os.environ.get("OMPI_COMM_WORLD_RANK"):
+if _slow_host and _is_rank:
     from tests.mpi.believed_nodes import slow_down
 
     slow_down(_slow_host)
 
-if _nodes and os.environ.get("OMPI_COMM_WORLD_RANK"):
+if _nodes and _is_rank:
     from tests.mpi.believed_nodes import install as install_nodes
 
     install_nodes(*_nodes.split(), hosts=os.environ["GPUBENCH_TEST_HOSTS"].split(","))
 
 _traffic = os.environ.get("GPUBENCH_TEST_TRAFFIC")
 
-if _traffic and os.environ.get("OMPI_COMM_WORLD_RANK"):
+if _traffic and _is_rank:
     from tests.mpi.believed_traffic import install as install_traffic
 
     install_traffic(int(os.environ["OMPI_COMM_WORLD_RANK"]), *_traffic.split())

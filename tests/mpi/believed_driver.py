@@ -1,0 +1,20 @@
+"""The driver of four GPUs that ranks, and who starts them, believe in; who only starts them loads no more."""
+
+from collections.abc import Mapping
+
+from gpubench.hardware.node.nvml.library import Driver
+
+RANKS = 4
+DRIVER = Driver(version="580.159.04", cuda=13000, gpus=RANKS, visible=RANKS)
+
+
+def read_driver(_environment: Mapping[str, str]) -> Driver:
+    return DRIVER
+
+
+def usable_driver(_for_what: str) -> Driver:
+    return DRIVER
+
+
+def check_installed(_driver: Driver) -> None:
+    pass
