@@ -74,7 +74,10 @@ def test_json_is_what_the_schema_says(name: str) -> None:
     assert document["metadata"]["hosts"] == ["vm"]
     assert document["metadata"]["libraries"] == {"NCCL": "2.28.9+cuda13.0", "network": "Socket"}
     assert document["metadata"]["environment"]["NCCL_NVLS_ENABLE"] == "0"
-    assert list(document) == [*("schema_version", "complete", "verdict", "sentence", "metadata"), *SECTIONS]
+    assert list(document) == [
+        *("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata"),
+        *SECTIONS,
+    ]
 
 
 def test_the_schema_knows_every_column() -> None:
