@@ -155,7 +155,8 @@ def _initialise_meanwhile(imports: Sequence[str]) -> None:
         initialise = ctypes.CDLL(path).MPI_Init_thread
     except (OSError, AttributeError):
         return
-    threading.Thread(target=_import, args=(imports,), daemon=True).start()
+    # No daemon: Python ends those wherever they are, which libraries that are being loaded may answer with abort().
+    threading.Thread(target=_import, args=(imports,)).start()
     initialise(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
 
