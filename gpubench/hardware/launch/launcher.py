@@ -22,6 +22,7 @@ OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 """Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""
 
 _PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # found here: after a fork, another thread may have had the lock of the loader
 _SECONDS_TO_ANSWER = 20
 
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -118,7 +119,7 @@ def start(
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it is gone (`prctl(2)`, PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class RankWatch:
