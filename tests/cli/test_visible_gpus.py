@@ -91,3 +91,30 @@ def test_fewer_than_were_asked_for_is_a_failure(tmp_path: Path) -> None:
     result = gpubench("check", *options, "--expect-gpus", "2")
     assert result.returncode == 1
     assert "2 GPUs, as --expect-gpus says" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "promised"),
+    [(["0"], "1 of 4"), (["0", "1"], "2 of 4"), (["0", "GPU"], "2 of 4"), (["0", "9,3"], "1 of 4"), (["0", None], "4")],
+)
+def test_what_no_rank_names_is_promised_to_nobody(
+    settings: Sequence[str | None], promised: str, tmp_path: Path
+) -> None:
+    """Of four GPUs: ranks with one each of two of them leave two that nobody saw."""
+    (node,), _ = recorded.read_recording(Path("tests/machines/h200x4-vm"))
+    processes = [
+        RankFacts(
+            rank=rank,
+            host=node.host,
+            node=0,
+            local_rank=rank,
+            pid=rank,
+            visible_devices=node.gpus[2].uuid if each == "GPU" else each,
+        )
+        for rank, each in enumerate(settings)
+    ]
+    recorded.write_recording(tmp_path / "seen", [with_hidden(node, [1, 2, 3])], processes)
+    options = ("check", "--quick", "--replay", str(tmp_path / "seen"))
+    assert gpubench(*options).stdout.splitlines()[-1].startswith(f"PASS: {promised} × H200")
+    code = gpubench(*options, "--expect-gpus", "4").returncode
+    assert code == (0 if promised == "4" else 1)

@@ -214,7 +214,10 @@ class Supervisor:
         figures = []
         for rail, answer in answers.items():
             local = answer.get("local")
-            for name, gb_s in local if isinstance(local, list) else ():
+            if not isinstance(local, list):
+                faults[rail] = 0.0, Outcome.OWN_WORKER_FAILED, f"{answer.get('remark') or _WITHOUT_FIGURES}, in phase 0"
+                continue
+            for name, gb_s in local:
                 figures.append(LocalFigure(0, rail, LocalQuantity(name), float(gb_s)))
         return figures
 

@@ -31,7 +31,7 @@ def slow_figures(figures: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
             usual = median(each.gb_s for each in own)
             if len(own) >= LEAST_FIGURES and usual > 0:
                 shares |= {each: each.gb_s / usual for each in own}
-        noise = robust_deviation(list(shares.values()))
+        noise = robust_deviation([share for each, share in shares.items() if not each.failure])
         least = 1 - max(DEVIATIONS * (noise.deviation if noise else 0.0), LEAST_LOSS)
         found |= {each: share for each, share in shares.items() if share < least or each.failure}
     return found

@@ -1,6 +1,6 @@
 """The GPUs of a node that its processes were given: those that CUDA_VISIBLE_DEVICES hides are nobody's promise."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpubench.model.facts.rank_facts import RankFacts
@@ -22,10 +22,13 @@ def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
     """The node without its hidden GPUs, which count as those of others, as in a container that lacks them.
 
     `processes` are those on the node. Where each has a setting of its own, as of one GPU a rank, what one of them does
-    not see another has: the node stays whole.
+    not see another may have: hidden is what none of them names.
     """
     hidden = {gpu.device for gpu in node.gpus if is_hidden(gpu)}
-    if not hidden or len({each.visible_devices for each in processes}) > 1:
+    settings = {each.visible_devices for each in processes}
+    if len(settings) > 1:
+        hidden -= {device for each in settings for device in _named(node, each)}
+    if not hidden:
         return node
     return replace(
         node,
@@ -33,3 +36,22 @@ def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
         gpus_of_others=node.gpus_of_others + len(hidden),
         pairs=tuple(pair for pair in node.pairs if hidden.isdisjoint((pair.source, pair.destination))),
     )
+
+
+def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
+    """The GPUs that a setting names, up to the first entry that CUDA does not know; all of them where that is open."""
+    everything = [gpu.device for gpu in node.gpus]
+    if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
+        yield from everything
+        return
+    for entry in map(str.strip, setting.split(",")):
+        known = [gpu.device for gpu in node.gpus if _is_named(gpu, entry)]
+        if len(known) != 1:
+            return
+        yield from known
+
+
+def _is_named(gpu: GpuFacts, entry: str) -> bool:
+    if entry.startswith("GPU-"):
+        return (gpu.uuid or "").startswith(entry)
+    return entry.isdecimal() and int(entry) == gpu.index
