@@ -23,6 +23,7 @@ _ORDER = struct.Struct("!IIBdQ")
 _RING_ORDER, _SEAT = struct.Struct("!IdBB"), struct.Struct("!BIBIBII")
 _REPLY = struct.Struct("!IH")
 _FIGURE = struct.Struct("!BdB")
+_COUNT = struct.Struct("!H")
 _LOCAL = struct.Struct("!BBd")
 
 
@@ -165,15 +166,20 @@ _QUANTITIES = tuple(LocalQuantity)
 
 
 def packed_local(figures: Sequence[LocalFigure]) -> bytes:
-    """The figures of phase 0 of one node."""
-    body = b"".join(_LOCAL.pack(each.gpu, _QUANTITIES.index(each.quantity), each.gb_s) for each in figures)
-    return bytes((MessageType.LOCAL_REPLY,)) + body
+    """The figures of phase 0 of one node; why some are not there is told once."""
+    remark = next((each.failure for each in figures if each.failure), "")
+    body = _COUNT.pack(len(figures))
+    body += b"".join(_LOCAL.pack(each.gpu, _QUANTITIES.index(each.quantity), each.gb_s) for each in figures)
+    return bytes((MessageType.LOCAL_REPLY,)) + body + remark.encode()[:500]
 
 
 def local_figures(node: int, body: bytes) -> Iterator[LocalFigure]:
     """The inverse. Raises struct.error, or IndexError for a quantity that is not known."""
-    for gpu, quantity, gb_s in _LOCAL.iter_unpack(body):
-        yield LocalFigure(node, gpu, _QUANTITIES[quantity], gb_s)
+    (count,) = _COUNT.unpack_from(body)
+    end = _COUNT.size + count * _LOCAL.size
+    remark = body[end:].decode(errors="replace")
+    for gpu, quantity, gb_s in _LOCAL.iter_unpack(body[_COUNT.size : end]):
+        yield LocalFigure(node, gpu, _QUANTITIES[quantity], gb_s, failure="" if gb_s else remark)
 
 
 def packed_clock(seconds: float) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpubench.hardware.scan.messages import (
     OWN_FAULT,
+    WORDS,
     MessageType,
     Outcome,
     RingOrder,
@@ -75,6 +76,7 @@ class Supervisor:
 
     def __init__(self, backend: str, rank: int, devices: Mapping[int, int], secret: bytes) -> None:
         self._rank = rank
+        self._first_quantity = LocalQuantity.MEMORY if backend == "host" else LocalQuantity.FROM_HOST
         self._secret = secret
         self._faults: dict[int, tuple[float, Outcome, str]] = {}
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
@@ -201,7 +203,10 @@ class Supervisor:
         return answers
 
     def _local(self) -> list[LocalFigure]:
-        """Phase 0 of the rails of this rank, all at once; whose worker hangs or dies says so in the next round."""
+        """Phase 0 of the rails of this rank, all at once; whose worker hangs or dies says so in the next round.
+
+        One that fails alone goes on: what it could not copy is a figure that is not there.
+        """
         tasks = {rail: WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
         for rail, task in tasks.items():
             self.workers[rail].begin(task)
@@ -215,7 +220,8 @@ class Supervisor:
         for rail, answer in answers.items():
             local = answer.get("local")
             if not isinstance(local, list):
-                faults[rail] = 0.0, Outcome.OWN_WORKER_FAILED, f"{answer.get('remark') or _WITHOUT_FIGURES}, in phase 0"
+                seen = f"{WORDS[Outcome.OWN_WORKER_FAILED]}: {answer.get('remark') or 'it gave no figures'}"
+                figures.append(LocalFigure(0, rail, self._first_quantity, 0.0, failure=seen))
                 continue
             for name, gb_s in local:
                 figures.append(LocalFigure(0, rail, LocalQuantity(name), float(gb_s)))

@@ -65,8 +65,8 @@ def not_measured_inside(
             severity,
             compress_names(names),
             f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", once of two times"),
-            "a figure of every pair of GPUs of a node, and of its all-reduce",
-            "NCCL needs longer than the deadline to connect them, or what these nodes have in common hangs",
+            "a figure of every GPU of a node, every pair of them, and its all-reduce",
+            "NCCL needs longer than the deadline to connect, somebody has the memory, or what the nodes share hangs",
             f"gpubench scan --timeout 60; ssh {shlex.quote(names[0])} gpubench check",
             subjects=tuple(names),
         )

@@ -59,8 +59,14 @@ def test_replies_are_read_back(figures: list[tuple[int, float, int]], remark: st
 
 
 def test_local_figures_are_read_back() -> None:
-    figures = [LocalFigure(0, gpu, quantity, 1.5 * gpu) for gpu in range(8) for quantity in LocalQuantity]
+    figures = [LocalFigure(0, gpu, quantity, 1.5 * gpu + 1) for gpu in range(8) for quantity in LocalQuantity]
     assert [each._replace(node=0) for each in local_figures(7, packed_local(figures)[1:])] == figures
+
+
+def test_what_could_not_be_copied_is_said() -> None:
+    failed = LocalFigure(0, 1, LocalQuantity.FROM_HOST, 0.0, failure="its worker failed: cudaErrorMemoryAllocation")
+    figures = [LocalFigure(0, 0, LocalQuantity.FROM_HOST, 50.0), failed]
+    assert list(local_figures(0, packed_local(figures)[1:])) == figures
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.integers(1, 64))

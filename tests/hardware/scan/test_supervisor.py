@@ -164,3 +164,17 @@ def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_fi
         assert told.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
         assert told.remark.endswith(", in phase 0")
         assert {outcome for _, _, outcome in inside(supervisor, 1001).figures} == {Outcome.DONE}
+
+
+def test_a_worker_that_cannot_copy_in_phase_0_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with two() as (one, other):
+        read = one.workers[0].answer
+
+        def failed(number: int) -> dict[str, object] | None:
+            return read(number) and {"number": 0, "failure": "failed", "remark": "no memory"}
+
+        monkeypatch.setattr(one.workers[0], "answer", failed)
+        (figure,) = one._local()
+        assert (figure.gb_s, figure.failure) == (0.0, "its worker failed: no memory")
+        monkeypatch.undo()
+        assert a_round(one, other)[0].figures[0][2] == Outcome.DONE
