@@ -1,15 +1,19 @@
 """What faults cost a step: as long as collectives took that were measured with them, and never silently nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpubench.errors import UsageError
 from gpubench.jobs.plan.fault_cases import fault_cases
+from gpubench.jobs.plan.machine import PlannedMachine
 from gpubench.measure.plan.curves import CommunicatorRanks
 from gpubench.measure.plan.faults import FaultCase
+from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, ValueKind
+from gpubench.model.profiles.profile import NicKindOfMachine
 from gpubench.readers.results.registry import read_results
 from tests.cli.running import ROOT, gpubench
 from tests.measure.plan.jobs import planned_machine
@@ -119,6 +123,29 @@ def test_a_rail_that_is_slow_and_does_not_say_so_slows_all_rails() -> None:
     assert ratio(known, "alltoall", group, 2**32) == pytest.approx(4, rel=0.03), "a GPU sends by the NIC near it"
 
 
+def with_nics(*nics: NicKindOfMachine) -> PlannedMachine:
+    """Two nodes of eight H100s with other NICs."""
+    machine = planned_machine("hgx-h100-8", 2)
+    assert machine.profile is not None
+    return replace(machine, profile=replace(machine.profile, nic=nics))
+
+
+def test_a_slow_nic_counts_from_what_its_slot_lets_through() -> None:
+    """PCIe 4 x16 carries 252 of 400 Gb/s: half of that is what is left, as of any NIC."""
+    nic = NicKindOfMachine(name="mlx5_0", kind=NicKind.INFINIBAND, rate_gbit_s=400, pcie_generation=4, pcie_width=16)
+    machine = with_nics(nic, replace(nic, name="mlx5_1"))
+    (found,) = fault_cases(machine, ["nic0:bandwidth=0.5"], None, [])
+    assert ratio(found, "alltoall", CommunicatorRanks(16, 2), 2**32) == pytest.approx(2, rel=0.03)
+
+
+def test_a_slow_ethernet_port_beside_rdma_slows_no_collective() -> None:
+    rdma = NicKindOfMachine(name="mlx5_0", kind=NicKind.INFINIBAND, rate_gbit_s=400)
+    machine = with_nics(rdma, NicKindOfMachine(name="eth0", kind=NicKind.ETHERNET, rate_gbit_s=25))
+    with pytest.raises(UsageError, match="plan") as refused:
+        fault_cases(machine, ["nic1:bandwidth=0.5"], None, [])
+    assert "no time of a collective follows from bandwidth" in str(refused.value.reason)
+
+
 def plan(tmp_path: Path, *words: str) -> dict[str, list[dict[str, float | str | None]]]:
     model = tmp_path / "gpt-0.8B.toml"
     model.write_text(GPT)
@@ -161,6 +188,8 @@ def test_a_fault_that_no_collective_of_the_layout_meets_says_so(tmp_path: Path) 
         ("hgx-h200-8", "node0:dips=0.5", "only scan knows of it"),
         ("hgx-h200-2", "gpu0:lost=yes", "the job has no such GPU then"),
         ("hgx-h200-2", "nic0:bandwidth=0.5", "does not know the rate of NIC 0"),
+        ("hgx-h100-8*2", "nic0:bandwidth=0.9,rate=100", "what bandwidth, rate of one NIC do together"),
+        ("hgx-h100-8*2", "nic0:bandwidth=0.9,missing=yes", "what bandwidth, missing of one NIC do together"),
         ("a100-pcie-2*2", "nic0:state=down", "no NIC that is up"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.jobs.plan.machine import PlannedMachine
 from gpubench.measure.plan.curves import CommunicatorRanks
+from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 _FAR_MORE = 2.0
 _GONE = ("missing", "lost")
 _SLOT = ("width", "generation")
+_OF_PORT = ("state", "rate", "missing", *_SLOT)
+"""What NCCL knows of a NIC, and takes fewer channels over it for."""
+
+_BITS_PER_BYTE = 8
 
 
 @dataclass(slots=True)
@@ -86,6 +91,8 @@ def not_modelled(fault: Fault, machine: PlannedMachine) -> str:
     if key := fault.unmodelled(COLLECTIVES):
         return f"what {key} does to {COLLECTIVES} is not modelled"
     keys = ", ".join(key for key, _ in fault.settings)
+    if fault.subject is Subject.NIC and fault.get("bandwidth") and fault_has(fault, _OF_PORT):
+        return f"what {keys} of one NIC do together is not modelled"
     if machine.nodes > 1 and fault.subject is Subject.GPU and machine.profile.nvlink and fault_has(fault, _SLOT):
         return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
     if not _changes_links(fault, machine.profile):
@@ -127,26 +134,30 @@ def check_reachable(model: FaultModel, text: str) -> None:
 
 
 def as_rates(fault: Fault, profile: "Profile") -> tuple[Fault, ...]:
-    """A share of a NIC that nothing tells of as rates, which the model knows: those of all NICs of the node.
+    """A share of a NIC that nothing tells of as rates, which the model knows: those of the NICs beside it on the node.
 
     NCCL gives every channel the same share of the bytes, and so a rail of which it does not know that it is slow
     makes all others wait.
     """
+    from gpubench.hardware.simulated.links import nic_gb_s
+
     share = fault.get("bandwidth")
     if fault.subject is not Subject.NIC or share is None:
         return (fault,)
     index = fault.index or 0
     if index >= len(profile.nic):
         raise UsageError(f"--fault {fault}: there is no NIC {index}", expected=f"an index below {len(profile.nic)}")
-    rate = profile.nic[index].rate_gbit_s
-    if rate is None:
+    gb_s = nic_gb_s(profile.nic[index], ())
+    if gb_s is None:
         raise UsageError(
             f"--fault {fault}: {profile.name} does not know the rate of NIC {index}",
             expected="a rate of its own",
             next_step=f"nic{index}:rate=200",
         )
-    slowed = rate * float(share)
+    slowed = gb_s * _BITS_PER_BYTE * float(share)
+    is_ethernet = profile.nic[index].kind is NicKind.ETHERNET
     return tuple(
-        parse_fault(f"node{fault.node_number}.nic{number}:rate={min(slowed, each.rate_gbit_s or slowed):g}")
+        parse_fault(f"node{fault.node_number}.nic{number}:rate={min(slowed, each.rate_gbit_s):g}")
         for number, each in enumerate(profile.nic)
+        if each.rate_gbit_s is not None and (each.kind is NicKind.ETHERNET) == is_ethernet
     )
