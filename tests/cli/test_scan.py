@@ -287,3 +287,16 @@ def test_rounds_that_no_scan_wrote_are_refused(rounds: Path, before: str, after:
     rounds.write_text(text.replace(before, after))
     result = gpubench("scan", "--replay", str(rounds.parent))
     assert (result.returncode, result.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("fault", ["node1:acs=on", "gpu0:nvlink=9", "link0-1:staged=yes"])
+def test_a_replay_finds_what_the_scan_found(fault: str, tmp_path: Path) -> None:
+    """By facts too, which are not measured again: a scan with a warning was replayed as PASS."""
+    kept = ("--rounds", str(tmp_path / "rounds"), "--format", "json")
+    scanned = json.loads(gpubench("scan", "--simulate", "hgx-h100-8*4", "--fault", fault, *kept).stdout)
+    replayed = json.loads(gpubench("scan", "--replay", str(tmp_path / "rounds"), "--format", "json").stdout)
+    assert scanned["findings"]
+    assert [(each["id"], each["subject"]) for each in replayed["findings"]] == [
+        (each["id"], each["subject"]) for each in scanned["findings"]
+    ]
+    assert replayed["verdict"] == scanned["verdict"]

@@ -83,13 +83,14 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.resume({})
-    folder.begin(stored, better_of(first, again))
+    findings = _facts(simulation)
+    folder.begin(stored, better_of(first, again), findings)
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
     with telling(plan, folder.keep) as keep:
         course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
     local = still_slow(slow_figures(first), again)
     groups = [] if plan.quick else list(collectives(course, seed, rounds.collective))
-    result = ScanResult(course, decode(course, local), groups, Origin.SIMULATED, _facts(simulation))
+    result = ScanResult(course, decode(course, local), groups, Origin.SIMULATED, findings)
     return deliver(
         plan, arguments, result, backend=SIMULATED, seed=seed, source=simulation.source, profile=simulation.profile
     )
@@ -110,10 +111,12 @@ def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> i
     course = scan(kept.fabric, kept.stored.seed, rounds, quick=plan.quick, keep=lambda *_: None)
     origin = Origin.SIMULATED if kept.stored.origin == Origin.SIMULATED else Origin.RECORDED
     local = slow_figures(kept.local)
-    findings = [
-        *wrong_data_inside(kept.fabric, kept.local),
-        *not_measured_inside(kept.fabric, [kept.local], list(local)),
-    ]
+    findings = kept.findings
+    if findings is None:
+        findings = [
+            *wrong_data_inside(kept.fabric, kept.local),
+            *not_measured_inside(kept.fabric, [kept.local], list(local)),
+        ]
     result = ScanResult(course, decode(course, local), (), origin, findings)
     source = f"--replay {plan.replay}"
     return deliver(plan, arguments, result, backend=kept.stored.backend, seed=kept.stored.seed, source=source)

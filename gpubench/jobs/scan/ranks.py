@@ -222,11 +222,6 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     first, again = (
         [each._replace(node=numbers[each.node]) for each in (*coordinator.local(), *inside.figures())] for _ in range(2)
     )
-    folder = RoundsFolder(plan.resume or plan.rounds, kept)
-    folder.resume(gone)
-    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), better_of(first, again))
-    with telling(plan, folder.keep, is_rank=True) as keep:
-        course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)
@@ -239,6 +234,11 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     if not plan.ranks_as_nodes and meeting.backend != HOST:
         of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
         findings += below_profile(fabric, (first, again), of_nodes, list(local))
+    folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.resume(gone)
+    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), better_of(first, again), findings)
+    with telling(plan, folder.keep, is_rank=True) as keep:
+        course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
     groups = [] if plan.quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
     result = ScanResult(course, decode(course, local), groups, Origin.MEASURED, findings)
     environment = recorded_settings(os.environ)

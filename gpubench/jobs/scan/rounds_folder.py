@@ -18,6 +18,7 @@ from gpubench.model.results.scan_rounds import (
 )
 from gpubench.model.results.stored_scan import StoredAbsent, StoredFabric, StoredLocal, StoredRound
 from gpubench.model.terms.units import some_of
+from gpubench.model.terms.verdict import Finding
 from gpubench.readers.documents.json_lines import json_line, read_json_line
 from gpubench.readers.documents.text_files import Wanted, read_text
 
@@ -29,12 +30,13 @@ _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --
 
 @dataclass(frozen=True, slots=True)
 class KeptScan:
-    """What a folder holds. Rounds are as they were, the last one whole."""
+    """What a folder holds. Rounds are as they were, the last one whole; findings are None of an older gpubench."""
 
     stored: StoredFabric
     fabric: ScanFabric
     local: list[LocalFigure] = field(default_factory=list)
     outcomes: list[RoundOutcome] = field(default_factory=list)
+    findings: Sequence[Finding] | None = None
 
 
 class RoundsFolder:
@@ -44,8 +46,8 @@ class RoundsFolder:
         self._path = None if directory is None else directory / FILE
         self._done = None if kept is None else len(kept.outcomes)
 
-    def begin(self, stored: StoredFabric, local: Sequence[LocalFigure]) -> None:
-        """A new file with nodes and phase 0, unless a scan goes on.
+    def begin(self, stored: StoredFabric, local: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> None:
+        """A new file with nodes, phase 0 and what was found before the first round, unless a scan goes on.
 
         Raises UsageError where the folder cannot be written, or holds a scan already.
         """
@@ -59,7 +61,7 @@ class RoundsFolder:
             )
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(json_line(stored) + json_line(StoredLocal.of(local)))
+            self._write(json_line(stored) + json_line(StoredLocal.of(local, findings)))
         except OSError as error:
             raise UsageError(
                 f"{self._path} cannot be written: {os.strerror(error.errno or 0)}",
@@ -141,7 +143,8 @@ def read_rounds(directory: Path) -> KeptScan:
     for number, line in enumerate(lines[1:], 2):
         where = f"{path}, line {number}"
         if '"quantities"' in line:
-            kept.local[:] = read_json_line(StoredLocal, line, where).figures(kept.fabric)
+            phase_0 = read_json_line(StoredLocal, line, where)
+            kept = replace(kept, local=phase_0.figures(kept.fabric), findings=phase_0.findings)
         elif '"absent"' in line and kept.outcomes:
             absent = read_json_line(StoredAbsent, line, where).nodes(kept.fabric)
             kept.outcomes[-1] = replace(kept.outcomes[-1], gone={**kept.outcomes[-1].gone, **absent})

@@ -12,6 +12,7 @@ from gpubench.model.results.scan_rounds import (
     ScanFabric,
     ScanPhase,
 )
+from gpubench.model.terms.verdict import Finding
 
 MOST_NODES, MOST_RAILS = 65_536, 64
 
@@ -47,15 +48,19 @@ class StoredFabric:
 
 @dataclass(frozen=True, slots=True)
 class StoredLocal:
-    """The figures of phase 0: node and GPU (two, of a pair), quantity, GB/s of each; by place why there is none."""
+    """The figures of phase 0: node and GPU (two, of a pair), quantity, GB/s of each; by place why there is none.
+
+    `findings` are what facts, clocks and profiles showed of the nodes, None of an older gpubench.
+    """
 
     places: tuple[tuple[int, ...], ...]
     quantities: tuple[LocalQuantity, ...]
     gb_s: tuple[float, ...]
     failures: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] | None = None
 
     @classmethod
-    def of(cls, figures: Sequence[LocalFigure]) -> "StoredLocal":
+    def of(cls, figures: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> "StoredLocal":
         """To keep."""
         return cls(
             tuple(
@@ -65,6 +70,7 @@ class StoredLocal:
             tuple(each.quantity for each in figures),
             tuple(each.gb_s for each in figures),
             {str(n): each.failure for n, each in enumerate(figures) if each.failure},
+            tuple(findings),
         )
 
     def figures(self, fabric: ScanFabric) -> list[LocalFigure]:
