@@ -63,6 +63,15 @@ def test_of_many_links_that_do_not_pass_a_few_are_named() -> None:
     assert "  and 10 more\n" in shown
 
 
+def test_a_link_of_which_no_figure_is_judged_is_no_pass() -> None:
+    """Copies of a GPU that somebody else uses are not judged: '56 links: 56 PASS' stood above them."""
+    code, document = checked("--simulate", "hgx-h100-8", "--fault", "gpu5:busy=77")
+    assert (code, document["verdict"]) == (0, "WARN")
+    links = [row for row in document["verdicts"] if row["scope"] == "link"]
+    assert {row["verdict"] for row in links if "GPU5" in row["subject"]} == {"WARN"}
+    assert {row["verdict"] for row in links if "GPU5" not in row["subject"]} == {"PASS"}
+
+
 def test_csv_has_a_row_a_finding() -> None:
     result = gpubench("check", "--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:ecc=off", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))

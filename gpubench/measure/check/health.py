@@ -37,8 +37,6 @@ SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, TREE_
 _MOST_TREES = 4
 """Nodes whose PCI tree a report holds: of a thousand that are alike one is enough, and those with findings."""
 
-_NOT_WELL = (Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.INCONCLUSIVE)
-
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 """Findings on a whole job: what explains them says on which node it is."""
 
@@ -181,7 +179,7 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
             own += found
             verdict, ends = slow.get(subject, (Verdict.PASS, ()))
             found = found or [each for end in ends for each in by_subject.get(end, ())]
-            rows.append(_row(node, scope, subject, found, Verdict.PASS if found else verdict))
+            rows.append(_row(node, scope, subject, found, verdict))
         own += _of_whole(facts, node, by_subject)
         yield _row(node, "node", node.snapshot.host, own)
         yield from rows
@@ -212,19 +210,22 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
 def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Verdict, tuple[str, str]]]:
     """The links of a node whose own figures do not pass, by name: how they fare, and the GPUs at both ends.
 
-    What makes several links slow is told of the GPU that they have in common.
+    What makes several links slow is told of the GPU that they have in common. A link of which no figure was judged is
+    no PASS either.
     """
     named, host = facts.circumstances.named, node.snapshot.host
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
-    found: dict[str, tuple[Verdict, tuple[str, str]]] = {}
+    fare: dict[str, list[Verdict]] = {}
+    ends: dict[str, tuple[str, str]] = {}
     for row in facts.measurements.pairs:
         one, other = by_bus_id.get(row.source_bus_id), by_bus_id.get(row.destination_bus_id)
         is_here = row.source_node == row.destination_node == host
-        if is_here and one is not None and other is not None and row.verdict in _NOT_WELL:
+        if is_here and one is not None and other is not None and row.verdict is not None:
             name = named(number, one, other)
-            before = found[name][0] if name in found else Verdict.PASS
-            found[name] = overall([before, Verdict(row.verdict)]), (named(number, one), named(number, other))
-    return found
+            ends[name] = named(number, one), named(number, other)
+            fare.setdefault(name, []).append(Verdict(row.verdict))
+    found = {name: overall(own) for name, own in fare.items()}
+    return {name: (verdict, ends[name]) for name, verdict in found.items() if verdict is not Verdict.PASS}
 
 
 def _unanswered(node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
