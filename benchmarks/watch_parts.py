@@ -116,7 +116,7 @@ def cost(arguments: argparse.Namespace, pids: list[int]) -> tuple[float, str]:
 def screen(arguments: argparse.Namespace, nowhere: TextIO) -> Screen:
     """Where a watch shows intervals."""
     if not arguments.live:
-        return PlainScreen()
+        return PlainScreen(None)
     return LiveScreen(nowhere, lambda seconds: f"gpubench watch  {seconds:.0f} s", color=True)
 
 

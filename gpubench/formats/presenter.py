@@ -211,7 +211,16 @@ def _is_forced(environment: Mapping[str, str]) -> bool:
     return environment.get("FORCE_COLOR", "").lower() not in _NOT_FORCED
 
 
+def chosen_width(options: Presentation, environment: Mapping[str, str] = os.environ) -> int | None:
+    """The columns that an option or COLUMNS asks for; None where nobody chose."""
+    return options.width or _columns(environment)
+
+
 def _plain_width(environment: Mapping[str, str]) -> int:
     """The columns that COLUMNS says, where it is a number of some; a page's where it is not."""
+    return _columns(environment) or PLAIN_WIDTH
+
+
+def _columns(environment: Mapping[str, str]) -> int | None:
     columns = environment.get("COLUMNS", "")
-    return max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else PLAIN_WIDTH
+    return max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else None

@@ -135,8 +135,9 @@ def test_its_collectives_on_gpus_may_take_long_enough_to_be_sure(monkeypatch: py
     snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
     for node in (Topology(snapshot), Topology(replace(snapshot, gpus=()))):
         ChildCommands([node], Depth.BRIEF, 20.0).collective(collective_named("allreduce"), (1024,))
-    assert asked[0][2:7] == ("--sizes", "1024", "--out-of-place", "--budget", "1")
-    assert "--budget" not in asked[1]
+    assert asked[0][2:5] == ("--sizes", "1024", "--out-of-place")
+    timed = [words[words.index("--iters") : words.index("--budget") + 2] for words in asked]
+    assert timed == [("--iters", "auto", "--budget", "1"), ("--iters", "auto", "--budget", "0.1")]
 
 
 def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:

@@ -155,6 +155,7 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), "a gate passes no speed that nobody judged"
     assert [row["wrong"] for row in document["rows"]] == [0, 0, 0]
     assert {row["backend"] for row in document["rows"]} == {"host"}
+    assert all(row["ci95_percent"] is not None for row in document["rows"]), "timed until the mean is known"
 
 
 @pytest.mark.mpi
@@ -163,6 +164,7 @@ def test_ranks_of_a_launcher_check_their_host_together() -> None:
     document = json.loads(result.stdout)
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), result.stderr
     assert (len(document["rows"]), document["rows"][0]["ranks"]) == (3, 2)
+    assert all(row["ci95_percent"] is not None for row in document["rows"]), "as gpubench check alone times them"
     assert [row["scope"] for row in document["verdicts"]].count("node") == 1
     quick = mpirun(2, "check", "--quick", "--profile", "host")
     assert (quick.returncode, "PASS: " in quick.stdout) == (0, True)

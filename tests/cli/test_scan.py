@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.running import gpubench
+from tests.cli.running import environment, gpubench
 
 FIVE = (
     *("--fault", "node17.nic3:bandwidth=0.41", "--fault", "node9:hangs=round2"),
@@ -145,7 +145,7 @@ def test_rounds_are_kept_gone_on_with_and_judged_again(tmp_path: Path) -> None:
         (["--simulate", MACHINE, "--replay", "b"], "exclude each other"),
         (["--backend", "mpi"], "not known"),
         (["--simulate", MACHINE, "--leaves", "nowhere"], "does not exist"),
-        ([], "mpirun -n NODES"),
+        ([], "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"),
     ],
 )
 def test_bad_input_is_told_in_one_message(arguments: list[str], said: str) -> None:
@@ -153,6 +153,12 @@ def test_bad_input_is_told_in_one_message(arguments: list[str], said: str) -> No
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_in_an_allocation_of_slurm_it_is_started_by_srun() -> None:
+    result = gpubench("scan", env=environment(SLURM_JOB_ID="4711"))
+    assert result.returncode == 2
+    assert "try:      srun --mpi=pmix --ntasks-per-node=1 gpubench scan" in result.stderr
 
 
 def test_leaves_that_name_other_nodes_are_refused(tmp_path: Path) -> None:

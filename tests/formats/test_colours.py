@@ -79,6 +79,8 @@ def test_columns_of_the_environment_are_the_width() -> None:
         "check --simulate hgx-h100-8 --fault gpu5:nvlink=12",
         "explain tests/logs/h200x4-p2p-disabled",
         "compare tests/results/h200x4/all_reduce.txt tests/results/h200x4/ar_NCCL_P2P_DISABLE_1.txt",
+        "plan --parameters 7B --simulate hgx-h200-8",
+        "plan --parameters 7B --simulate hgx-h100-8*4 --layout fsdp --layout ddp",
     ],
 )
 def test_no_table_is_wider_than_forty_columns(command: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.text.watch import bar, device_lines, frame_lines, plain_lines
+from gpubench.formats.text.watch import bar, broken, device_lines, frame_lines, plain_lines
 from gpubench.model.results.rows.watch import DeviceKind, JobRow, TrafficRow, Way
 from gpubench.model.results.watch.frame import WatchFrame
 from gpubench.model.terms.origin import Origin
@@ -105,6 +105,26 @@ def test_a_terminal_that_shrinks_keeps_what_the_job_does(height: int) -> None:
     assert max(map(len, lines)) <= 40
     if height >= 5:
         assert any(line.startswith("staged") for line in lines)
+
+
+@pytest.mark.parametrize("width", range(36, 80))
+def test_no_number_is_cut(width: int) -> None:
+    rows = [gpu(10, nvlink_sent_gb_s=123.4, users=["@" * 20]), nic("mlx5_10")]
+    whole = [line.split() for line, _ in device_lines(rows, 200)]
+    for (line, _), words in list(zip(device_lines(rows, width), whole, strict=True))[1::2]:
+        assert len(line) <= width
+        shown = line.partition("@")[0].split()
+        assert shown == words[: len(shown)]
+        assert len(shown) >= (5 if shown[0] == "GPU10" else 3)
+
+
+def test_a_line_of_a_log_is_broken_where_a_width_was_chosen() -> None:
+    (line,) = plain_lines(FULL)
+    parts = list(broken(line, 40))
+    assert max(map(len, parts)) <= 40
+    assert [part.startswith(" " * 10) for part in parts] == [False, *[True] * (len(parts) - 1)]
+    assert " ".join(" ".join(parts).split()) == " ".join(line.split())
+    assert list(broken(line, 200)) == [line]
 
 
 def test_what_is_not_known_is_a_question_mark_with_the_reason() -> None:

@@ -21,7 +21,7 @@ _MOST_FINDINGS = 2
 _SMALL_BYTES = 2**16
 """Below it the time of an operation tells more than its bandwidth."""
 
-_WORTH_A_WORD = 80
+_REMARKED_BELOW_PERCENT = 80
 """Percent of what is expected, below which a small size that passes is not left without a word."""
 
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
@@ -199,7 +199,7 @@ def _of_expected_time(row: CollectiveRow) -> str:
     """What is expected of a small size, and why one that takes longer passes: hosts launch faster or slower."""
     if row.expected_us is None:
         return ""
-    passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _WORTH_A_WORD
+    passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
     return f" ({row.expected_us:.3g} µs expected{'; hosts differ by that' if passes else ''})"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.formats.text.header import INDENT
 from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
@@ -63,22 +63,22 @@ class PlanView(ReportView):
             + (f"; a GPU has {format_memory(memory)}" if memory else "")
         )
         columns = [
-            Column("", [str(row.place) for row in shown], right=True),
+            Column("", [str(row.place) for row in shown], 3, right=True),
             Column("layout", [row.layout for row in shown]),
             Column("step ms", [f"{row.step_ms:.1f}" for row in shown], right=True),
-            Column("tokens/s", [f"{row.tokens_per_second:,.0f}" for row in shown], right=True),
-            Column("compute", [f"{row.compute_ms:.1f}" for row in shown], 2, right=True),
-            Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 2, right=True),
-            Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], right=True),
-            Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 3, right=True),
+            Column("tokens/s", [f"{row.tokens_per_second:,.0f}" for row in shown], 4, right=True),
+            Column("compute", [f"{row.compute_ms:.1f}" for row in shown], 5, right=True),
+            Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 5, right=True),
+            Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], 2, right=True),
+            Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 6, right=True),
             *([] if shown[0].host_ms is None else [_host_column(shown)]),
-            Column("microbatches", [str(row.microbatches) for row in shown], 4, right=True),
-            Column("memory", [format_memory(row.memory_bytes) for row in shown], right=True),
+            Column("microbatches", [str(row.microbatches) for row in shown], 7, right=True),
+            Column("memory", [format_memory(row.memory_bytes) for row in shown], 1, right=True),
             Column("fits", ["?" if row.fits is None else "yes" if row.fits else "no" for row in shown]),
         ]
-        self._page.table(lines(fitting(columns, self._page.width)))
+        self._page.table(fitted_lines(columns, self._page.width))
         if len(rows) > len(shown):
-            self._page.print(f"and {len(rows) - len(shown):,} more: --format csv --section {LAYOUTS_SECTION}")
+            self._page.wrap(f"and {len(rows) - len(shown):,} more: --format csv --section {LAYOUTS_SECTION}")
         self._page.print("")
 
     def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:
@@ -92,14 +92,14 @@ class PlanView(ReportView):
         self._page.wrap(f"{best.layout}: {best.step_ms:.1f} ms a step, {noise}; {computing}")
         columns = [
             Column("communication", [row.source for row in rows]),
-            Column("collective", [row.collective for row in rows], 3),
-            Column("times", [str(row.operations) for row in rows], right=True),
-            Column("bytes", [format_memory(row.bytes) for row in rows], 1, right=True),
-            Column("alone ms", [f"{row.alone_ms:.2f}" for row in rows], right=True),
+            Column("collective", [row.collective for row in rows], 4),
+            Column("times", [str(row.operations) for row in rows], 2, right=True),
+            Column("bytes", [format_memory(row.bytes) for row in rows], 3, right=True),
+            Column("alone ms", [f"{row.alone_ms:.2f}" for row in rows], 1, right=True),
             Column("exposed ms", [f"{row.exposed_ms:.2f}" for row in rows], right=True),
             Column("hidden", [f"{row.hidden_percent:.0f} %" for row in rows], right=True),
         ]
-        self._page.table(lines(fitting(columns, self._page.width)))
+        self._page.table(fitted_lines(columns, self._page.width))
         self._page.print("")
 
     def _settings(self, rows: Sequence[SettingRow]) -> None:
@@ -109,11 +109,11 @@ class PlanView(ReportView):
             columns = [
                 Column(label, [row.value for row in own], right=True),
                 Column("step ms", [f"{row.step_ms:.1f}" for row in own], right=True),
-                Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in own], right=True),
+                Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in own], 1, right=True),
                 Column("slower", [f"{row.slower_percent:.1f} %" for row in own], right=True),
                 Column("", ["best" if row.best else "as good" if row.flat else "" for row in own]),
             ]
-            self._page.table(lines(fitting(columns, self._page.width)))
+            self._page.table(fitted_lines(columns, self._page.width))
             self._page.print("")
 
     def _faults(self, rows: Sequence[FaultCostRow]) -> None:
@@ -124,15 +124,15 @@ class PlanView(ReportView):
         self._page.wrap(f"the same step on another fabric; what faults make of it is modelled, not measured{least}")
         columns = [
             Column("fault", [row.fault for row in rows]),
-            Column("", [row.what for row in rows], 2),
+            Column("", [row.what for row in rows], 3),
             Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
             Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
-            Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], right=True),
-            Column("slowed ms", [_milliseconds(row.slowed_ms) for row in rows], 3, right=True),
-            Column("alone ms", [_milliseconds(row.communication_ms) for row in rows], 1, right=True),
-            Column("from", [row.source for row in rows], 4),
+            Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], 1, right=True),
+            Column("slowed ms", [_milliseconds(row.slowed_ms) for row in rows], 4, right=True),
+            Column("alone ms", [_milliseconds(row.communication_ms) for row in rows], 2, right=True),
+            Column("from", [row.source for row in rows], 5),
         ]
-        self._page.table(lines(fitting(columns, self._page.width)))
+        self._page.table(fitted_lines(columns, self._page.width))
         for row in rows:
             if row.note:
                 self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
@@ -141,7 +141,7 @@ class PlanView(ReportView):
 
 def _host_column(rows: Sequence[LayoutRow]) -> Column:
     """What a step waits for the host."""
-    return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 2, right=True)
+    return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 5, right=True)
 
 
 def _milliseconds(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """A watch for people: devices with rates and bars, what every job does, and at the end what was concluded."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,6 +9,7 @@ from gpubench.formats.text.page import Page, ReportView
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.rows.watch import JOBS_SECTION, DeviceKind, JobRow, TrafficRow, Way
 from gpubench.model.results.watch.frame import AlikeNodes, WatchFrame
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import compress_names, counted, format_share, spans
 from gpubench.model.terms.verdict import Verdict
@@ -18,8 +20,10 @@ StyledLine = tuple[str, str]
 _BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _FULL = "█"
-_GPU_HEAD = "GPU    NVLink out     in  PCIe out     in     %           MHz  used by"
-_NIC_HEAD = "NIC           out     in GB/s               %"
+_GPU_HEAD = ("GPU    NVLink out     in  PCIe out     in", "     %", " " * 9, "  MHz ")
+_NARROW_GPU_HEAD = ("GPU   NVL out     in PCIe out     in", *_GPU_HEAD[1:])
+_NIC_HEAD = ("NIC           out     in GB/s", " " * 15 + "%")
+_NARROW_NIC_HEAD = (_NIC_HEAD[0], "  %")
 _STYLES: Mapping[str, str] = {
     Way.STAGED: "bold red",
     Way.SOCKETS: "bold red",
@@ -35,6 +39,8 @@ _RATES = (
 _MOST_KINDS = 6
 _LEAST_SHOWN_GB_S = 0.05
 _LONGEST_NUMBER = 6
+_TIME_COLUMNS = 10
+"""Of the seconds before what a line of a log or of the report says: where its further lines begin."""
 
 
 def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
@@ -62,11 +68,13 @@ def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]
     gpus = [row for row in rows if row.device_kind == DeviceKind.GPU]
     nics = [row for row in rows if row.device_kind == DeviceKind.NIC and _is_shown(row)]
     if gpus:
-        yield _GPU_HEAD, "dim"
-        yield from ((_gpu_line(row)[:width], _row_style(row)) for row in gpus)
+        is_narrow = width < len(_GPU_HEAD[0])
+        yield _fitted(_NARROW_GPU_HEAD if is_narrow else _GPU_HEAD, "used by", width), "dim"
+        yield from ((_gpu_line(row, width, is_narrow=is_narrow), _row_style(row)) for row in gpus)
     if nics:
-        yield _NIC_HEAD, "dim"
-        yield from ((_nic_line(row)[:width], _row_style(row)) for row in nics)
+        is_narrow = width < sum(map(len, _NIC_HEAD)) + _BAR
+        yield _fitted(_NARROW_NIC_HEAD if is_narrow else _NIC_HEAD, "", width), "dim"
+        yield from ((_nic_line(row, width, is_narrow=is_narrow), _row_style(row)) for row in nics)
 
 
 def _is_shown(row: TrafficRow) -> bool:
@@ -74,20 +82,33 @@ def _is_shown(row: TrafficRow) -> bool:
     return carries or row.limit_gb_s is not None or row.note is not None
 
 
-def _gpu_line(row: TrafficRow) -> str:
+def _gpu_line(row: TrafficRow, width: int, *, is_narrow: bool) -> str:
+    name, sent, received = (5, 7, 8) if is_narrow else (6, 10, 9)  # as wide as the heads above them
+    nvlink = f"{_gb_s(row.nvlink_sent_gb_s):>{sent}} {_gb_s(row.nvlink_received_gb_s):>6}"
+    pcie = f"{_gb_s(row.pcie_sent_gb_s):>{received}} {_gb_s(row.pcie_received_gb_s):>6}"
     cells = (
-        f"{row.device:<6} {_gb_s(row.nvlink_sent_gb_s):>10} {_gb_s(row.nvlink_received_gb_s):>6}",
-        f"{_gb_s(row.pcie_sent_gb_s):>9} {_gb_s(row.pcie_received_gb_s):>6}",
-        f" {format_share(row.limit_percent):>4} {bar(row.limit_percent)}",
-        f"{row.clock_mhz if row.clock_mhz is not None else '-':>4} ",
+        f"{row.device:<{name}} {nvlink} {pcie}",
+        f"  {format_share(row.limit_percent):>4}",
+        f" {bar(row.limit_percent)}",
+        f" {row.clock_mhz if row.clock_mhz is not None else '-':>4} ",
     )
-    return " ".join((*cells, "; ".join(filter(None, (*_odd(row), _users(row), row.note))))).rstrip()
+    return _fitted(cells, "; ".join(filter(None, (*_odd(row), _users(row), row.note))), width)
 
 
-def _nic_line(row: TrafficRow) -> str:
+def _nic_line(row: TrafficRow, width: int, *, is_narrow: bool) -> str:
     rates = f"{row.device:<10} {_gb_s(row.network_sent_gb_s):>6} {_gb_s(row.network_received_gb_s):>6}"
-    share = f"{'':<15}{format_share(row.limit_percent):>4} {bar(row.limit_percent)}"
-    return " ".join((rates, share, "; ".join(filter(None, (*_odd(row), row.note))))).rstrip()
+    share = f"{format_share(row.limit_percent):>{8 if is_narrow else 20}}"
+    return _fitted((rates, share, f" {bar(row.limit_percent)}"), "; ".join(filter(None, (*_odd(row), row.note))), width)
+
+
+def _fitted(cells: Sequence[str], last: str, width: int) -> str:
+    """The cells that there is room for, none of them cut but the first; and of what stands last as much as fits."""
+    line = cells[0]
+    for cell in cells[1:]:
+        if len(line) + len(cell) > width:
+            return line[:width].rstrip()
+        line += cell
+    return f"{line} {last}"[:width].rstrip()
 
 
 def _odd(row: TrafficRow) -> Iterator[str]:
@@ -184,6 +205,12 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
         yield f"{time}no process uses a GPU"
 
 
+def broken(line: str, width: int) -> Iterator[str]:
+    """A line of a log, broken at a width."""
+    text, indent = printable_line(line), " " * _TIME_COLUMNS
+    yield from textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
 class WatchView(ReportView):
     """Mean rates of all devices over the watch, what each job did, findings, verdict."""
 
@@ -227,7 +254,9 @@ class WatchView(ReportView):
         for members in alike.values():
             first, hosts = members[0], compress_names(list(dict.fromkeys(row.node for row in members)))
             where = f"  on {hosts}" if len(self._metadata.hosts) > 1 else ""
-            self._page.wrap(f"{first.seconds:6.1f} s  {job_line(first)}{where}", 10, _STYLES.get(first.way, ""))
+            self._page.wrap(
+                f"{first.seconds:6.1f} s  {job_line(first)}{where}", _TIME_COLUMNS, _STYLES.get(first.way, "")
+            )
         self._page.print("")
 
 

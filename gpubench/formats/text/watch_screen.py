@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from typing import TextIO
 
 from gpubench.formats.delivery import say
-from gpubench.formats.text.watch import frame_lines, plain_lines
+from gpubench.formats.text.watch import broken, frame_lines, plain_lines
 from gpubench.model.results.watch.frame import WatchFrame
 from gpubench.model.terms.foreign_text import printable_line
 
@@ -36,11 +37,15 @@ class NoScreen:
 
 
 class PlainScreen:
-    """Prints a line a job at every interval."""
+    """Prints a line a job at every interval, broken where somebody chose a `width`: else it stays one, for grep."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
 
     def show(self, frame: WatchFrame) -> None:
         """The lines; InterruptedRunError where nobody reads them any more."""
-        say(*plain_lines(frame))
+        lines = plain_lines(frame)
+        say(*(lines if self._width is None else chain.from_iterable(broken(each, self._width) for each in lines)))
 
 
 class LiveScreen:

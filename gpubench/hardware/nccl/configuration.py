@@ -4,7 +4,6 @@ import ctypes
 
 UNIQUE_ID_BYTES = 128
 INITIALISE = "ncclCommInitRankConfig"
-CAPS_SINCE = "2.17"
 
 _MAGIC = 0xCAFEBEEF
 _UNDEFINED = -(2**31)

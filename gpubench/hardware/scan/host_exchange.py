@@ -63,7 +63,7 @@ def all_reduce(ring: Ring) -> float:
 
 
 def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
-    """The sum of what all have, in the place of the own: as in NCCL's rings, a part of it travels in every step."""
+    """Put the sum over all ranks in the place of the own data: as in NCCL's rings, a part of it travels each step."""
     import numpy
 
     parts = data.reshape(ring.size, -1)

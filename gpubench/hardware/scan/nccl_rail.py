@@ -91,7 +91,7 @@ class NcclRail:
         return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
 
     def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
-        """Buffers a second, as GB/s, in a communicator made for it, which has data of its own, by its id."""
+        """GB/s: a buffer over the time of an operation, in a communicator made for this, whose id makes the data."""
         device, library = self._open()
         send, receive = self._buffers
         unique_id = ring.pass_on(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))

@@ -2,7 +2,7 @@
 
 import re
 
-from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.errors import CouldNotMeasureError
 
 _WITHOUT = "--backend nccl and --backend host need no torch"
 
@@ -100,13 +100,4 @@ def torch_refused(backend: str, said: str) -> CouldNotMeasureError:
         expected="a process group of all ranks",
         reason="Gloo looks this host's name up for its own address; NCCL's reasons stand in its log",
         next_step=gloo if backend == "gloo" else "NCCL_DEBUG=WARN gpubench ... shows what NCCL says",
-    )
-
-
-def refused_type(backend: str, what: str, said: str) -> UsageError:
-    """Torch refuses a type or reduction, in its own words."""
-    return UsageError(
-        f"{what} with --backend {backend}: {said}",
-        expected="a type and a reduction that this torch has for it",
-        next_step="leave it out, or --backend nccl",
     )

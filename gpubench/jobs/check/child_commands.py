@@ -15,12 +15,13 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
-from gpubench.jobs.check.plan import BUDGET_SECONDS, LARGE_BYTES, Depth
+from gpubench.jobs.check.plan import LARGE_BYTES, Depth, sampling
 from gpubench.jobs.child_process import run_child
 from gpubench.measure.check.documents import of_collective, of_p2p, together
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need
+from gpubench.model.terms.statistics.sampling import AUTO, Mode
 from gpubench.model.terms.units import format_size
 from gpubench.ports.group import Group
 
@@ -74,8 +75,9 @@ class ChildCommands:
 
         Raises CouldNotMeasureError: it does not end in time, or without a whole report.
         """
-        longer = ("--budget", f"{BUDGET_SECONDS:g}") if self._gpus else ()
-        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *longer, *self._judged_by]
+        budget = sampling(on_gpus=self._gpus > 0).budget_seconds
+        timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
+        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by]
         return of_collective(_document([collective.name, *given], self._timeout_s))
 
 

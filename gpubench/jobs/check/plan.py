@@ -8,6 +8,7 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import Source
+from gpubench.model.terms.statistics.sampling import Sampling
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective
@@ -18,7 +19,7 @@ SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
 GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)
 """A latency and two bandwidths, of which the larger is the one that profiles have; bytes as nccl-tests counts them."""
 
-BUDGET_SECONDS = 1.0
+_BUDGET_SECONDS = 1.0
 """Of a row on GPUs: few sizes stand for all, and the first rows of a job are those in which hosts stall. On two H200s
 1 KiB read 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row of a job on."""
 
@@ -27,6 +28,11 @@ HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)
 
 FACTS_TIMEOUT_S = 20.0
 """What answers later than this hangs; a prolog has no more time."""
+
+
+def sampling(*, on_gpus: bool) -> Sampling:
+    """How often the operations of a collective run: until their mean is known, among CPU ranks as by default."""
+    return Sampling(iterations=None, budget_seconds=_BUDGET_SECONDS if on_gpus else Sampling().budget_seconds)
 
 
 class Depth(StrEnum):

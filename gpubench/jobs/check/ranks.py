@@ -14,7 +14,7 @@ from gpubench.jobs.agreement import AgreedError, agree
 from gpubench.jobs.check.child_commands import ChildCommands, measured_memory
 from gpubench.jobs.check.judging import deliver, matches_of
 from gpubench.jobs.check.measuring import measured
-from gpubench.jobs.check.plan import CheckPlan, Depth
+from gpubench.jobs.check.plan import CheckPlan, Depth, sampling
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_job import CollectiveRankJob
 from gpubench.jobs.listeners import NullListener, ReportCollector
@@ -53,7 +53,8 @@ class RankMeasurer:
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
-        request = SweepRequest(collective=collective, sizes=tuple(sizes))
+        timed = sampling(on_gpus=any(node.gpus for node in self.nodes))
+        request = SweepRequest(collective=collective, sizes=tuple(sizes), sampling=timed)
         plan = CollectivePlan(request=request, profile=self.plan.profile)
         try:
             CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)

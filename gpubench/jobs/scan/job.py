@@ -1,7 +1,7 @@
 """Scan: simulated nodes and kept rounds in one process, real nodes as ranks of a job."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.scan_fabric import (
@@ -57,8 +57,15 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
     raise UsageError(
         "scan without ranks",
         expected="a job with a rank a node, or a rank a GPU: nodes are scanned by measuring each other",
-        next_step="mpirun -n NODES --map-by ppr:1:node gpubench scan, or gpubench scan --simulate 'hgx-h100-8*64'",
+        next_step=f"{_launch(os.environ)}, or gpubench scan --simulate 'hgx-h100-8*64'",
     )
+
+
+def _launch(environment: Mapping[str, str]) -> str:
+    """The command that starts a rank a node: on the nodes of this Slurm allocation, else on those of a file."""
+    if environment.get("SLURM_JOB_ID"):
+        return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
+    return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
 
 
 def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:

@@ -80,12 +80,12 @@ def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
 @contextmanager
 def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Iterator[tuple[Screen, Wait]]":
     """Where intervals are shown, and what waits for them."""
-    from gpubench.formats.presenter import terminal_style
+    from gpubench.formats.presenter import chosen_width, terminal_style
     from gpubench.formats.text.watch_screen import NoScreen, PlainScreen, live_screen
 
     presentation = plan.presentation
     if isinstance(plan.source, Replayed) or not _is_live(presentation, is_terminal=is_terminal):
-        yield (PlainScreen() if presentation.format is TABLE else NoScreen()), sleep
+        yield (PlainScreen(chosen_width(presentation)) if presentation.format is TABLE else NoScreen()), sleep
         return
     color = terminal_style(presentation, sys.stdout).color
     with live_screen(sys.stdout, _header(plan, machines), color=color) as (screen, wait):

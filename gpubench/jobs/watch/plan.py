@@ -38,9 +38,9 @@ class WatchPlan:
     has_own_interval: bool = True
 
     def with_interval_of(self, gpus: int) -> "WatchPlan":
-        """With the interval of a node that has so many GPUs: every reading of one costs, and no node more than 1 %.
+        """With the interval of a node that has so many GPUs: a reading of eight at 1 s would take over 1 % of a core.
 
-        Two intervals make an alarm, within the five seconds that it may take.
+        An alarm takes two intervals, and shall not take over 5 s.
         """
         if self.has_own_interval or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
             return self

@@ -89,7 +89,7 @@ class WatchRankJob:
 
     def _show(self, machines: "Machines", node: "_OwnNode") -> int:
         """Show what all ranks read, until the watch ends; the exit code."""
-        from gpubench.formats.presenter import Presenter, rank_style
+        from gpubench.formats.presenter import Presenter, chosen_width, rank_style
         from gpubench.formats.registry import TABLE
         from gpubench.formats.text.watch_screen import NoScreen, PlainScreen
         from gpubench.jobs.watch.watching import watch
@@ -97,7 +97,7 @@ class WatchRankJob:
         shown = self._plan.presentation
         presenter = Presenter(shown, rank_style(shown), progress=False)
         readings = _ReadingsOfRanks(self._group, self._progress, node, machines)
-        screen = PlainScreen() if shown.format is TABLE else NoScreen()
+        screen = PlainScreen(chosen_width(shown)) if shown.format is TABLE else NoScreen()
         pace = RealPace(sleep)
         report, metadata = watch(
             self._plan, self._arguments, machines, pace, screen, presenter, read_all=readings.read_all

@@ -1,4 +1,4 @@
-"""Facts that were asked for and refused: what each refusal means, and what helps where it is one that can be helped."""
+"""Facts that were asked for and refused: what each refusal means, and its cure where there is one."""
 
 from dataclasses import dataclass
 
@@ -75,7 +75,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         f"nvidia-smi -q -i GPU; {_KERNEL_LOG}",
     ),
 )
-"""The first that fits is the one; the last two are of everything else."""
+"""The first that fits counts; the last two fit everything else."""
 
 
 def refused_fact(scope: str, reason: str) -> RefusedFact:

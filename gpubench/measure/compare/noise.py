@@ -208,7 +208,7 @@ class ChangeNoise:
 
 @dataclass(frozen=True, slots=True)
 class _RowsBySize:
-    """The rows of a family by their sizes, which ascend: of thousands, neighbours are found without a look at all."""
+    """The rows of a family by their sizes, which ascend, so that the neighbours of one are found by bisection."""
 
     sizes: Sequence[int]
     rows: Mapping[int, Sequence[tuple[int, RowKey]]]

@@ -123,7 +123,7 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
 
 
 def _hidden_share(sample: StepSample) -> float | None:
-    """None of a collective shorter than what steps differ by: then the share is that of the noise."""
+    """What computation hides of the collective; None where it is shorter than what steps differ by."""
     noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
     return None if sample.times.communication_alone < noise else sample.times.hidden_share
 

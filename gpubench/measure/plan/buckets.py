@@ -9,7 +9,6 @@ torch/csrc/distributed/c10d/reducer.cpp; "DDP", Li et al. 2020, arXiv 2006.15704
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FIRST_BUCKET_BYTES = 2**20
 DEFAULT_CAP_BYTES = 25 * 2**20
 
 

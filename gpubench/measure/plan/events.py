@@ -32,7 +32,7 @@ class Contention:
     alone_seconds: float = 0.0
 
     def lasting(self, seconds: float) -> "Contention":
-        """Of one that takes longer alone: computation loses as much time beside it, for as many bytes are moved."""
+        """The contention of one that takes so long alone: as many bytes cost computation as much time in all."""
         if self.alone_seconds <= 0 or seconds <= self.alone_seconds:
             return self
         return replace(self, compute=1 + (self.compute - 1) * self.alone_seconds / seconds)

@@ -188,7 +188,7 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
 
 
 def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | None:
-    """None where it is slower."""
+    """Why a step is not slower with the fault; None where it is."""
     if _slower(faulty, healthy) > 0:
         return None
     ratio = _times_as_long(faulty, healthy)

@@ -56,7 +56,7 @@ def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
 
 
 def _issued(prediction: StepPrediction) -> StepPrediction:
-    """The same, no faster than the host issues it."""
+    """The prediction, lengthened to what the host takes to issue the step where that is more."""
     host = max(0.0, prediction.job.host_seconds - prediction.seconds)
     return replace(prediction, seconds=prediction.seconds + host, host=host)
 

@@ -32,7 +32,7 @@ class InsideNodes:
         self._failed: dict[NodeRail, list[LocalFigure]] = {}
 
     def figures(self) -> list[LocalFigure]:
-        """Of all nodes; those that failed before, and are not tried again, as they were."""
+        """The figures of all nodes; of rails that failed before and are not tried again, those of then."""
         if self._rails < 2:
             return []
         found = [each for number in range(self._rails - 1 + self._rails % 2) for each in self._pairs(number)]
@@ -68,7 +68,7 @@ class InsideNodes:
     def _measured(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool
     ) -> Iterator[tuple[Sequence[NodeRail], RingOutcome]]:
-        """The outcomes that tell something of links: a worker that died by itself, the first round tells."""
+        """The outcomes that tell of links; that a worker died by itself is left to the first round."""
         if not rings:
             return
         for ring, outcome in zip(

@@ -1,4 +1,4 @@
-"""The findings of phase 0 that are of no comparison between nodes: damaged data, and figures below a profile's."""
+"""The findings of phase 0 that need no comparison between nodes: damaged data, and figures below a profile's."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ _COLLECTIVES: Mapping[LocalQuantity, tuple[str, int]] = {
     LocalQuantity.PAIR: ("sendrecv", _BOTH_WAYS),
     LocalQuantity.ALL_REDUCE: ("allreduce", 1),
 }
-"""What a profile expects them by: in a matching, too, every GPU sends and receives at once."""
+"""The collective by which a profile expects each, and a factor: of a pair each GPU sends and receives at once."""
 
 
 def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ SlowFigures = Mapping[LocalFigure, float]
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """A part of a node: of one GPU, of a GPU and its partner, or with neither of all. `figures` show it."""
+    """A part of a node that `figures` show to be slow: a GPU, a GPU with its partner, or, with neither, the node."""
 
     node: int
     gpu: int | None
@@ -24,7 +24,7 @@ class LocalPart:
 
 
 def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
-    """Every figure belongs to one of them. Most GPUs of a node are the node, and so is an all-reduce slow by itself."""
+    """The parts that slow figures show, each in one: the node where most GPUs are slow, or all-reduce alone."""
     by_node: defaultdict[int, dict[LocalFigure, float]] = defaultdict(dict)
     for figure, share in slow.items():
         by_node[figure.node][figure] = share
@@ -40,7 +40,7 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
 
 
 def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[LocalFigure]], list[LocalFigure]]:
-    """The figures of GPUs that are to blame, and the pairs that are left: one after the other whoever has the most."""
+    """Figures by GPU that is to blame, and the pairs left: each time the GPU with the most slow pairs is taken."""
     gpus: defaultdict[int, list[LocalFigure]] = defaultdict(list)
     for each in own:
         if each.quantity not in (LocalQuantity.PAIR, LocalQuantity.ALL_REDUCE):

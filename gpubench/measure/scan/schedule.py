@@ -11,7 +11,7 @@ _FEW_NODES = 64
 
 
 def circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
-    """The pairs of a round of the circle tournament: in one less rounds than places are even, all meet all once.
+    """The pairs of a round of the circle tournament: in n - 1 rounds each of an even number n meets every other once.
 
     As in every round robin (Schurig, 1886), one stands still and the others turn around it; of an odd number the one
     that stands still is nobody, and whoever would meet it sits out.

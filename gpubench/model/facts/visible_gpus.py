@@ -1,4 +1,4 @@
-"""The GPUs of a node that its processes were given: those that CUDA_VISIBLE_DEVICES hides are nobody's promise."""
+"""The GPUs of a node that its processes were given: those that CUDA_VISIBLE_DEVICES hides are not judged."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -128,7 +128,7 @@ class LocalFigure(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, LocalQuantity, int | None]:
-        """What it is a figure of, whatever it is."""
+        """Node, GPU, quantity and partner: what two measurements of the same have in common."""
         return self.node, self.gpu, self.quantity, self.partner
 
 

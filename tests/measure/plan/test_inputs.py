@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.buckets import FIRST_BUCKET_BYTES, fill_buckets
+from gpubench.measure.plan.buckets import fill_buckets
 from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
 from gpubench.measure.plan.curves import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
 from gpubench.measure.plan.gpu_rates import rates_of
@@ -31,7 +31,7 @@ def test_a_parameter_is_never_split() -> None:
 
 def test_the_first_bucket_is_smaller_where_nobody_gave_a_cap() -> None:
     small, large = 512 * 2**10, 8 * MEGABYTE
-    assert sizes_of([small, small, large, large], 25 * MEGABYTE, FIRST_BUCKET_BYTES) == [MEGABYTE, 16 * MEGABYTE]
+    assert sizes_of([small, small, large, large], 25 * MEGABYTE, MEGABYTE) == [MEGABYTE, 16 * MEGABYTE]
 
 
 @given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 2000)))
