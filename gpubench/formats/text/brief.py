@@ -7,7 +7,7 @@ from gpubench.formats.text.page import ReportView
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.facts.visible_gpus import HIDDEN_GPUS
 from gpubench.model.results.curves import HOST
-from gpubench.model.results.measured_copies import is_pinned
+from gpubench.model.results.figures import is_pinned
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.topo.rows import GpuRow, NicRow, NodeRow

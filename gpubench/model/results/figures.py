@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES
 from gpubench.model.results.curves import HOST
-from gpubench.model.results.measured_copies import is_pinned
 from gpubench.model.results.report import CollectiveRow, PairRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
-from gpubench.model.terms.copies import Direction, Engine
+from gpubench.model.terms.copies import Direction, Engine, HostMemory
 from gpubench.model.terms.units import percent
 from gpubench.model.terms.verdict import Verdict
 
@@ -176,3 +176,9 @@ def _slower(one: SpeedFigure, other: SpeedFigure) -> bool:
 def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:
     """A collective says more than copies, a large size more than a small one, and then what is slowest."""
     return figure.what == PEER_COPIES, figure.is_small, figure.expected_percent or 0.0
+
+
+def is_pinned(row: PairRow) -> bool:
+    """True of a large copy that was measured between a GPU and pinned host memory."""
+    large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
+    return row.bandwidth_gb_s is not None and large and HostMemory.of_note(row.note) is HostMemory.PINNED

@@ -4,9 +4,10 @@ from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.curves import HOST
+from gpubench.model.results.figures import is_pinned
 from gpubench.model.results.measurements import Measurements
 from gpubench.model.results.report import PairRow
-from gpubench.model.terms.copies import Direction, Engine, HostMemory
+from gpubench.model.terms.copies import Direction, Engine
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
@@ -74,9 +75,3 @@ def memory_row(measured: Measurements, host: str) -> PairRow | None:
 def is_busy(gpu: GpuFacts) -> bool:
     """True where somebody else uses a GPU: what is measured on it is no fault of it."""
     return bool(gpu.processes) and gpu.idle is not True
-
-
-def is_pinned(row: PairRow) -> bool:
-    """True of a large copy that was measured between a GPU and pinned host memory."""
-    large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
-    return row.bandwidth_gb_s is not None and large and HostMemory.of_note(row.note) is HostMemory.PINNED
