@@ -93,6 +93,11 @@ def test_the_real_nvml_never_raises() -> None:
         ("GPU-12ab,GPU-34", 2),
         ("MIG-1", 1),
         ("x", 0),
+        ("3", 1),
+        ("-1", 0),
+        ("0,9,1", 1),
+        ("GPU-8932f937,GPU-12345678", 2),
+        ("0,1,2,3,0", 4),
     ],
 )
 def test_visible_devices_are_counted_as_cuda_counts_them(setting: str | None, count: int) -> None:

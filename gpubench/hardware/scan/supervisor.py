@@ -4,13 +4,13 @@ It never touches CUDA, and after the start of the job no MPI either: whatever ha
 """
 
 import contextlib
-import os
 import select
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpubench.hardware.process.cores import leave_core
 from gpubench.hardware.scan.messages import (
     OWN_FAULT,
     WORDS,
@@ -90,8 +90,7 @@ class Supervisor:
         """
         own_host = cards[self._rank].host
         if len(self.workers) > 1:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, range(os.cpu_count() or 1))
+            leave_core()
         with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
             greet(control, self._secret, str(self._rank).encode())
             control.sendall(framed(packed_clock(time.time())))

@@ -12,7 +12,8 @@ from typing import cast
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.node.gpu_count import gpus_of_host, visible_gpus
+from gpubench.hardware.node.gpu_count import gpus_of_host
+from gpubench.hardware.node.nvml.library import visible_count
 from gpubench.hardware.node.probe import probe
 from gpubench.hardware.scan.coordinator import Coordinator
 from gpubench.hardware.scan.ring import PAIR
@@ -132,7 +133,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
     hosts = group.gather(mpi.host_name())
     check_node_count(len(set(nodes)))
     gpus = gpus_of_host()
-    visible = visible_gpus(gpus, os.environ)
+    visible = visible_count(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     hosts_of_nccl = group.gather(_host_of_nccl())
     backend = check_backend(plan.backend, group.gather(gpus if visible else 0), hosts_of_nccl)
     if backend == HOST:

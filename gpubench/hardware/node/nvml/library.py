@@ -128,4 +128,4 @@ def visible_count(gpus: int, setting: str | None) -> int:
         return gpus
     names = (entry.strip() for entry in setting.split(","))
     known = (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < gpus) for name in names)
-    return sum(takewhile(bool, known))
+    return min(gpus, sum(takewhile(bool, known)))
