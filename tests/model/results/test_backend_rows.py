@@ -86,6 +86,13 @@ def test_the_speed_of_a_backend_in_words(speeds: tuple[float, ...], said: str) -
     assert speed_words(table(*speeds)) == f"torch:nccl {said}; its host takes 24 µs to issue an operation, nccl 5"
 
 
+@pytest.mark.parametrize(("issue_us", "said"), [(4.26, "4.3"), (73.7, "74"), (137.2, "137")])
+def test_time_to_issue_has_no_exponent(issue_us: float, said: str) -> None:
+    assert speed_words(table(99.0, issue_us=issue_us)).endswith(
+        f"its host takes {said} µs to issue an operation, nccl 5"
+    )
+
+
 def test_what_is_made_of_several_calls_is_told_apart() -> None:
     note = "torch's all_reduce has one buffer: copied into it first"
     slow = table(92.0, 88.4, note=note, placement="out_of_place")

@@ -158,8 +158,12 @@ def _issue_words(rows: Sequence[BackendRow]) -> str:
         return ""
     own = median(row.issue_us for row in small if row.issue_us is not None)
     firsts = [row.first_issue_us for row in small if row.first_issue_us is not None]
-    beside = f", {rows[0].first} {median(firsts):.2g}" if firsts else ""
-    return f"its host takes {own:.2g} µs to issue an operation{beside}"
+    beside = f", {rows[0].first} {_microseconds(median(firsts))}" if firsts else ""
+    return f"its host takes {_microseconds(own)} µs to issue an operation{beside}"
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def path_words(rows: Sequence[BackendRow]) -> str:
