@@ -143,6 +143,22 @@ def test_clocks_of_ranks_are_compared() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
+    """MPI changes the environment then, which libraries that are being loaded may read: getenv crashes of it."""
+    (tmp_path / "beside.py").write_text(
+        "import time; from mpi4py import MPI; begun = MPI.Is_initialized(); time.sleep(0.3); "
+        "print('imported beside MPI', begun and not MPI.Is_finalized(), flush=True)"
+    )
+    script = (
+        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.launched_by import LaunchedBy; "
+        "mpi.start(LaunchedBy('test', 0, 1), ('beside',)); mpi.finish()"
+    )
+    command = [mpirun_command(1)[0], "-n", "2", sys.executable, "-c", script]
+    paths = environment(**MPI_ENVIRONMENT, PYTHONPATH=os.pathsep.join((str(ROOT), str(tmp_path))))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=paths, cwd=ROOT)
+    assert result.stdout.splitlines() == ["imported beside MPI True"] * 2, result.stderr
+
+
 @pytest.mark.parametrize("collective", all_but_slow("allreduce"))
 def test_every_collective_in_groups_at_once(collective: Collective, tmp_path: Path) -> None:
     output = tmp_path / "groups.json"

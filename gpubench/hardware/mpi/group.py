@@ -31,6 +31,9 @@ _THREAD_MULTIPLE = 3
 _STANDARD_ABI = "mpiabi"
 """In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5."""
 
+_IMPORTING = "gpubench-imports"
+"""The thread that imports modules beside what a rank does once MPI has started."""
+
 _SECONDS_BETWEEN_TESTS = 0.003
 """A look whether the others are there takes some microseconds."""
 
@@ -115,9 +118,10 @@ class MpiGroup:
 
 
 def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
-    """Initialise MPI and return the group of the whole job; meanwhile modules are imported, as far as they are there.
+    """Initialise MPI and return the group of the whole job; then import modules, as far as they are there.
 
-    Importing may go on after that: whoever needs such a module waits for it by importing it.
+    Whoever needs such a module waits for it by importing it. None is imported earlier: MPI_Init calls setenv, under
+    which a getenv of libraries that are loaded beside it (OpenBLAS) may crash (glibc before 2.41).
 
     Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
@@ -129,22 +133,26 @@ def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
         # mpi4py warns of a launcher of another MPI; the check below is for the same, with what to do.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
-            _initialise_meanwhile(imports)
+            _initialise()
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise missing_mpi_library(str(error).splitlines()[0]) from error
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    # No daemon: Python ends those wherever they are, which libraries that are being loaded may answer with abort().
+    if imports:
+        threading.Thread(target=_import, args=(imports,), name=_IMPORTING).start()
     group = MpiGroup(MPI.COMM_WORLD)
     if group.size == 1 and launched_by.size > 1:
         raise separate_jobs(launched_by.launcher, launched_by.size)
     return group
 
 
-def _initialise_meanwhile(imports: Sequence[str]) -> None:
+def _initialise() -> None:
     """Call MPI_Init_thread of the library that mpi4py is bound to, where that can be found without importing it.
 
-    mpi4py holds Python's lock in that call, most of which is waiting for other ranks; ctypes does not.
+    mpi4py holds Python's lock in that call, most of which is waiting for other ranks; ctypes does not, so that the
+    watchdog goes on.
     """
     found = importlib.util.find_spec("mpi4py.MPI")
     path = found.origin if found is not None else None
@@ -155,8 +163,6 @@ def _initialise_meanwhile(imports: Sequence[str]) -> None:
         initialise = ctypes.CDLL(path).MPI_Init_thread
     except (OSError, AttributeError):
         return
-    # No daemon: Python ends those wherever they are, which libraries that are being loaded may answer with abort().
-    threading.Thread(target=_import, args=(imports,)).start()
     initialise(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
 
@@ -219,9 +225,11 @@ def host_name() -> str:
 
 
 def finish() -> None:
-    """End MPI after a run that every rank brought to its end."""
+    """End MPI after a run that every rank brought to its end; modules are imported no longer then, as in `start`."""
     from mpi4py import MPI
 
+    for importing in (thread for thread in threading.enumerate() if thread.name == _IMPORTING):
+        importing.join()
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 

@@ -82,8 +82,7 @@ class PathWatch:
         self._by_design = ""
 
     def __enter__(self) -> Self:
-        """Tell NCCL to refuse where that was asked for."""
-        os.environ.update(self._refusals)
+        """Nothing is changed yet: `begin` does that."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,8 +95,10 @@ class PathWatch:
         """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now.
 
         `no_log` is why it says nothing of the paths of what is measured first, empty where it does; `by_design` why
-        these go through host memory on any machine.
+        these go through host memory on any machine. NCCL is told to refuse where that was asked for, here at the
+        earliest: to change the environment while libraries are being loaded beside may crash these.
         """
+        os.environ.update(self._refusals)
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         if self._strict:
             self._nodes = self._topologies(self._group.gather(self._own_snapshot()))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TORCH = ("torch", "torch.distributed")
 _ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
 _ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
-"""The modules that backends need, imported while MPI starts."""
+"""The modules that backends need, imported once MPI has started, beside what a rank does next."""
 
 
 @dataclass(frozen=True, kw_only=True)
