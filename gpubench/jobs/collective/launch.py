@@ -167,6 +167,10 @@ class _LaunchedJob:
         if self._presenter.report is None:
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
             raise self._error or self._died()
+        first = first_lost(self._lost)
+        after = self._error or (first.error("") if first is not None else None)
+        if after is not None:
+            self._presenter.note(f"{after.lines()[0]}, after all had been measured")
         return self._presenter.exit_code
 
     def _set_deadline(self, ranks: channel.ChannelReceiver) -> None:
