@@ -146,7 +146,8 @@ def gathered(
 ) -> "Machines | None":
     """The machines of a job on its first rank, None on the others; every rank brings the nodes that it has read.
 
-    `source` is where they come from, where they are not the ranks' own.
+    `source` is where they come from, where they are not the ranks' own. In machines that are simulated, or that a file
+    describes, no rank runs: what a rank knows of itself, its libraries and its settings, says nothing of them.
     """
     from gpubench.jobs.machines import Machines
     from gpubench.jobs.metadata import recorded_settings
@@ -157,7 +158,8 @@ def gathered(
     text = None if source is None else source.text
     environment = recorded_settings(os.environ) if text is None else None
     nodes = [each for own, _ in collected for each in own]
-    return Machines.of(nodes, [facts for _, facts in collected], text, environment)
+    processes = [] if isinstance(source, (FromFile, Simulated)) else [facts for _, facts in collected]
+    return Machines.of(nodes, processes, text, environment)
 
 
 def own_process(identity: "RankIdentity") -> "RankFacts":

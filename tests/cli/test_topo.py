@@ -15,9 +15,11 @@ import pytest
 from gpubench.cli.commands.topo import TopoOptions
 from gpubench.cli.signature import options_from
 from gpubench.errors import UsageError
+from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.node.probe import Probe, stage_commands
 from gpubench.jobs import topo as topo_job
-from gpubench.jobs.sources import Simulated
+from gpubench.jobs.sources import Here, Simulated, gathered, source_of
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo.sections import SECTIONS
@@ -260,3 +262,16 @@ def test_an_interrupt_is_one_line() -> None:
 def test_tables_keep_to_the_width(width: int) -> None:
     result = gpubench("topo", "--simulate", "hgx-h100-8*4", "--fault", "node2.gpu1:ecc=off", "--width", str(width))
     assert max(map(len, result.stdout.splitlines()[:-1])) <= width
+
+
+def test_ranks_know_nothing_of_machines_that_are_simulated_or_described() -> None:
+    """Under mpirun or srun libibverbs-missing of this host was a FAIL of the simulated one."""
+    rank = RankFacts(rank=0, host="here", node=0, local_rank=0, pid=1, loadable={"libibverbs.so.1": None})
+    options = options_from(TopoOptions, {"simulate": "hgx-h100-8*2"})
+    for source in (options.plan().source, source_of(1, file=Path("topo.xml"))):
+        machines = gathered(AloneGroup(), [], rank, source)
+        assert machines is not None
+        assert machines.processes == []
+    here = gathered(AloneGroup(), [], rank, Here(1))
+    assert here is not None
+    assert here.processes == [rank]
