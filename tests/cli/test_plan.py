@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpubench.jobs.plan.curves_found import SIZES, measured_now
 from gpubench.measure.plan.report import SECTIONS
 from tests.cli.running import ROOT, gpubench
 
@@ -334,3 +336,23 @@ def test_no_gpu_computes_infinitely_fast() -> None:
     result = gpubench("plan", "--parameters", "1B", *H200, "--tflops", "inf")
     assert result.returncode == 2
     assert "--tflops" in result.stderr
+
+
+def test_what_is_measured_now_is_announced_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`allreduce` of a simulated machine in the place of the one that measures: minutes of it showed nothing."""
+    announced: list[tuple[str, float]] = []
+    commands: list[Sequence[str]] = []
+
+    def run_command(arguments: Sequence[str], _timeout_s: float) -> None:
+        commands.append(arguments)
+        options = [each for each in arguments[1:] if each not in ("--np", "2", "--quiet")]
+        stored = gpubench(arguments[0], "--simulate", "hgx-h200-2", *options)
+        assert stored.returncode == 0, stored.stderr
+
+    monkeypatch.setattr("gpubench.jobs.plan.child.run_command", run_command)
+    rows = measured_now(60, lambda label, seconds: announced.append((label, seconds)))("allreduce", 2)
+    ((label, seconds),) = announced
+    assert label == "measuring allreduce among 2 ranks"
+    assert seconds > 10, "so that it is said where there is no terminal, too"
+    assert list(commands[0][1:3]) == ["--np", "2"]
+    assert {row.size_bytes for row in rows} == set(SIZES)

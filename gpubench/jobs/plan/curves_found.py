@@ -21,6 +21,9 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 SIZES = tuple(2**power for power in range(10, 33, 2))
 """The sizes that a profile is asked for, and that are measured now: 1 KiB to 4 GiB by 4."""
 
+_SECONDS_TO_MEASURE = 15.0
+"""Of a collective, in these sizes; an estimate for whoever waits."""
+
 _TRAINED_WITH = ("nccl", "torch:nccl", "rccl", "torch:rccl", "torch:xccl", "simulated")
 _PREFERRED = (*_TRAINED_WITH, *(name for name in ROW_BACKENDS if name not in _TRAINED_WITH))
 """Backends of rows, that of NCCL first: times of several are of several libraries, and never one curve."""
@@ -179,13 +182,17 @@ def _points(rows: Sequence[CollectiveRow]) -> list[CurvePoint]:
     ]
 
 
-def measured_now(timeout_s: float) -> Measured:
-    """Measures by gpubench's own command in a process of its own."""
+def measured_now(timeout_s: float, announce: Callable[[str, float], None]) -> Measured:
+    """Measures by gpubench's own command in a process of its own.
+
+    `announce` is told what begins and about how many seconds it takes.
+    """
 
     def measure(collective: str, ranks: int) -> Sequence[CollectiveRow]:
         from gpubench.jobs.plan.child import run_command
         from gpubench.readers.results.registry import read_results
 
+        announce(f"measuring {collective} among {ranks} ranks", _SECONDS_TO_MEASURE)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "curve.json"
             sizes = f"{SIZES[0]}:{SIZES[-1]}:4"

@@ -1,6 +1,6 @@
 """Predict a training step: find what it follows from, rank layouts, and show the best one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata
 
 _MEGABYTE = 2**20
+_SECONDS_TO_COMPUTE = 10.0
+"""What --measure takes, the import of PyTorch included; an estimate for whoever waits."""
 
 
 def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
@@ -43,7 +45,7 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
         found = read_all(plan.results, plan.overlap)
         machine = machine_of(plan, found.files, found.contention_gpus)
         notes = list(plan.notes)
-        outcome, curves = _outcome(plan, machine, found, notes)
+        outcome, curves = _outcome(plan, machine, found, notes, presenter.waiting)
         metadata = _metadata(plan, arguments, machine, outcome, [*notes, *dict.fromkeys(curves.notes)])
         if plan.exports:
             from gpubench.jobs.plan.exporting import write_exports
@@ -55,11 +57,17 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
 
 
 def _outcome(
-    plan: TrainingPlan, machine: PlannedMachine, found: FoundResults, notes: list[str]
+    plan: TrainingPlan,
+    machine: PlannedMachine,
+    found: FoundResults,
+    notes: list[str],
+    announce: Callable[[str, float], None],
 ) -> tuple[PlanOutcome, FoundCurves]:
     gpus = _gpus(plan, machine)
+    if plan.measure and machine.is_here:
+        announce("measuring computation on a GPU", _SECONDS_TO_COMPUTE)
     compute = compute_times(plan, machine)
-    measures = measured_now(plan.timeout_s) if machine.is_here and machine.nodes == 1 else None
+    measures = measured_now(plan.timeout_s, announce) if machine.is_here and machine.nodes == 1 else None
     curves = FoundCurves(machine, found.files, measures)
     times = CollectiveTimesFound(curves)
     job = StepJob(
