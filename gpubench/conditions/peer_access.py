@@ -45,6 +45,9 @@ def _over_pcie(refusal: Refusal) -> bool:
     return not (refusal.wired or refusal.mig or refusal.mesh)
 
 
+_GNS = f"NVML says GNS: {P2P_STATUS['GNS']}"
+
+
 @in_each_node
 def _mig(run: Circumstances) -> Found:
     """A finding of its own where the profile or a sibling has it off."""
@@ -185,16 +188,31 @@ PEER_ACCESS = Family.of(
         id="gpu-without-pcie-p2p",
         title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
         seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks; or NCCL's log "
-        "has the driver's refusal for GPUs on PCIe",
+        detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks, and no two of the "
+        "same models have P2P; or NCCL's log has the driver's refusal for GPUs on PCIe",
         settles="nvidia-smi topo -p2p r",
         cure="nothing to repair: shared memory is the way here. A patched open kernel module exists; if you try "
         "it, `gpubench p2p` before and after says whether it is faster, and whether the data are right",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
-        look=_status("GNS"),
+        look=_of_refusal(_GNS, lambda each: each.status == "GNS" and _over_pcie(each) and not each.odd),
         in_log=_log_without_nvlinks,
         implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
         by_design=True,
+    ),
+    Condition(
+        id="p2p-of-some-alike",
+        title="GNS between some GPUs, while others of the same models have P2P",
+        seen_as=("GNS = GPU not supported",),
+        detection="nvmlDeviceGetP2PStatus says GNS for GPUs without NVLinks, and OK for two others of the same models",
+        settles="nvidia-smi topo -p2p r; nvidia-smi -q of both: VBIOS, virtualization mode, MIG",
+        likely="a GPU with another VBIOS or setting than its siblings, or one that is failing",
+        cure="compare VBIOS and virtualization mode in nvidia-smi -q; where they are alike, reboot the node",
+        link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
+        look=_of_refusal(
+            f"{_GNS}, as no two of these models would have it, and others have",
+            lambda each: each.odd and _over_pcie(each),
+        ),
+        implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
     ),
     Condition(
         id="nvlink-mesh",

@@ -10,6 +10,7 @@ from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
@@ -17,6 +18,9 @@ _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
 """The kernel's words for ports that carry nothing (drivers/infiniband/core/sysfs.c)."""
 
 _ROCE_V2 = "RoCE v2"
+_BELOW_ITS_SWITCH = ("PIX", "PXB")
+_MOST_ODD = 0.25
+"""Of the GPUs of a node: where more of them have fewer NICs than the rest, it may have been built so."""
 
 
 @in_each_node
@@ -87,6 +91,27 @@ def _roce_gid(run: Circumstances) -> Found:
                     yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
 
 
+@in_each_node
+def _nics_absent(run: Circumstances) -> Found:
+    """A NIC that is gone leaves no trace but GPUs with fewer below their PCIe switch than their siblings."""
+    for number, node, _ in nodes_with_rdma(run):
+        nics = [nic for nic in rdma_nics(node) if "Virtual Function" not in (nic.model or "")]
+        paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
+        below = {
+            name: sum(path in _BELOW_ITS_SWITCH for path in known) for name, known in paths.items() if None not in known
+        }
+        counts = Counter(below.values())
+        usual = max(counts, key=lambda count: (counts[count], count), default=0)
+        fewer = [name for name, count in below.items() if count < usual]
+        if len(fewer) <= _MOST_ODD * len(below):
+            for name in fewer:
+                seen = f"{counted(below[name], 'RDMA NIC')} below its PCIe switch"
+                expected = f"{usual}, as {counts[usual]} of its siblings have"
+                yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
+        if len(below) < len(paths) and len(paths) * _MOST_ODD >= 1:
+            yield Unread(run.on(number), "not how far GPUs are from NICs: where a NIC is gone does not show")
+
+
 def _nics_differ(run: Circumstances) -> Found:
     counts = {number: sum(nic.state == "active" for nic in rdma_nics(node)) for number, node in run.nodes.items()}
     most = max(counts.values(), default=0)
@@ -136,6 +161,20 @@ RDMA_PORTS = Family.of(
         cure="ibstat; mlxlink -d DEVICE: cable, transceiver, or the switch port's configured speed",
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_ports_slow,
+    ),
+    Condition(
+        id="nic-absent",
+        title="Fewer RDMA NICs below the PCIe switch of a GPU than below those of its siblings",
+        detection="InfiniBand, RoCE and EFA devices at PIX or PXB of every GPU; named where a quarter of the GPUs "
+        "of the node or less have fewer",
+        check="nic_state",
+        severity=Verdict.WARN,
+        likely="a NIC that fell off the bus, was not given to this host or container, or has no driver",
+        settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
+        cure="lspci -d 15b3: and dmesg on the node: reseat or replace the NIC; where it was built so, ignore it",
+        link="https://github.com/NVIDIA/nccl/issues/349",
+        look=_nics_absent,
+        implies=("nics-differ",),
     ),
     Condition(
         id="rdma-port-errors",

@@ -21,6 +21,7 @@ from gpubench.model.facts.snapshot import (
     NvlinkPeer,
     PairFacts,
     PcieLink,
+    PciPlace,
     PciSwitch,
     ProbeFailure,
     RemappedRows,
@@ -362,12 +363,15 @@ def test_the_uplink_of_a_switch_is_a_link_too() -> None:
     )
 
 
+NO_RDMA = "nic-absent", "0 RDMA NICs below its PCIe switch"
+
+
 @pytest.mark.parametrize(
     ("facts", "found"),
     [
         ({"state": None}, []),
-        ({"state": "down", "kind": NicKind.ETHERNET}, []),
-        ({"rate_gbit_s": 10.0, "kind": NicKind.ETHERNET}, []),
+        ({"state": "down", "kind": NicKind.ETHERNET}, [NO_RDMA]),
+        ({"rate_gbit_s": 10.0, "kind": NicKind.ETHERNET}, [NO_RDMA]),
         ({"state": "down", "kind": NicKind.ROCE}, [("rdma-port-down", "port is down")]),
         ({"state": "init"}, [("rdma-port-down", "port is init")]),
         ({"rate_gbit_s": 200.0}, [("rdma-port-slow", "200 Gb/s")]),
@@ -553,8 +557,43 @@ def test_all_subjects_are_kept_where_the_text_counts_them() -> None:
 
 def test_a_link_of_plain_ethernet_is_no_finding() -> None:
     narrow = PcieLink(generation=2, width=1, max_generation=4, max_width=8)
-    assert examined([with_nic(0, pcie=narrow, kind=NicKind.ETHERNET)]) == ()
+    assert [each.id for each in examined([with_nic(0, pcie=narrow, kind=NicKind.ETHERNET)])] == ["nic-absent"]
     assert len(examined([with_nic(0, pcie=narrow)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("machine_name", "missing", "named"),
+    [
+        ("hgx-h100-8", (0,), 1),
+        ("hgx-h100-8", (0, 5), 2),
+        ("hgx-h100-8", (0, 3, 5), 0),  # it may have been built with five
+        ("hgx-a100-8", (1,), 2),  # two NICs below the switch of two GPUs
+        ("hgx-h100-4", (3,), 0),  # behind host bridges, as far from every GPU
+        ("hgx-h100-8", range(8), 0),  # nothing to compare with; the profile knows
+    ],
+)
+def test_a_nic_that_is_gone_is_missed_below_the_switch_of_its_gpu(
+    machine_name: str, missing: Sequence[int], named: int
+) -> None:
+    found = examined(machine(machine_name, *(f"nic{number}:missing=yes" for number in missing)))
+    assert sum(len(each.subjects) for each in found if each.id == "nic-absent") == named
+
+
+def test_where_gpus_and_nics_are_is_not_known_everywhere() -> None:
+    hidden = replace(HEALTHY, gpus=tuple(replace(gpu, place=PciPlace()) for gpu in HEALTHY.gpus))
+    assert "nic-absent" not in [each.id for each in examined([hidden])]
+    virtual = [
+        replace(nic, model="ConnectX-7 Virtual Function") if number else nic for number, nic in enumerate(HEALTHY.nics)
+    ]
+    assert "nic-absent" not in [each.id for each in examined([replace(HEALTHY, nics=tuple(virtual))])]
+
+
+def test_gns_is_by_design_where_no_pair_of_those_models_has_peer_access() -> None:
+    every = [f"link{one}-{other}:p2p=GNS" for one in range(8) for other in range(one)]
+    assert {each.severity for each in examined(machine("l40s-8", *every))} == {Verdict.SKIP}
+    some = examined(machine("l40s-8", "gpu3:p2p=GNS"))
+    assert [(each.id, each.severity) for each in some] == [("peer-access-refused", Verdict.WARN)]
+    assert some[0].cause.startswith("GNS between some GPUs, while others of the same models have P2P")
 
 
 def test_equal_findings_become_one() -> None:

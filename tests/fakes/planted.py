@@ -548,7 +548,9 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "roce-gid-index", lambda: _set(with_nodes(_two(), lambda node: _on_roce(node, mtu=9000)), NCCL_IB_GID_INDEX="0")
     ),
-    Plant("nics-differ", lambda: simulated("hgx-h100-8*2", "node1.nic2:missing=yes")),
+    Plant("nic-absent", lambda: simulated("hgx-h100-8*2", "node1.nic2:missing=yes")),
+    Plant("p2p-of-some-alike", lambda: with_nodes(_pcie(gpus=3), lambda node: refused(node, "GNS", "GPU0"))),
+    Plant("nics-differ", lambda: simulated("hgx-h100-8*2", *(f"node1.nic{nic}:missing=yes" for nic in range(3)))),
     Plant("nccl-gdr-disabled", lambda: _set(_two(), NCCL_NET_GDR_LEVEL="LOC")),
     Plant("nccl-gdr-read", lambda: _set(_two(), NCCL_NET_GDR_READ="0")),
     Plant(

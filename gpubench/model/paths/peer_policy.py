@@ -1,6 +1,7 @@
 """Pairs of GPUs without peer access, or kept off it by NCCL: which of them go through host memory by design."""
 
 from dataclasses import dataclass
+from itertools import permutations
 
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.links import active_links, usual_active_links
@@ -15,18 +16,20 @@ class Refusal:
     """A kind of refusal of peer access by the driver.
 
     `status` is NVML's word, '' where only CUDA refuses; whether NVLinks join the two (`wired`), or, of TNS, each of
-    them to other GPUs (`mesh`); whether either is split (`mig`).
+    them to other GPUs (`mesh`); whether either is split (`mig`); of GNS, whether two others of the same models have
+    peer access over PCIe (`odd`), so that it is no matter of the models.
     """
 
     status: str
     wired: bool
     mesh: bool
     mig: bool
+    odd: bool = False
 
     @property
     def by_design(self) -> bool:
         """True if there is nothing to repair."""
-        return self.mig or (not self.wired and (self.mesh or self.status == "GNS"))
+        return self.mig or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
 
     @property
     def reason(self) -> str:
@@ -48,6 +51,18 @@ def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: 
         and _has_peers(destination)
         and not lost_links_between(node, source, destination),
         mig=bool(source.mig or destination.mig),
+        odd=access.nvml == "GNS" and _is_granted_alike(node, source, destination),
+    )
+
+
+def _is_granted_alike(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
+    """True if two GPUs of the same models as these have peer access, and no NVLinks between them."""
+    if None in (source.name, destination.name):
+        return False
+    models = {source.name, destination.name}
+    return any(
+        {one.name, other.name} == models and node.peer_access(one, other).possible and not node.nvlinks(one, other)
+        for one, other in permutations(node.gpus, 2)
     )
 
 
