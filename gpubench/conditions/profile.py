@@ -9,6 +9,7 @@ from gpubench.conditions.definition.condition import Condition, Family, Found, i
 from gpubench.conditions.definition.sightings import of_gpu, of_node
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.links import active_links, pcie_gb_s
+from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
@@ -16,8 +17,8 @@ from gpubench.model.terms.verdict import Verdict
 
 @in_each_node
 def _missing(run: Circumstances) -> Found:
-    """Fewer GPUs than were asked for; none where other nodes have some; and those that left no trace on a board whose
-    NVSwitches are all here: in virtual machines a part of it is normal.
+    """Fewer GPUs than were asked for; none where other nodes have some; and those that left no trace on a board that is
+    here: by its NVSwitches, or by NVLinks that lead nowhere. In virtual machines a part of a board is normal.
     """
     others = sum(bool(node.gpus) for node in run.nodes.values())
     for number, node in run.nodes.items():
@@ -32,9 +33,17 @@ def _missing(run: Circumstances) -> Found:
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
-        if snapshot.machine.virtual_machine is False and snapshot.nvswitches and count < board:
+        has_board = bool(snapshot.nvswitches) or _is_mesh_with_gaps(node)
+        if snapshot.machine.virtual_machine is False and has_board and count < board:
             expected = f"{counted(board, 'GPU')}, as profile {profile.name} has it"
             yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
+
+
+def _is_mesh_with_gaps(node: Topology) -> bool:
+    """True if NVLinks join GPUs directly, and every GPU has some that are down, or lead to a GPU that is not here."""
+    here = {gpu.bus_id for gpu in node.gpus}
+    lead_here = [[link.active and link.peer_bus_id in here for link in gpu.nvlinks or ()] for gpu in node.gpus]
+    return len(lead_here) > 1 and all(any(links) and not all(links) for links in lead_here)
 
 
 _MORE_GPUS = "another machine than was thought, or a number that was mistyped"
@@ -145,13 +154,15 @@ PROFILE = Family.of(
     Condition(
         id=GPU_MISSING,
         title="Fewer GPUs than the machine should have: one is not on the PCI bus (lspci shows fewer GPUs)",
-        detection="GPUs on a board whose NVSwitches are there, on bare metal, against the profile; against "
-        "--expect-gpus and a profile that was asked for; none where other nodes have some",
+        detection="GPUs on a board whose NVSwitches are there, or where every GPU has NVLinks to others and some that "
+        "lead nowhere, on bare metal, against the profile; against --expect-gpus and a profile that was asked for; "
+        "none where other nodes have some",
         check="gpu_present",
         severity=Verdict.FAIL,
         likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
         cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
         look=_missing,
+        implies=("below-profile",),
     ),
     _MODEL,
     Condition(

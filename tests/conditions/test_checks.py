@@ -34,6 +34,7 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.profiles import files as profiles
+from tests.fakes.planted_faults import findings
 
 
 def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:
@@ -741,3 +742,13 @@ def test_a_gpu_that_left_no_trace_is_missed_on_a_board() -> None:
     assert missing(replace(seven, machine=replace(seven.machine, virtual_machine=True))) == []
     assert missing(replace(seven, machine=replace(seven.machine, virtual_machine=None))) == []
     assert run(CHECKS, Facts([Topology(seven)])) == ()
+
+
+def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
+    (three,) = machine("hgx-a100-4", "gpu1:missing=yes")
+    assert missing(three, "hgx-a100-4") == ["FAIL 3 GPUs, the board has 4"]
+    assert missing(replace(three, gpus_of_others=1), "hgx-a100-4") == []
+    assert missing(replace(three, machine=replace(three.machine, virtual_machine=True)), "hgx-a100-4") == []
+    assert missing(machine("hgx-a100-4", "link0-1:nvlink=2")[0], "hgx-a100-4") == []
+    (root,) = [each for each in findings("hgx-a100-4", ["gpu1:missing=yes"], 0) if each.id == "gpu-missing"]
+    assert [each.partition(":")[0] for each in root.consequences] == ["below-profile"]

@@ -26,6 +26,7 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "gpu1:cuda_peer=no", ("cuda-nvml-disagree",)),
     ("hgx-h100-8", "gpu6:lost=yes", ("gpu-lost",)),
     ("hgx-h100-8", "gpu6:missing=yes", ("gpu-missing",)),
+    ("hgx-a100-4", "gpu1:missing=yes", ("gpu-missing",)),
     ("l4-8", "gpu6:missing=yes", ("gpu-missing",)),
     ("hgx-h100-8", "gpu6:mig=on", ("mig-on",)),
     ("hgx-h100-8", "gpu6:ecc=off", ("ecc-off",)),

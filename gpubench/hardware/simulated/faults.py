@@ -3,7 +3,7 @@
 Faults that no source reports (speed, staged) change no fact here, only times.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpubench.errors import UsageError
@@ -202,8 +202,12 @@ def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
 
 
 def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
-    """The node with the GPUs that are there, counted anew; CUDA does not count lost ones."""
-    present = [gpu for gpu in gpus if gpu.index not in missing]
+    """The node with the GPUs that are there, counted anew; CUDA does not count lost ones.
+
+    NVLinks that led to one that is gone are down, and lead nowhere.
+    """
+    gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
+    present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
     numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
     usable = [gpu.index for gpu in numbered if not gpu.lost]
     names = {old.device: new.device for old, new in zip(present, numbered, strict=True)}
@@ -217,6 +221,14 @@ def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> 
             for pair in node.pairs
             if pair.source in names and pair.destination in names
         ),
+    )
+
+
+def _leading_nowhere(links: tuple[NvLink, ...] | None, gone: Collection[str | None]) -> tuple[NvLink, ...] | None:
+    if links is None:
+        return None
+    return tuple(
+        replace(link, active=False, peer=None, peer_bus_id=None) if link.peer_bus_id in gone else link for link in links
     )
 
 
