@@ -72,7 +72,8 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
 def _gone(course: ScanCourse, left: _Cells) -> None:
     for node, (number, seen) in sorted(course.gone.items()):
         cells = _cells([node], range(left.fabric.rails))
-        left.explain(FaultyPart(PartKind.NODE_GONE, (node,), seen=f"{seen} in round {number}", cells=cells))
+        when = f"in round {number}" if number else "in phase 0"
+        left.explain(FaultyPart(PartKind.NODE_GONE, (node,), seen=f"{seen} {when}", cells=cells))
         left.local = {figure: share for figure, share in left.local.items() if figure.node != node}
 
 
@@ -92,8 +93,8 @@ def _hanging(course: ScanCourse, left: _Cells) -> None:
 
 def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
     seen = next((each.failure for each in own if each.culprit == node), own[0].failure)
-    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own))
-    return f"{seen}, with {' and '.join(partners[:3])}"
+    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own if each.partner(node) != node))
+    return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
 
 
 def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:

@@ -12,6 +12,7 @@ from gpubench.measure.scan.schedule import Schedule
 from gpubench.measure.scan.scores import Yardstick, round_yardstick, screening_yardstick
 from gpubench.model.results.scan_rounds import (
     ROUNDS,
+    BeforeRounds,
     NodePair,
     NodeRail,
     PairSample,
@@ -40,6 +41,8 @@ class EndOfRoundsError(Exception):
     """There are no more rounds: what was measured is judged."""
 
 
+NOTHING_BEFORE = BeforeRounds()
+
 Keep = Callable[[PlannedRound, RoundOutcome], None]
 """Takes every round as it ends, to keep it."""
 
@@ -53,6 +56,7 @@ class ScanCourse:
     """
 
     fabric: ScanFabric
+    before: BeforeRounds = field(default_factory=BeforeRounds)
     outcomes: list[RoundOutcome] = field(default_factory=list)
     gone: dict[int, tuple[int, str]] = field(default_factory=dict)
     yardstick: Yardstick = field(default_factory=lambda: Yardstick({}, 0.0))
@@ -92,8 +96,11 @@ class ScanCourse:
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
-        """The figures that are missing, by every cell that may be to blame."""
-        found: dict[NodeRail, list[PairSample]] = {}
+        """The figures that are missing, by every cell that may be to blame; of phase 0 they have no other node."""
+        found = {
+            cell: [PairSample(cell.node, cell.node, cell.rail, 0.0, seen, cell.node)]
+            for cell, seen in self.before.failed.items()
+        }
         for outcome in self.outcomes:
             for sample in outcome.samples:
                 for node in (sample.first, sample.second):
@@ -111,12 +118,21 @@ class ScanCourse:
         }
 
 
-def scan(fabric: ScanFabric, seed: int, measurer: RoundMeasurer, *, quick: bool, keep: Keep) -> ScanCourse:
+def scan(
+    fabric: ScanFabric,
+    seed: int,
+    measurer: RoundMeasurer,
+    *,
+    quick: bool,
+    keep: Keep,
+    before: BeforeRounds = NOTHING_BEFORE,
+) -> ScanCourse:
     """Three rounds of screening, three of suspects, five of confirmation; `quick` ends after the first three.
 
-    Where rounds end before, what there is is judged.
+    Where rounds end before, what there is is judged. What did not work `before` takes part in none.
     """
-    course = ScanCourse(fabric, is_quick=quick)
+    course = ScanCourse(fabric, before, is_quick=quick)
+    course.gone |= {node: (0, seen) for node, seen in before.gone.items()}
     schedule = Schedule(fabric, seed)
     steps = _Steps(course, measurer, keep)
     with suppress(EndOfRoundsError):
@@ -142,7 +158,7 @@ class _Steps:
         planned = PlannedRound(number, phase, tuple(pairs), frozenset(self._course.retired()))
         outcome = self._measurer.measure(planned)
         self._course.outcomes.append(outcome)
-        self._course.gone |= {node: (number, seen) for node, seen in outcome.gone.items()}
+        self._course.gone = {node: (number, seen) for node, seen in outcome.gone.items()} | self._course.gone
         self._keep(planned, outcome)
 
 
