@@ -195,7 +195,7 @@ def _scan(
         supervisor.close()
     if coordinator.gone:
         say(
-            "gpubench: a node is gone: mpirun may wait for it. The report is whole; end mpirun if it does.",
+            "gpubench: a node is gone: mpirun or srun may wait for it. The report is whole; end the job if they do.",
             to=sys.stderr,
         )
     return not coordinator.gone, code
