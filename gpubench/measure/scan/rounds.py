@@ -1,11 +1,12 @@
 """A scan, phase after phase: what is measured next follows from what was measured before."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpubench.measure.scan.blame import blamed
 from gpubench.measure.scan.judging import CellScore, falls_behind, scores
 from gpubench.measure.scan.leaves import LeafLevel, slow_leaves, with_slow_leaves
 from gpubench.measure.scan.schedule import Schedule
@@ -21,9 +22,6 @@ from gpubench.model.results.scan_rounds import (
     ScanFabric,
     ScanPhase,
 )
-
-FAILURES_THAT_RETIRE = 2
-"""A cell that failed so often, with another partner each time, takes part in no further round."""
 
 
 class RoundMeasurer(Protocol):
@@ -69,8 +67,12 @@ class ScanCourse:
     is_quick: bool = False
 
     def samples(self, phase: ScanPhase) -> list[PairSample]:
-        """The figures of a phase."""
-        return [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
+        """The figures of a phase; those that are missing are of the one node that is to blame, where it is known."""
+        found = [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
+        if not any(each.failure for each in found):
+            return found
+        retired = self.retired()
+        return [_with_culprit(each, retired) if each.failure else each for each in found]
 
     @property
     def has_confirmed(self) -> bool:
@@ -110,12 +112,13 @@ class ScanCourse:
 
     def retired(self) -> dict[NodeRail, list[PairSample]]:
         """The cells that failed with several partners, or whose own supervisor saw it; they take part no more."""
-        return {
-            cell: own
-            for cell, own in self.failures().items()
-            if len({each.partner(cell.node) for each in own}) >= FAILURES_THAT_RETIRE
-            or any(each.culprit == cell.node for each in own)
-        }
+        failures = self.failures()
+        return {cell: failures[cell] for cell in blamed(failures)}
+
+
+def _with_culprit(sample: PairSample, retired: Collection[NodeRail]) -> PairSample:
+    blamed = [node for node in (sample.first, sample.second) if NodeRail(node, sample.rail) in retired]
+    return sample._replace(culprit=blamed[0]) if sample.culprit is None and len(blamed) == 1 else sample
 
 
 def scan(
