@@ -68,10 +68,12 @@ class ScanJob:
 
 
 @contextmanager
-def scan_of_ranks(ranks: int, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> Iterator[ScanJob]:
-    """A scan with every rank a node; afterwards nothing of it is left."""
+def scan_of_ranks(
+    ranks: int, folder: Path, *arguments: str, options: tuple[str, ...] = (), rounds: str = "--rounds"
+) -> Iterator[ScanJob]:
+    """A scan with every rank a node, which begins or goes on with the folder's rounds; afterwards nothing is left."""
     words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]
-    outputs = ["--rounds", str(folder / "rounds"), "--output", str(folder / "report.json")]
+    outputs = [rounds, str(folder / "rounds"), "--output", str(folder / "report.json")]
     command = [find_launcher().path, *options, "-n", str(ranks), sys.executable, "-m", "gpubench", *words, *outputs]
     variables = environment(GPUBENCH_TEST_FOLDER=str(folder)) | SETTINGS
     with (folder / "printed").open("w") as printed:

@@ -9,7 +9,7 @@ import pytest
 
 from gpubench.hardware.launch.launcher import Flavour, find_launcher
 from tests.cli.running import gpubench, mpirun
-from tests.mpi.scan_job import SETTINGS, bad, scan_of_ranks
+from tests.mpi.scan_job import SETTINGS, bad, of_job, scan_of_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -118,8 +118,27 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     resumed = mpirun(3, *words, env={**os.environ, **SETTINGS})
     document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
     assert bad(document) == {"rank3": "node gone"}
-    assert "not in the job that goes on" in document["parts"][0]["seen"]
+    seen = document["parts"][0]["seen"]
+    assert "not in the job that goes on" in seen or "its supervisor is gone" in seen
     assert (rounds / "scan.jsonl").read_text().startswith(kept)
+
+
+def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(tmp_path: Path) -> None:
+    needs_open_mpi_5()
+    with scan_of_ranks(4, tmp_path, "--quick") as job:
+        job.finish()
+    kept = (tmp_path / "rounds" / "scan.jsonl").read_text()
+    with scan_of_ranks(4, tmp_path, "--quick", options=RECOVERY, rounds="--resume") as job:
+        job.wait_until(lambda: {1, 3} <= of_job(tmp_path).keys())
+        found = of_job(tmp_path)
+        os.kill(found[1].worker, signal.SIGKILL)
+        os.kill(found[3].supervisor, signal.SIGKILL)
+        _, report = job.finish()
+    assert bad(report) == {"rank1": "node hangs", "rank3": "node gone"}
+    assert len(report["rounds"]) == 3, "nothing was measured but phase 0"
+    assert (tmp_path / "rounds" / "scan.jsonl").read_text().startswith(kept)
+    replayed = gpubench("scan", "--replay", str(tmp_path / "rounds"), "--format", "json")
+    assert bad(json.loads(replayed.stdout)) == {"rank1": "node hangs", "rank3": "node gone"}
 
 
 @pytest.mark.parametrize(

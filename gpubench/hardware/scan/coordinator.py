@@ -30,6 +30,7 @@ from gpubench.hardware.scan.seats import NodeRanks, seats
 from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR
 from gpubench.hardware.scan.worker_process import SECONDS_TO_BE_KILLED
 from gpubench.model.results.scan_rounds import (
+    BeforeRounds,
     LocalFigure,
     NodeRail,
     PairSample,
@@ -119,6 +120,18 @@ class Coordinator:
                 figures += local_figures(self._node_by_rank[rank], body)
         return figures
 
+    def failed(self) -> BeforeRounds:
+        """What phase 0 left that does not work: nodes that are gone, rails whose worker died or hung."""
+        orders = dict.fromkeys(self._supervised, bytes((MessageType.FAILED_ORDER,)))
+        replies = self._ask(orders, MessageType.REPLY, SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE)
+        failed: dict[NodeRail, str] = {}
+        for rank, body in replies.items():
+            with contextlib.suppress(struct.error, ValueError):
+                reply, node = RoundReply.of(body), self._node_by_rank[rank]
+                failed |= {NodeRail(node, rail): _words(Outcome(out), reply.remark) for rail, _, out in reply.figures}
+        self._told |= self._gone.keys()
+        return BeforeRounds(dict(self._gone), failed)
+
     def clock_offsets(self) -> dict[int, float]:
         """By how many seconds the wall clock of a node differs from this one's, where that is much."""
         return {
@@ -142,7 +155,6 @@ class Coordinator:
                     node = self._node_by_rank[rank]
                     figures.setdefault(node, {}).update({each[0]: each for each in reply.figures})
                     remarks |= {NodeRail(node, each[0]): reply.remark for each in reply.figures if each[2]}
-        # Who was gone before the first round is told with it.
         gone = {node: seen for node, seen in self._gone.items() if node not in self._told}
         self._told |= gone.keys()
         samples = tuple(self._samples(planned, figures, remarks))
@@ -223,8 +235,7 @@ class Coordinator:
         """The replies to orders; who gives none in time is gone."""
         asked: dict[int, None] = {}
         for rank, order in orders.items():
-            supervised = self._supervised.get(rank)
-            if supervised is None:
+            if (supervised := self._supervised.get(rank)) is None:
                 continue
             try:
                 supervised.connection.send(framed(order))

@@ -37,6 +37,8 @@ class MessageType(IntEnum):
     END = 5
     CLOCK = 6
     RING_ORDER = 7
+    FAILED_ORDER = 8
+    """Which workers died or hung since the last round."""
 
 
 class Outcome(IntEnum):

@@ -114,8 +114,19 @@ class Supervisor:
             return packed_local(list(self._local()))
         if message[0] == MessageType.RING_ORDER:
             return self._in_rings(RingOrder.of(message[1:]), cards, own_host).packed()
+        if message[0] == MessageType.FAILED_ORDER:
+            return self._failed().packed()
         order = RoundOrder.of(message[1:])
         return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
+
+    def _failed(self) -> RoundReply:
+        """The rails whose worker died or hung in phase 0, which are told once more with their next round."""
+        for rail, worker in self.workers.items():
+            if rail not in self._faults and worker.has_died():
+                worker.kill()
+                self._faults[rail] = 0.0, Outcome.OWN_WORKER_DIED, f"{worker.how_it_ended()}, in phase 0"
+        remark = next((words for _, _, words in self._faults.values()), "")
+        return RoundReply(0, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in self._faults.items()), remark)
 
     def _tasks(self, order: RoundOrder, cards: Sequence[RankCard], own_host: str) -> Iterator[tuple[int, WorkerTask]]:
         partner = cards[order.partner]

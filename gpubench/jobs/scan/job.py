@@ -17,16 +17,23 @@ from gpubench.jobs.scan.delivery import deliver
 from gpubench.jobs.scan.facts import fact_findings
 from gpubench.jobs.scan.plan import ScanPlan
 from gpubench.jobs.scan.progress import telling
-from gpubench.jobs.scan.rounds_folder import KeptScan, ResumedRounds, RoundsFolder, check_same, read_rounds
+from gpubench.jobs.scan.rounds_folder import (
+    KeptScan,
+    ResumedRounds,
+    RoundsFolder,
+    check_same,
+    each_once,
+    is_quick,
+    read_rounds,
+)
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.scan.decoding import decode
-from gpubench.measure.scan.inside_findings import not_measured_inside, wrong_data_inside
-from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
+from gpubench.measure.scan.local_figures import better_of, slow_figures, slowest_of, still_slow
 from gpubench.measure.scan.prediction import collectives
 from gpubench.measure.scan.report import SECTIONS as SECTIONS
 from gpubench.measure.scan.report import ScanResult
-from gpubench.measure.scan.rounds import scan
+from gpubench.measure.scan.rounds import NOTHING_BEFORE, scan
 from gpubench.model.facts.launched_by import LaunchedBy, launched_by
 from gpubench.model.results.stored_scan import StoredFabric
 from gpubench.model.terms.origin import Origin
@@ -89,14 +96,19 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     stored = StoredFabric.of(fabric, seed, SIMULATED, Origin.SIMULATED)
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
-    folder.resume({})
+    folder.begin(stored)
     findings = _facts(simulation)
-    folder.begin(stored, better_of(first, again), findings)
+    folder.phase_0(better_of(first, again), findings)
+    local = still_slow(slow_figures(first), again)
+    before = NOTHING_BEFORE
+    if kept is not None:
+        local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+        before = kept.before
+    quick = is_quick(plan.quick, kept)
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
     with telling(plan, folder.keep) as keep:
-        course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
-    local = still_slow(slow_figures(first), again)
-    groups = [] if plan.quick else list(collectives(course, seed, rounds.collective))
+        course = scan(fabric, seed, measurer, quick=quick, keep=keep, before=before)
+    groups = [] if quick else list(collectives(course, seed, rounds.collective))
     result = ScanResult(course, decode(course, local), groups, Origin.SIMULATED, findings)
     return deliver(
         plan, arguments, result, backend=SIMULATED, seed=seed, source=simulation.source, profile=simulation.profile
@@ -115,15 +127,9 @@ def _facts(simulation: Simulation) -> list[Finding]:
 def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:
     """Judge the rounds of a folder again."""
     rounds = ResumedRounds(kept.outcomes, None)
-    course = scan(kept.fabric, kept.stored.seed, rounds, quick=plan.quick, keep=lambda *_: None)
+    quick = is_quick(plan.quick, kept)
+    course = scan(kept.fabric, kept.stored.seed, rounds, quick=quick, keep=lambda *_: None, before=kept.before)
     origin = Origin.SIMULATED if kept.stored.origin == Origin.SIMULATED else Origin.RECORDED
-    local = slow_figures(kept.local)
-    findings = kept.findings
-    if findings is None:
-        findings = [
-            *wrong_data_inside(kept.fabric, kept.local),
-            *not_measured_inside(kept.fabric, [kept.local], list(local)),
-        ]
-    result = ScanResult(course, decode(course, local), (), origin, findings)
+    result = ScanResult(course, decode(course, kept.local()), (), origin, kept.findings())
     source = f"--replay {plan.replay}"
     return deliver(plan, arguments, result, backend=kept.stored.backend, seed=kept.stored.seed, source=source)

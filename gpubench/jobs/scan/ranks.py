@@ -31,6 +31,9 @@ from gpubench.jobs.scan.rounds_folder import (
     RenumberedRounds,
     ResumedRounds,
     RoundsFolder,
+    each_once,
+    is_quick,
+    numbered,
     numbers_of_kept,
     read_rounds,
 )
@@ -40,14 +43,14 @@ from gpubench.measure.scan.facts import nic_names
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.inside import InsideNodes
 from gpubench.measure.scan.inside_findings import below_profile, not_measured_inside, wrong_data_inside
-from gpubench.measure.scan.local_figures import better_of, slow_figures, still_slow
+from gpubench.measure.scan.local_figures import better_of, slow_figures, slowest_of, still_slow
 from gpubench.measure.scan.prediction import MeasureCollective, collectives
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import RoundMeasurer, scan
 from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.scan_rounds import LocalFigure, RingFailure, ScanFabric
+from gpubench.model.results.scan_rounds import BeforeRounds, LocalFigure, RingFailure, ScanFabric
 from gpubench.model.results.stored_scan import StoredFabric
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
@@ -192,7 +195,7 @@ def _scan(
         supervisor.close()
     if coordinator.gone:
         say(
-            "gpubench: a node is gone: mpirun may wait for it. The report is whole; end mpirun if it does.",
+            "gpubench: a node is gone: mpirun or srun may wait for it. The report is whole; end the job if they do.",
             to=sys.stderr,
         )
     return not coordinator.gone, code
@@ -219,10 +222,18 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
         fabric, seed = kept.fabric, kept.stored.seed
         gone = dict.fromkeys(sorted(absent), _NOT_HERE)
         measurer = ResumedRounds(kept.outcomes, rounds, gone)
+    folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED))
+    folder.found(BeforeRounds(gone))
     inside = InsideNodes(coordinator, range(len(numbers)), fabric.rails)
-    first, again = (
-        [each._replace(node=numbers[each.node]) for each in (*coordinator.local(), *inside.figures())] for _ in range(2)
-    )
+    passes = []
+    before = BeforeRounds() if kept is None else kept.before
+    for _ in range(2):
+        passes.append([each._replace(node=numbers[each.node]) for each in (*coordinator.local(), *inside.figures())])
+        failed = numbered(coordinator.failed(), numbers)
+        folder.found(failed.without(before))
+        before = failed.beside(before)
+    first, again = passes
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)
@@ -235,12 +246,13 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     if not plan.ranks_as_nodes and meeting.backend != HOST:
         of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
         findings += below_profile(fabric, (first, again), of_nodes, list(local))
-    folder = RoundsFolder(plan.resume or plan.rounds, kept)
-    folder.resume(gone)
-    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), better_of(first, again), findings)
+    folder.phase_0(better_of(first, again), findings)
+    if kept is not None:
+        local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+    quick = is_quick(plan.quick, kept)
     with telling(plan, folder.keep, is_rank=True) as keep:
-        course = scan(fabric, seed, measurer, quick=plan.quick, keep=keep)
-    groups = [] if plan.quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
+        course = scan(fabric, seed, measurer, quick=quick, keep=keep, before=before)
+    groups = [] if quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
     result = ScanResult(course, decode(course, local), groups, Origin.MEASURED, findings)
     environment = recorded_settings(os.environ)
     return deliver(plan, arguments, result, backend=meeting.backend, seed=seed, environment=environment, is_rank=True)

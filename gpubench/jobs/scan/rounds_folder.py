@@ -1,20 +1,24 @@
 """The folder that keeps a scan's rounds: each is on disk as it ends, and judged even where the job dies later."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.measure.scan.inside_findings import not_measured_inside, wrong_data_inside
+from gpubench.measure.scan.local_figures import slow_figures, slowest_of
 from gpubench.measure.scan.rounds import EndOfRoundsError, RoundMeasurer
 from gpubench.model.results.scan_rounds import (
     ROUNDS,
+    BeforeRounds,
     LocalFigure,
     NodePair,
     NodeRail,
     PlannedRound,
     RoundOutcome,
     ScanFabric,
+    ScanPhase,
 )
 from gpubench.model.results.stored_scan import StoredAbsent, StoredFabric, StoredLocal, StoredRound
 from gpubench.model.terms.units import some_of
@@ -24,19 +28,44 @@ from gpubench.readers.documents.text_files import Wanted, read_text
 
 FILE = "scan.jsonl"
 _PHASES = tuple(phase for phase, rounds in ROUNDS.items() for _ in range(rounds))
+_SCREENING = ROUNDS[ScanPhase.SCREENING]
 _MOST_BYTES = 512 * 2**20
 _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptScan:
-    """What a folder holds. Rounds are as they were, the last one whole; findings are None of an older gpubench."""
+    """What a folder holds. Rounds are as they were, the last one whole.
+
+    `phases_0` are of the scan and of each job that went on with it, `before` is what did not work in any of them.
+    """
 
     stored: StoredFabric
     fabric: ScanFabric
-    local: list[LocalFigure] = field(default_factory=list)
+    phases_0: list[StoredLocal] = field(default_factory=list)
     outcomes: list[RoundOutcome] = field(default_factory=list)
-    findings: Sequence[Finding] | None = None
+    before: BeforeRounds = field(default_factory=BeforeRounds)
+
+    def local(self) -> dict[LocalFigure, float]:
+        """What fell behind in a phase 0, with its share of what is usual."""
+        return slowest_of(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
+
+    def findings(self) -> list[Finding]:
+        """What phase 0, facts, clocks and profiles showed; of an older gpubench, which kept none, of its figures."""
+        found: list[Finding] = []
+        for each in self.phases_0:
+            if each.findings is not None:
+                found += each.findings
+                continue
+            figures = each.figures(self.fabric)
+            found += wrong_data_inside(self.fabric, figures)
+            found += not_measured_inside(self.fabric, [figures], list(slow_figures(figures)))
+        return each_once(found)
+
+
+def each_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Of findings of one id and subject the last one."""
+    return list({(each.id, each.subject): each for each in findings}.values())
 
 
 class RoundsFolder:
@@ -44,14 +73,18 @@ class RoundsFolder:
 
     def __init__(self, directory: Path | None, kept: KeptScan | None = None) -> None:
         self._path = None if directory is None else directory / FILE
-        self._done = None if kept is None else len(kept.outcomes)
+        self._kept = kept
 
-    def begin(self, stored: StoredFabric, local: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> None:
-        """A new file with nodes, phase 0 and what was found before the first round, unless a scan goes on.
+    def begin(self, stored: StoredFabric) -> None:
+        """A new file with the nodes; of a scan that goes on, go on behind the last whole line.
 
-        Raises UsageError where the folder cannot be written, or holds a scan already.
+        Raises UsageError where the folder cannot be written, or holds another scan; CouldNotMeasureError where one that
+        goes on cannot be written.
         """
-        if self._path is None or self._done is not None:
+        if self._path is None:
+            return
+        if self._kept is not None:
+            self._cut()
             return
         if self._path.exists():
             raise UsageError(
@@ -61,7 +94,7 @@ class RoundsFolder:
             )
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(json_line(stored) + json_line(StoredLocal.of(local, findings)))
+            self._write(json_line(stored))
         except OSError as error:
             raise UsageError(
                 f"{self._path} cannot be written: {os.strerror(error.errno or 0)}",
@@ -69,18 +102,26 @@ class RoundsFolder:
                 next_step="name one with --rounds",
             ) from error
 
-    def resume(self, absent: Mapping[int, str]) -> None:
-        """Go on behind the last whole line, and note the nodes that are no more. Raises CouldNotMeasureError."""
-        if self._path is None or self._done is None:
+    def _cut(self) -> None:
+        if self._path is None:
             return
         try:
             text = self._path.read_bytes()
             with self._path.open("r+b") as file:
                 file.truncate(text.rfind(b"\n") + 1)
-            if absent:
-                self._write(json_line(StoredAbsent({str(node): seen for node, seen in absent.items()})))
         except OSError as error:
             raise self._lost(error) from error
+
+    def found(self, before: BeforeRounds) -> None:
+        """What does not work before the next round. Raises CouldNotMeasureError where it cannot be written."""
+        if before.gone or before.failed:
+            self._add(json_line(StoredAbsent.of(before)))
+
+    def phase_0(self, local: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> None:
+        """The figures of phase 0, and what it showed. Raises CouldNotMeasureError where they cannot be written."""
+        stored = StoredLocal.of(local, findings)
+        if self._kept is None or stored not in self._kept.phases_0:
+            self._add(json_line(stored))
 
     def _lost(self, error: OSError) -> CouldNotMeasureError:
         return CouldNotMeasureError(
@@ -91,10 +132,12 @@ class RoundsFolder:
 
     def keep(self, _planned: PlannedRound, outcome: RoundOutcome) -> None:
         """A round that has ended; on disk when this returns. Raises CouldNotMeasureError where it cannot be written."""
-        if outcome.number <= (self._done or 0):
-            return
+        if self._kept is None or outcome.number > len(self._kept.outcomes):
+            self._add(json_line(StoredRound.of(outcome)))
+
+    def _add(self, lines: str) -> None:
         try:
-            self._write(json_line(StoredRound.of(outcome)))
+            self._write(lines)
         except OSError as error:
             raise self._lost(error) from error
 
@@ -105,6 +148,11 @@ class RoundsFolder:
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
+
+
+def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what --quick is
+    """Whether to end after the screening: kept rounds behind it are judged all the same."""
+    return asked and (kept is None or len(kept.outcomes) <= _SCREENING)
 
 
 def check_same(kept: KeptScan, now: StoredFabric, directory: Path) -> KeptScan:
@@ -143,15 +191,24 @@ def read_rounds(directory: Path) -> KeptScan:
     for number, line in enumerate(lines[1:], 2):
         where = f"{path}, line {number}"
         if '"quantities"' in line:
-            phase_0 = read_json_line(StoredLocal, line, where)
-            kept = replace(kept, local=phase_0.figures(kept.fabric), findings=phase_0.findings)
-        elif '"absent"' in line and kept.outcomes:
-            absent = read_json_line(StoredAbsent, line, where).nodes(kept.fabric)
-            kept.outcomes[-1] = replace(kept.outcomes[-1], gone={**kept.outcomes[-1].gone, **absent})
+            kept.phases_0.append(read_json_line(StoredLocal, line, where))
+            kept.phases_0[-1].figures(kept.fabric)
+        elif '"absent"' in line:
+            kept = _without(kept, read_json_line(StoredAbsent, line, where))
         else:
             kept.outcomes.append(read_json_line(StoredRound, line, where).outcome(kept.fabric))
     _check_order(kept.outcomes, path)
     return kept
+
+
+def _without(kept: KeptScan, absent: StoredAbsent) -> KeptScan:
+    """Nodes that were absent are gone in the round before, those of a first phase 0 before all."""
+    gone = absent.nodes(kept.fabric)
+    before = BeforeRounds(kept.before.gone, {**absent.rails(kept.fabric), **kept.before.failed})
+    if kept.outcomes:
+        kept.outcomes[-1] = replace(kept.outcomes[-1], gone={**gone, **kept.outcomes[-1].gone})
+        return replace(kept, before=before)
+    return replace(kept, before=replace(before, gone={**gone, **kept.before.gone}))
 
 
 def _check_order(outcomes: Sequence[RoundOutcome], path: Path) -> None:
@@ -175,7 +232,7 @@ class ResumedRounds:
         self._measurer = measurer
         if self._kept and absent:
             last = self._kept[-1]
-            self._kept[-1] = replace(last, gone={**last.gone, **absent})
+            self._kept[-1] = replace(last, gone={**absent, **last.gone})
 
     def measure(self, planned: PlannedRound) -> RoundOutcome:
         """The round of that number, measured before or now. Raises EndOfRoundsError where nobody measures any more."""
@@ -211,6 +268,12 @@ class RenumberedRounds:
         )
         gone = {self._then[node]: seen for node, seen in outcome.gone.items()}
         return replace(outcome, samples=tuple(samples), gone=gone)
+
+
+def numbered(found: BeforeRounds, numbers: Mapping[int, int]) -> BeforeRounds:
+    """What phase 0 of a job found, with nodes numbered as in the scan."""
+    failed = {NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
+    return BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
 
 
 def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> dict[int, int]:

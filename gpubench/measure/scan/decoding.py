@@ -1,10 +1,13 @@
 """Which part is bad, from the cells, leaves and GPUs that are slow: NIC or cable, node, rail of a leaf, uplink, GPU."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
+from gpubench.measure.scan.levels import faster_cells, least_gain, usual_by_rail
 from gpubench.measure.scan.local_parts import local_parts
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.rows.scan import PartKind as PartKind
@@ -12,7 +15,7 @@ from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample
 from gpubench.model.terms.units import counted
 
 LEAST_NODES_OF_A_RAIL = 8
-"""Of fewer, one bad node is a large part of what is usual of its rail."""
+"""Of fewer, one bad node is a large part of what is usual of its rail, which then has to be slow by more."""
 
 LEAF_SHARE = 0.9
 """A leaf whose inside, on a slow rail, is below this share of the best leaf's is what slows it."""
@@ -60,7 +63,9 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
-    left.parts += leaf_parts(course.fabric, course.slow_leaves)
+    faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
+    slow = [each for each in course.slow_leaves if (each.leaf, each.rail) not in faster]
+    left.parts += leaf_parts(course.fabric, slow)
     _cells_of_leaves(course, left)
     _whole_nodes(course, left)
     _inside(left)
@@ -72,7 +77,8 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
 def _gone(course: ScanCourse, left: _Cells) -> None:
     for node, (number, seen) in sorted(course.gone.items()):
         cells = _cells([node], range(left.fabric.rails))
-        left.explain(FaultyPart(PartKind.NODE_GONE, (node,), seen=f"{seen} in round {number}", cells=cells))
+        when = f"in round {number}" if number else "in phase 0"
+        left.explain(FaultyPart(PartKind.NODE_GONE, (node,), seen=f"{seen} {when}", cells=cells))
         left.local = {figure: share for figure, share in left.local.items() if figure.node != node}
 
 
@@ -92,8 +98,8 @@ def _hanging(course: ScanCourse, left: _Cells) -> None:
 
 def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
     seen = next((each.failure for each in own if each.culprit == node), own[0].failure)
-    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own))
-    return f"{seen}, with {' and '.join(partners[:3])}"
+    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own if each.partner(node) != node))
+    return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
 
 
 def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
@@ -174,15 +180,20 @@ def _nics(left: _Cells) -> None:
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
     """Rails that are slow on every node, which no comparison between nodes shows."""
-    if len(course.living()) < LEAST_NODES_OF_A_RAIL:
-        return
-    usual = dict(_usual_by_rail(course))
+    usual, faster = usual_by_rail(course), {cell.rail for cell in faster_cells(course)}
+    few = len(course.living()) < LEAST_NODES_OF_A_RAIL
+    least = 1 - smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
+    named = Counter(cell.rail for part in left.parts for cell in part.cells if part.kind is PartKind.NIC)
+    if not course.has_confirmed:
+        named = Counter(cell.rail for cell in course.suspects if course.screened[cell].score < least)
+    most_named = len(course.living()) // LEAST_NODES_OF_A_RAIL
     for rail, gb_s in usual.items():
         others = [each for other, each in usual.items() if other != rail]
-        if len(others) >= 2 and gb_s < RAIL_SHARE * median(others):
-            if part := _slow_leaf_inside(course, rail):
-                left.explain(part)
-                continue
+        if len(others) < 2 or gb_s >= least * median(others):
+            continue
+        if part := _slow_leaf_inside(course, rail):
+            left.explain(part)
+        elif rail not in faster and named[rail] <= most_named:
             nodes = tuple(course.living())
             seen = f"{gb_s:.4g} GB/s on every node, {median(others):.4g} on the other rails"
             left.explain(FaultyPart(PartKind.RAIL, nodes, gb_s / median(others), rail, seen=seen))
@@ -200,16 +211,10 @@ def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
     if len(levels) < 2:
         return None
     leaf, best = min(levels, key=lambda each: levels[each]), max(levels.values())
-    if levels[leaf] >= LEAF_SHARE * best:
+    is_whole = max(inside[leaf]) <= (1 + least_gain(course)) * levels[leaf]
+    if levels[leaf] >= LEAF_SHARE * best or not is_whole:
         return None
     return FaultyPart(PartKind.LEAF_RAIL, _members(course.fabric, leaf), levels[leaf] / best, rail, leaf)
-
-
-def _usual_by_rail(course: ScanCourse) -> Iterator[tuple[int, float]]:
-    for rail in range(course.fabric.rails):
-        own = [gb_s for (of_rail, _), gb_s in course.yardstick.centres.items() if of_rail == rail]
-        if own:
-            yield rail, median(own)
 
 
 def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:

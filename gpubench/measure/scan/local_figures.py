@@ -1,7 +1,7 @@
 """Phase 0: what nodes measured by themselves, each GPU and pair held against the same of all nodes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
@@ -41,6 +41,16 @@ def still_slow(first: Iterable[LocalFigure], again: Sequence[LocalFigure]) -> di
     """The figures that fall behind in both of two measurements, as the second one has them."""
     before = {each.place for each in first}
     return {each: share for each, share in slow_figures(again).items() if each.place in before}
+
+
+def slowest_of(*measurements: Mapping[LocalFigure, float]) -> dict[LocalFigure, float]:
+    """The figures that fall behind in any of several measurements, each as the one that has it slowest."""
+    found: dict[tuple[int, int, LocalQuantity, int | None], tuple[LocalFigure, float]] = {}
+    for figure, share in (each for measured in measurements for each in measured.items()):
+        known = found.setdefault(figure.place, (figure, share))
+        if share < known[1]:
+            found[figure.place] = figure, share
+    return dict(found.values())
 
 
 def better_of(first: Sequence[LocalFigure], again: Sequence[LocalFigure]) -> list[LocalFigure]:

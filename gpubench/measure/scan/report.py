@@ -20,6 +20,7 @@ from gpubench.measure.scan.findings import (
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaf_findings import between_leaves, leaf_pair_findings
 from gpubench.measure.scan.leaves import LeafLevel
+from gpubench.measure.scan.levels import level_findings, rails_without_level
 from gpubench.measure.scan.prediction import CollectiveOfNodes
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.report import Report, Table
@@ -65,6 +66,10 @@ class ScanResult:
     def sure_loss_percent(self) -> float:
         """The loss that this scan finds 99 times of 100."""
         return 100 * smallest_sure_loss(self.course.yardstick.deviation)
+
+    def slow_rails(self) -> frozenset[int]:
+        """The rails that are named for being slow on all nodes."""
+        return frozenset(part.rail for part in self.parts if part.kind is PartKind.RAIL and part.rail is not None)
 
     def suspects(self) -> list[NodeRail]:
         """Cells that look bad and that nobody confirmed: after --quick those that a whole scan would surely name."""
@@ -119,6 +124,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         *between_leaves(course),
         *leaf_pair_findings(course, result.parts),
         *noise_findings(result.sure_loss_percent),
+        *level_findings(course, result.slow_rails()),
         *collective_findings(course.fabric, result.collectives),
         *result.other_findings,
     ]
@@ -194,6 +200,9 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                 for node in (sample.first, sample.second):
                     figures.setdefault(NodeRail(node, sample.rail), []).append(sample.gb_s)
     failures = course.failures()
+    unknown = rails_without_level(course, result.slow_rails())
+    if is_too_noisy(result.sure_loss_percent):
+        unknown = frozenset(range(fabric.rails))
     for node, host in enumerate(fabric.hosts):
         leaf = fabric.leaves[node]
         for rail in range(fabric.rails):
@@ -213,7 +222,9 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                 figures=score.figures if score is not None else 0,
                 failures=len(failures.get(cell, ())),
                 phase=course.phase_of(cell),
-                verdict=_verdict(result, part, is_suspect=cell in suspects, has_figures=bool(own)),
+                verdict=_verdict(
+                    part, is_suspect=cell in suspects, has_figures=bool(own), has_level=rail not in unknown
+                ),
                 part=part,
                 origin=result.origin,
             )
@@ -227,14 +238,14 @@ def _leaf_part(
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
 
-def _verdict(result: ScanResult, part: str | None, *, is_suspect: bool, has_figures: bool) -> Verdict:
+def _verdict(part: str | None, *, is_suspect: bool, has_figures: bool, has_level: bool) -> Verdict:
     if part is not None:
         return Verdict.FAIL
     if not has_figures:
         return Verdict.ERROR
     if is_suspect:
         return Verdict.WARN
-    return Verdict.INCONCLUSIVE if is_too_noisy(result.sure_loss_percent) else Verdict.PASS
+    return Verdict.PASS if has_level else Verdict.INCONCLUSIVE
 
 
 def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:

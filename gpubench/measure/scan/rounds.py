@@ -1,17 +1,19 @@
 """A scan, phase after phase: what is measured next follows from what was measured before."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpubench.measure.scan.blame import blamed
 from gpubench.measure.scan.judging import CellScore, falls_behind, scores
 from gpubench.measure.scan.leaves import LeafLevel, slow_leaves, with_slow_leaves
 from gpubench.measure.scan.schedule import Schedule
 from gpubench.measure.scan.scores import Yardstick, round_yardstick, screening_yardstick
 from gpubench.model.results.scan_rounds import (
     ROUNDS,
+    BeforeRounds,
     NodePair,
     NodeRail,
     PairSample,
@@ -20,9 +22,6 @@ from gpubench.model.results.scan_rounds import (
     ScanFabric,
     ScanPhase,
 )
-
-FAILURES_THAT_RETIRE = 2
-"""A cell that failed so often, with another partner each time, takes part in no further round."""
 
 
 class RoundMeasurer(Protocol):
@@ -40,6 +39,8 @@ class EndOfRoundsError(Exception):
     """There are no more rounds: what was measured is judged."""
 
 
+NOTHING_BEFORE = BeforeRounds()
+
 Keep = Callable[[PlannedRound, RoundOutcome], None]
 """Takes every round as it ends, to keep it."""
 
@@ -53,6 +54,7 @@ class ScanCourse:
     """
 
     fabric: ScanFabric
+    before: BeforeRounds = field(default_factory=BeforeRounds)
     outcomes: list[RoundOutcome] = field(default_factory=list)
     gone: dict[int, tuple[int, str]] = field(default_factory=dict)
     yardstick: Yardstick = field(default_factory=lambda: Yardstick({}, 0.0))
@@ -65,8 +67,12 @@ class ScanCourse:
     is_quick: bool = False
 
     def samples(self, phase: ScanPhase) -> list[PairSample]:
-        """The figures of a phase."""
-        return [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
+        """The figures of a phase; those that are missing are of the one node that is to blame, where it is known."""
+        found = [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
+        if not any(each.failure for each in found):
+            return found
+        retired = self.retired()
+        return [_with_culprit(each, retired) if each.failure else each for each in found]
 
     @property
     def has_confirmed(self) -> bool:
@@ -92,8 +98,11 @@ class ScanCourse:
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
-        """The figures that are missing, by every cell that may be to blame."""
-        found: dict[NodeRail, list[PairSample]] = {}
+        """The figures that are missing, by every cell that may be to blame; of phase 0 they have no other node."""
+        found = {
+            cell: [PairSample(cell.node, cell.node, cell.rail, 0.0, seen, cell.node)]
+            for cell, seen in self.before.failed.items()
+        }
         for outcome in self.outcomes:
             for sample in outcome.samples:
                 for node in (sample.first, sample.second):
@@ -103,20 +112,30 @@ class ScanCourse:
 
     def retired(self) -> dict[NodeRail, list[PairSample]]:
         """The cells that failed with several partners, or whose own supervisor saw it; they take part no more."""
-        return {
-            cell: own
-            for cell, own in self.failures().items()
-            if len({each.partner(cell.node) for each in own}) >= FAILURES_THAT_RETIRE
-            or any(each.culprit == cell.node for each in own)
-        }
+        failures = self.failures()
+        return {cell: failures[cell] for cell in blamed(failures)}
 
 
-def scan(fabric: ScanFabric, seed: int, measurer: RoundMeasurer, *, quick: bool, keep: Keep) -> ScanCourse:
+def _with_culprit(sample: PairSample, retired: Collection[NodeRail]) -> PairSample:
+    blamed = [node for node in (sample.first, sample.second) if NodeRail(node, sample.rail) in retired]
+    return sample._replace(culprit=blamed[0]) if sample.culprit is None and len(blamed) == 1 else sample
+
+
+def scan(
+    fabric: ScanFabric,
+    seed: int,
+    measurer: RoundMeasurer,
+    *,
+    quick: bool,
+    keep: Keep,
+    before: BeforeRounds = NOTHING_BEFORE,
+) -> ScanCourse:
     """Three rounds of screening, three of suspects, five of confirmation; `quick` ends after the first three.
 
-    Where rounds end before, what there is is judged.
+    Where rounds end before, what there is is judged. What did not work `before` takes part in none.
     """
-    course = ScanCourse(fabric, is_quick=quick)
+    course = ScanCourse(fabric, before, is_quick=quick)
+    course.gone |= {node: (0, seen) for node, seen in before.gone.items()}
     schedule = Schedule(fabric, seed)
     steps = _Steps(course, measurer, keep)
     with suppress(EndOfRoundsError):
@@ -142,7 +161,7 @@ class _Steps:
         planned = PlannedRound(number, phase, tuple(pairs), frozenset(self._course.retired()))
         outcome = self._measurer.measure(planned)
         self._course.outcomes.append(outcome)
-        self._course.gone |= {node: (number, seen) for node, seen in outcome.gone.items()}
+        self._course.gone = {node: (number, seen) for node, seen in outcome.gone.items()} | self._course.gone
         self._keep(planned, outcome)
 
 

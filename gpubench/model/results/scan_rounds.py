@@ -98,6 +98,23 @@ class RoundOutcome:
     gone: Mapping[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class BeforeRounds:
+    """What did not work in phase 0: nodes that are gone, rails whose worker died or hung, and what was seen of them."""
+
+    gone: Mapping[int, str] = field(default_factory=dict)
+    failed: Mapping[NodeRail, str] = field(default_factory=dict)
+
+    def without(self, known: "BeforeRounds") -> "BeforeRounds":
+        """What is not known yet."""
+        failed = {cell: seen for cell, seen in self.failed.items() if cell not in known.failed}
+        return BeforeRounds({node: seen for node, seen in self.gone.items() if node not in known.gone}, failed)
+
+    def beside(self, known: "BeforeRounds") -> "BeforeRounds":
+        """This and what is known already, as it was seen first."""
+        return BeforeRounds({**self.gone, **known.gone}, {**self.failed, **known.failed})
+
+
 WRONG_DATA_ARRIVED = "wrong data arrived"
 """How the failure of a pair begins whose data were verified and not as they were sent."""
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 from gpubench.errors import UsageError
 from gpubench.model.results.scan_rounds import (
+    BeforeRounds,
     LocalFigure,
     LocalQuantity,
+    NodeRail,
     PairSample,
     RoundOutcome,
     ScanFabric,
@@ -126,9 +128,30 @@ class StoredRound:
 
 @dataclass(frozen=True, slots=True)
 class StoredAbsent:
-    """The nodes that were not in the job that went on, and why, by number."""
+    """The nodes that were gone in phase 0, or not in the job that went on, and why, by number.
+
+    `failed` are rails whose worker died or hung in phase 0, by node and rail: '3/1'.
+    """
 
     absent: Mapping[str, str]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: BeforeRounds) -> "StoredAbsent":
+        """To keep."""
+        return cls(
+            {str(node): seen for node, seen in found.gone.items()},
+            {f"{node}/{rail}": seen for (node, rail), seen in found.failed.items()},
+        )
+
+    def rails(self, fabric: ScanFabric) -> dict[NodeRail, str]:
+        """The rails that failed. Raises UsageError for some that are not there."""
+        found = {}
+        for place, seen in self.failed.items():
+            numbers = [int(each) if each.isdecimal() else -1 for each in place.split("/")]
+            node, rail = _checked(numbers, 2, fabric)
+            found[NodeRail(node, rail)] = seen
+        return found
 
     def nodes(self, fabric: ScanFabric) -> dict[int, str]:
         """As they are numbered in the scan."""

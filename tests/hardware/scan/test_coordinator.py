@@ -82,6 +82,12 @@ def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float)
                     figures = [LocalFigure(0, 0, LocalQuantity.MEMORY, 10.0 + rank)]
                     connection.sendall(framed(packed_local(figures)))
                     continue
+                if message[0] == MessageType.FAILED_ORDER:
+                    reply = answer(RoundOrder(0, 0, listens=True, deadline_s=0.0))
+                    if reply is None:
+                        return
+                    connection.sendall(framed(reply.packed()))
+                    continue
                 kind = RingOrder if message[0] == MessageType.RING_ORDER else RoundOrder
                 reply = answer(kind.of(message[1:]))
                 if reply is None:
@@ -148,6 +154,17 @@ def test_phase_0_and_clocks_of_all_nodes() -> None:
         offsets = found.clock_offsets()
     assert sorted(local) == [LocalFigure(node, 0, LocalQuantity.MEMORY, 10.0 + node) for node in (0, 1)]
     assert offsets == {node: pytest.approx(-3600, abs=5) for node in (0, 1)}
+
+
+def test_what_phase_0_left_that_does_not_work_is_asked_for() -> None:
+    def one_died(order: RoundOrder | RingOrder) -> RoundReply:
+        return RoundReply(order.number, ((1, 0.0, Outcome.OWN_WORKER_DIED),), "signal 9, in phase 0")
+
+    with coordinated(lambda order: RoundReply(order.number, ()), one_died, lambda _order: None) as found:
+        before = found.failed()
+        assert before.failed == {NodeRail(1, 1): "its worker died (signal 9, in phase 0)"}
+        assert before.gone == {2: "its supervisor is gone"}
+        assert found.measure(planned()).gone == {}, "it has been told"
 
 
 def test_a_ring_is_as_fast_as_its_slowest_node_on_every_rail() -> None:

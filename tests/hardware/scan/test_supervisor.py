@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpubench.hardware.scan.messages import Outcome, RingOrder, RoundReply, Seat
+from gpubench.hardware.scan.messages import MessageType, Outcome, RingOrder, RoundReply, Seat
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
 from gpubench.hardware.scan.worker import WorkerTask
 
@@ -160,10 +160,24 @@ def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_fi
         outcomes = {rail: outcome for rail, _, outcome in reply.figures}
         assert outcomes[1] == Outcome.OWN_WORKER_STOPPED
         assert outcomes[0] in (Outcome.DEADLINE, Outcome.BROKEN)
+        for _ in range(2):
+            asked = RoundReply.of(supervisor._reply(bytes((MessageType.FAILED_ORDER,)), [], "here")[1:])
+            assert asked.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
         told = supervisor.round(1, {1: WorkerTask(1, 1, 1, 0, DEADLINE)}, DEADLINE)
         assert told.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
         assert told.remark.endswith(", in phase 0")
         assert {outcome for _, _, outcome in inside(supervisor, 1001).figures} == {Outcome.DONE}
+
+
+def test_a_worker_that_died_behind_its_last_figure_of_phase_0_is_told() -> None:
+    with with_two_rails() as supervisor:
+        process = supervisor.workers[0]._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        reply = supervisor._failed()
+    assert reply.figures == ((0, 0.0, Outcome.OWN_WORKER_DIED),)
+    assert reply.remark == "signal 9, in phase 0"
 
 
 def test_a_worker_that_cannot_copy_in_phase_0_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

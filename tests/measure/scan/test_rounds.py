@@ -3,9 +3,10 @@
 import pytest
 
 from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.decoding import PartKind
+from gpubench.measure.scan.decoding import PartKind, decode
 from gpubench.measure.scan.rounds import scan
 from gpubench.model.results.scan_rounds import (
+    BeforeRounds,
     LocalFigure,
     LocalQuantity,
     NodeRail,
@@ -93,6 +94,23 @@ def test_a_node_that_dies_is_gone_and_its_partners_are_not_blamed(number: int) -
     assert not any(17 in pair for planned in measurer.planned[number:] for pair in planned.pairs)
     assert [(each.kind, each.nodes) for each in parts(of, SimulatedFabric(USUAL_GB_S, dies={17: number}))] == [
         (PartKind.NODE_GONE, (17,))
+    ]
+
+
+def test_what_did_not_work_in_phase_0_is_named_and_takes_part_in_no_round() -> None:
+    of = fabric(24)
+    measurer = Recorded(of, SimulatedFabric(USUAL_GB_S))
+    before = BeforeRounds(
+        {17: "its supervisor is gone"},
+        {NodeRail(3, 1): "its worker died", **{NodeRail(5, rail): "its worker was stopped" for rail in range(4)}},
+    )
+    found = scan(of, 1, measurer, quick=False, keep=lambda *_: None, before=before)
+    assert not any({17, 5} & set(pair) for planned in measurer.planned for pair in planned.pairs)
+    assert all(NodeRail(3, 1) in planned.retired for planned in measurer.planned)
+    assert [(each.kind, each.nodes, each.rail, each.seen) for each in decode(found, {})] == [
+        (PartKind.NODE_GONE, (17,), None, "its supervisor is gone in phase 0"),
+        (PartKind.RAIL_HANGS, (3,), 1, "its worker died"),
+        (PartKind.NODE_HANGS, (5,), None, "its worker was stopped"),
     ]
 
 

@@ -1,0 +1,94 @@
+"""Where most or half of the parts are slow, these are what is usual: nothing is called well beside them."""
+
+import pytest
+
+from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
+from gpubench.measure.scan.decoding import PartKind, decode
+from gpubench.measure.scan.levels import faster_cells, faster_rails, level_findings, rails_without_level
+from gpubench.measure.scan.report import ScanResult, report_of
+from gpubench.model.results.report import Report
+from gpubench.model.results.rows.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, ScanPartRow
+from gpubench.model.results.scan_rounds import NodeRail
+from gpubench.model.terms.verdict import Verdict
+from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
+
+NONE: frozenset[int] = frozenset()
+
+
+def report(nodes: int, slow: dict[NodeRail, float], *, leaf: int = 0, seed: int = 1, quick: bool = False) -> Report:
+    found = course(fabric(nodes, leaf=leaf), SimulatedFabric(USUAL_GB_S, slow), seed, quick=quick)
+    return report_of(ScanResult(found, decode(found, {})), 1)
+
+
+def of_nodes(nodes: range, rails: range, share: float) -> dict[NodeRail, float]:
+    return {NodeRail(node, rail): share for node in nodes for rail in rails}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("nodes", "slow"),
+    [
+        (5, of_nodes(range(1, 3), range(4), 0.5)),
+        (6, of_nodes(range(3), range(1), 0.5)),
+        (16, of_nodes(range(0, 16, 2), range(2, 3), 0.7)),
+        (64, of_nodes(range(0, 64, 2), range(1, 2), 0.8)),
+        (60, of_nodes(range(36), range(1, 2), 0.8)),
+    ],
+)
+def test_half_of_a_rail_that_is_slow_is_never_green(
+    nodes: int, slow: dict[NodeRail, float], seed: int, *, quick: bool
+) -> None:
+    """They were PASS, or WARN with exit code 0, or every node of the rail was named."""
+    found = report(nodes, slow, seed=seed, quick=quick)
+    assert found.verdict in (Verdict.INCONCLUSIVE, Verdict.FAIL, *([Verdict.WARN] if quick else []))
+    cells = () if quick else found.rows(CELLS_SECTION, ScanCellRow)
+    assert all(row.verdict != Verdict.PASS for row in cells if NodeRail(int(row.node[4:]), row.rail) in slow)
+    named = {
+        node for row in found.rows(PARTS_SECTION, ScanPartRow) if row.verdict == Verdict.FAIL for node in row.nodes
+    }
+    assert named <= {f"node{node}" for node, _ in slow}
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 7, 12])
+@pytest.mark.parametrize("share", [0.5, 0.7])
+def test_a_rail_that_is_slow_on_each_of_few_nodes_is_named(nodes: int, share: float) -> None:
+    found = parts(fabric(nodes, rails=8), SimulatedFabric(USUAL_GB_S, of_nodes(range(nodes), range(3, 4), share)))
+    assert [(each.kind, each.rail) for each in found] == [(PartKind.RAIL, 3)]
+
+
+def test_of_few_nodes_a_rail_of_which_one_nic_is_named_is_not_named_too() -> None:
+    for seed in range(20):
+        found = course(fabric(4, rails=8), SimulatedFabric(USUAL_GB_S, {NodeRail(2, 3): 0.4}), seed)
+        assert [(each.kind, each.nodes) for each in decode(found, {})] == [(PartKind.NIC, (2,))]
+
+
+def test_a_leaf_of_which_some_nodes_are_well_is_not_named() -> None:
+    found = report(60, of_nodes(range(24), range(3, 4), 0.5), leaf=32)
+    assert not [row for row in found.rows(PARTS_SECTION, ScanPartRow) if row.leaf]
+    well = [row for row in found.rows(CELLS_SECTION, ScanCellRow) if row.rail == 3 and int(row.node[4:]) >= 24]
+    assert {row.verdict for row in well} == {Verdict.INCONCLUSIVE}
+
+
+def test_most_rails_that_are_slow_on_all_nodes_are_told_by_those_that_are_faster() -> None:
+    found = course(fabric(16, rails=8), SimulatedFabric(USUAL_GB_S, of_nodes(range(16), range(5), 0.5)))
+    assert faster_rails(found).keys() == {5, 6, 7}
+    assert rails_without_level(found, NONE) == {0, 1, 2, 3, 4}
+    (finding,) = level_findings(found, NONE)
+    assert (finding.severity, finding.subject) == (Verdict.INCONCLUSIVE, "rails")
+    assert finding.seen.startswith("rail 5, rail 6, rail 7: up to 2")
+    assert list(level_findings(found, frozenset({0}))) == []
+
+
+@pytest.mark.parametrize(("nodes", "leaf"), [(3, 0), (4, 0), (5, 0), (9, 4), (16, 0), (64, 32)])
+def test_of_healthy_nodes_and_of_one_bad_nothing_is_faster_than_usual(nodes: int, leaf: int) -> None:
+    for seed in range(10):
+        for slow in ({}, {NodeRail(1, 0): 0.5}, of_nodes(range(1, 2), range(4), 0.8)):
+            found = course(fabric(nodes, leaf=leaf), SimulatedFabric(USUAL_GB_S, slow), seed)
+            assert (faster_cells(found), faster_rails(found)) == ({}, {})
+
+
+def test_two_nodes_of_a_faster_kind_among_hundreds_do_not_make_the_others_slow() -> None:
+    of = fabric(200)
+    model = SimulatedFabric(USUAL_GB_S, of_nodes(range(2, 200), range(4), 0.5))
+    assert all(not faster_cells(course(of, model, seed)) for seed in range(3))
