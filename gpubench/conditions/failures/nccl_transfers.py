@@ -77,14 +77,14 @@ NCCL_TRANSFERS = Family.of(
     ),
     complaint(
         "nccl-tests-wrong-data",
-        "nccl-tests counted wrong elements: Out of bounds values ... FAILED",
-        r"^out of bounds values",
+        "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
+        r"^out of bounds values|^wrong data in a row of nccl-tests",
         expected="data that arrive as they were sent",
         likely="peer access that corrupts data, or a GPU, link or NIC that does",
         cure="gpubench p2p names the pair; NCCL_P2P_DISABLE=1 gpubench allreduce says whether peer access is to blame",
         link="https://github.com/NVIDIA/nccl/issues/2335",
         seen_as=("Out of bounds values : 8 FAILED",),
-        detection="nccl-tests' last lines in the same text",
+        detection="nccl-tests' rows and last lines in the same text",
     ),
     complaint(
         "rdma-retry-exceeded",

@@ -7,16 +7,19 @@ from typing import TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers.nccl_log import limits
+from gpubench.readers.nccl_log.programs import (
+    WORDS_OF_OTHERS,
+    parse_diagnostic,
+    parse_gpu_model,
+    parse_program_error,
+)
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import (
     FIRST_WORDS,
     OwnGpu,
     ReturnedError,
-    parse_diagnostic,
-    parse_gpu_model,
     parse_network,
     parse_paths,
-    parse_program_error,
     parse_remark,
     parse_setting,
     parse_version,
@@ -35,25 +38,6 @@ _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
 _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
-
-WORDS_OF_OTHERS = (
-    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
-    *(
-        b"xited ",
-        b"exitcode",
-        b"exit code",
-        b"fault",
-        b"Bus error",
-        b"Killed",
-        b"Aborted",
-        b"error: ",
-        b"rror ",
-        b" Xid ",
-    ),
-    *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
-    *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
-)
-"""Words of which each line of another program has one that may say something here."""
 
 _LONGEST_OF_OTHERS = 1024
 

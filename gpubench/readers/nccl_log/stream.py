@@ -15,7 +15,8 @@ from gpubench.readers.nccl_log.cleaning import cleaned, without_colors
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.known_lines import KnownLines
 from gpubench.readers.nccl_log.lines import INFO, NAMELESS, parse_channel, parse_head
-from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, may_be_noted
+from gpubench.readers.nccl_log.notes import Notes, may_be_noted
+from gpubench.readers.nccl_log.programs import WORDS_OF_OTHERS
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import OwnGpu, parse_failed_call
 from gpubench.readers.nccl_log.threads import Thread

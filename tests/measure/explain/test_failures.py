@@ -9,6 +9,7 @@ from tests.measure.explain.test_report import ids, report_of, via
 
 JOB = Job()
 WARNED = JOB.head(0).replace(" INFO ", " transport/net.cc:120 NCCL WARN ").replace(" NCCL transport", " transport")
+ROW = "     8388608       2097152    "
 FAILED = {
     "shm-too-small": [
         f"{WARNED}Error: failed to extend /dev/shm/nccl-AbCdEf to 33030532 bytes, error: No space left on device (28)",
@@ -105,7 +106,13 @@ FAILED = {
     "imex-service-stopped": [f"{WARNED}MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX"],
     "fabric-not-ready": [f"{WARNED}P2P is disabled between NVLINK connected GPUs 0 and 1. This should not be the case"],
     "rdma-connect-failed": [f"{WARNED}Call to ibv_modify_qp failed with 110 Connection timed out"],
-    "nccl-tests-wrong-data": ["# Out of bounds values : 8 FAILED"],
+    "nccl-tests-wrong-data": [
+        "# Out of bounds values : 8 FAILED",
+        f"{ROW} float     sum      -1    90.10   93.10  162.93      3    90.20   93.00  162.75      0",
+        f"{ROW}  half    none       0    90.10   93.10   93.10      0    90.20   93.00   93.00  1e+06",
+        f"[1,0]<stdout>:{ROW}  int8    none      -1    90.10   93.10   93.10    N/A    90.20   93.00   93.00      7",
+        "     8388608    2097152   float     sum    90.10   93.10  162.93  2e+02    90.20   93.00  162.75  0e+00",
+    ],
     "program-exception": ["ValueError: shapes differ"],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
@@ -141,6 +148,10 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
         f"{JOB.head(0)}enqueue.cc:12 -> 7",
         f"{JOB.head(0)}misc/socket.cc:47 -> 3",
         "Test NCCL was a success; 0 failures",
+        f"{ROW} float     sum      -1    90.10   93.10  162.93      0    90.20   93.00  162.75    N/A",
+        "     8388608    2097152   float     sum    90.10   93.10  162.93  2e-07    90.20   93.00  162.75  2e-07",
+        f"{ROW} float     sum      -1    24410   93.10  162.93      0    90.20",
+        "        2097152 1048576 float tensors of 12 34.00 5.00 6",
         "epoch 3: no NCCL error so far; Segmentation fault handler installed; Bus error counter: 0",
         "WARNING: batch size 64: CUDA out of memory. Retrying with 32",
         "NCCL failure detection enabled",
