@@ -156,7 +156,7 @@ NCCL_TRANSFERS = Family.of(
         r"^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal|noticed that process"
         r"|detected that one or more|MPI_ABORT|lost communication|BAD TERMINATION|Process received|\btask \d"
         r"|CANCELLED AT|oom_kill|step aborted|exit code|OOMKilled|died|Killed|Aborted|Segmentation fault|Bus error"
-        r"|NVRM: Xid|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
+        r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that stay until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
         cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",

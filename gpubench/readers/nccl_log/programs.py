@@ -21,6 +21,8 @@ WORDS_OF_OTHERS = (
         b"error: ",
         b"rror ",
         b" Xid ",
+        b" SXid ",
+        b"off the bus",
     ),
     *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
     *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
@@ -47,7 +49,8 @@ _PROGRAM_ERROR = re.compile(
     rb"|Exited with exit code [1-9]).*|CANCELLED AT .*|Detected \d+ oom_kill.*|Job step aborted.*"
     rb"|command terminated with exit code [1-9].*|OOMKilled|[Ww]orker (?:proc )?.*died.*"
     rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
-    rb"|NVRM: Xid .*: (?:48|63|64|74|79|92|94|95|119|120|140),.*|Out of bounds values : [1-9]\d* FAILED.*"
+    rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
+    rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
 """What nccl-tests, PyTorch and launchers print where a call returned an error, or did not return, or a rank died."""
 

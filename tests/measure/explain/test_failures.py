@@ -113,11 +113,28 @@ FAILED = {
         f"[1,0]<stdout>:{ROW}  int8    none      -1    90.10   93.10   93.10    N/A    90.20   93.00   93.00      7",
         "     8388608    2097152   float     sum    90.10   93.10  162.93  2e+02    90.20   93.00  162.75  0e+00",
     ],
+    "gpu-xid": [
+        "[1.5] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=python, GPU has fallen off the bus.",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x1 0x2)",
+        "NVRM: GPU at PCI:0000:1b:00 has fallen off the bus.",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ],
+    "gpu-xid-doubt": [
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, Ch 8, intr 0. MMU Fault: ENGINE GRAPHICS",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1 caused by previous Xid 149",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1 0x2)",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+    ],
+    "nvlink-uncorrectable": [
+        "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+        f"{WARNED}Cuda failure 220 'uncorrectable NVLink error detected during the execution'",
+    ],
+    "ecc-uncorrectable": ["what():  CUDA error: uncorrectable ECC error encountered"],
     "program-exception": ["ValueError: shapes differ"],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
 DOUBTS = (
-    *("nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ", "program-exception"),
+    *("gpu-xid-doubt", "nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ", "program-exception"),
     *("imex-service-stopped", "fabric-not-ready"),
 )
 WITHOUT_LINES = {"nccl-init-unfinished"}
@@ -155,6 +172,8 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
         "epoch 3: no NCCL error so far; Segmentation fault handler installed; Bus error counter: 0",
         "WARNING: batch size 64: CUDA out of memory. Retrying with 32",
         "NCCL failure detection enabled",
+        "[1.2] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05",
+        "last CUDA error: no error",
         f"{WARNED}NET/IB : mlx5_0:1 Got async event : client reregistration",
         f"{WARNED}socketAcceptPeer: wrong magic 1 != 2",
         f"{JOB.head(0)}misc/socket.cc:806 -> 6\n{JOB.head(0)}ras/ras.cc:300 -> 6",
