@@ -21,7 +21,9 @@ _HARMLESS = re.compile(
     r"|NET/IB : Unable to (?:open|query)|(?:\S+ )?lib wrapper not initialized|Cannot initialize CollNet"
     r"|NET/OFI (?:Only \w+ provider|Failed to initialize|Could not find ncclGetVersion|aws-ofi-nccl init)"
     r"|NET/OFI (?:Initializing plugin failed|No eligible)|SHARP .*datatypes? not supported"
-    r"|NET/IB : \S+ Got (?:non-fatal )?async event|NET/IB : \S+ GID table changed|Got async event"
+    r"|NET/IB ?: (?:\S+ )?Got (?:non-fatal )?async event ?: (?:communication established|send queue drained|last WQE"
+    r"|path migrated\b|port active|LID change|P_Key change|SM change|client reregistration|GID table change|SRQ limit)"
+    r"|NET/IB : \S+ GID table changed"
     r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
     r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
     r"|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
@@ -102,11 +104,13 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
-        r"got completion .*(?:error|status)|async fatal event",
+        r"got completion .*(?:error|status)|async fatal event|ibv_get_async_event failed"
+        r"|async event ?: (?:.*work queue|.*catastrophic|CQ error)",
         expected="completions without an error",
-        likely="4, 10, 11: memory or addresses (driver, nvidia-peermem); 5: flushed after another error; 13: a "
-        "receiver that was not ready",
-        cure="look at the first error of all ranks' logs; dmesg and the ports' counters on both nodes",
+        likely="4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
+        "5: flushed after another error; 13: a receiver that was not ready",
+        cure="look at the first error of all ranks' logs; dmesg and the ports' counters on both nodes; of 4, 10, 11: "
+        "NCCL_NET_GDR_LEVEL=LOC works where GPUDirect RDMA is to blame, and gpubench check --quick looks for ACS",
         link=_TROUBLE,
         seen_as=("Got completion with error", "Got completion from peer"),
         detection="a completion with another status in NCCL's log",

@@ -55,7 +55,17 @@ FAILED = {
         f"{WARNED}NET/IB : Got completion from peer 10.0.0.2<4000> with status=12 opcode=1 len=0 vendor err 129 (Send)",
         f"{WARNED}NET/IB: Got completion from peer 10.0.0.2<4000> with status=IBV_WC_RETRY_EXC_ERR(12)",
     ],
-    "rdma-completion-error": [f"{WARNED}NET/IB : Got completion with error 4, opcode 0, len 0, vendor err 81"],
+    "rdma-port-down": [
+        f"{WARNED}NET/IB : Got async event : port error",
+        f"{WARNED}NET/IB : mlx5_0:1 Got async event : port error",
+        f"{WARNED}NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)",
+    ],
+    "rdma-completion-error": [
+        f"{WARNED}NET/IB : Got completion with error 4, opcode 0, len 0, vendor err 81",
+        f"{WARNED}NET/IB : Got async event : local catastrophic error",
+        f"{WARNED}NET/IB : mlx5_0:1 Got async event : local access violation work queue error",
+        f"{WARNED}NET/IB : mlx5_1:1 async fatal event on QP (0x7309dc3bb338): invalid request local work queue error",
+    ],
     "collective-timed-out": [
         "[rank6]:[E ProcessGroupNCCL.cpp:563] [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
     ],
@@ -134,7 +144,14 @@ FAILED = {
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
 DOUBTS = (
-    *("gpu-xid-doubt", "nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ", "program-exception"),
+    *(
+        "gpu-xid-doubt",
+        "rdma-port-down",
+        "nccl-warning",
+        "nccl-diag-network",
+        "nccl-diag-ranks-differ",
+        "program-exception",
+    ),
     *("imex-service-stopped", "fabric-not-ready"),
 )
 WITHOUT_LINES = {"nccl-init-unfinished"}
@@ -159,7 +176,8 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
         f"{WARNED}Failed to open libibverbs.so[.1]",
         f"{WARNED}NET/OFI Only EFA provider is supported",
         f'{WARNED}Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
-        f"{WARNED}NET/IB : nodeA:1 Got non-fatal async event: port error(10)",
+        f"{WARNED}NET/IB : mlx5_0:1 Got non-fatal async event: port active(9)",
+        f"{WARNED}NET/IB : Got async event : client reregistration",
         f"{JOB.head(0)}include/net.h:24 -> 2",
         f"{JOB.head(0)}misc/gdrwrap.cc:56 -> 3",
         f"{JOB.head(0)}enqueue.cc:12 -> 7",
