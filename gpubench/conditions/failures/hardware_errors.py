@@ -19,7 +19,7 @@ HARDWARE_ERRORS = Family.of(
         "gpu-xid",
         "The kernel reports an error of a GPU, an NVLink or an NVSwitch: Xid, SXid, fallen off the bus",
         rf"NVRM: Xid [^:]*[^)]*\): (?:(?:{_OF_HARDWARE})\b|(?:{_OF_NVLINK}), (?!.*non-?fatal))"
-        r"|SXid [^)]*\): \d+, Fatal|fallen off the bus",
+        rf"|caused by previous Xid (?:{_OF_HARDWARE}|{_OF_NVLINK})\b|SXid [^)]*\): \d+, Fatal|fallen off the bus",
         expected="no Xid",
         likely="the GPU or link that the line names; what follows from it on other GPUs are Xid 45 and CUDA errors",
         cure="nvidia-smi -q -i BUSID; nvidia-smi nvlink -e; NVIDIA's catalogue says by number: reset, or replace",

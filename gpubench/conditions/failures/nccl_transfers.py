@@ -160,6 +160,7 @@ NCCL_TRANSFERS = Family.of(
         r"^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal|noticed that process"
         r"|detected that one or more|MPI_ABORT|lost communication|BAD TERMINATION|Process received|\btask \d"
         r"|CANCELLED AT|oom_kill|step aborted|exit code|OOMKilled|died|Killed|Aborted|Segmentation fault|Bus error"
+        r"|\*\*\* SIG|Fatal error in|oom-kill|Primary job"
         r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that stay until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
@@ -180,6 +181,20 @@ NCCL_TRANSFERS = Family.of(
         link=_TROUBLE,
         seen_as=("RuntimeError:",),
         detection="the last line of a traceback in the same text",
+        severity=Verdict.WARN,
+        of_programs=True,
+        general=True,
+    ),
+    complaint(
+        "nccl-tests-unfinished",
+        "nccl-tests began and did not come to its last line: it hung or died, or the text ends before",
+        r"^no line of Avg bus bandwidth",
+        expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
+        likely="without any row: peer access that hangs, as by an IOMMU or ACS; else a rank that died, or a cut text",
+        cure="again with NCCL_P2P_DISABLE=1: what ends with it hangs by peer access; then gpubench check --quick",
+        link="https://github.com/NVIDIA/nccl/issues/606",
+        seen_as=("# nThread 1 nGpus 8 minBytes 8",),
+        detection="nccl-tests' headers in the same text, without its last lines",
         severity=Verdict.WARN,
         of_programs=True,
         general=True,

@@ -9,6 +9,7 @@ from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, 
 from gpubench.readers.nccl_log import limits
 from gpubench.readers.nccl_log.programs import (
     WORDS_OF_OTHERS,
+    TestRuns,
     parse_diagnostic,
     parse_gpu_model,
     parse_program_error,
@@ -39,6 +40,10 @@ _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
 
+_LAST_ERROR = b"Last error:"
+"""Behind it, on a line of its own, PyTorch puts what NCCL last warned of."""
+
+_MOST_TAGS = 32
 _LONGEST_OF_OTHERS = 1024
 
 _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
@@ -56,6 +61,8 @@ class Notes:
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
         self._tellers = 0
+        self._tests = TestRuns()
+        self._before_last_error: dict[bytes, None] = {}
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, None] = {}
@@ -102,9 +109,17 @@ class Notes:
 
     def add_other(self, line: bytes) -> None:
         """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
+        for tag in self._before_last_error:
+            if line.startswith(tag):
+                del self._before_last_error[tag]
+                self._complain(line[len(tag) :][:_LONGEST_WARNING].decode("utf-8", "replace").strip(), "")
+                break
         if not any(word in line for word in WORDS_OF_OTHERS):
             return
         line = line[:_LONGEST_OF_OTHERS]
+        self._tests.add(line)
+        if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
+            self._before_last_error[whole.removesuffix(_LAST_ERROR)] = None
         if diagnostic := parse_diagnostic(line):
             process, text = diagnostic
             self._complain(text, process)
@@ -160,8 +175,14 @@ class Notes:
 
     def complaints(self) -> tuple[Complaint, ...]:
         """The warnings and reported errors in order of appearance."""
-        return tuple(
+        found = tuple(
             Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
+        )
+        unfinished = self._tests.unfinished
+        return (
+            (*found, Complaint("no line of Avg bus bandwidth behind the header of a run", unfinished, ()))
+            if unfinished
+            else found
         )
 
     def failed_calls(self) -> tuple[FailedCall, ...]:

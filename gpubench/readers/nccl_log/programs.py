@@ -3,12 +3,13 @@
 import re
 
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES
-from gpubench.readers.results.nccl_tests.table import wrong_data_in
+from gpubench.readers.results.nccl_tests.table import HEADER, wrong_data_in
 
 _LONGEST = 300
 
 WORDS_OF_OTHERS = (
     *(f" {each} ".encode() for each in ELEMENT_TYPES),
+    *(b"nThread ", b" type ", b"Out of bounds", b"Avg bus", b"Last error:"),
     *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
     *(
         b"xited ",
@@ -25,7 +26,20 @@ WORDS_OF_OTHERS = (
         b"off the bus",
     ),
     *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
-    *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
+    *(
+        b"Got completion",
+        b"*** SIG",
+        b"Signal: ",
+        b"Primary job",
+        b"BAD TERMINATION",
+        b"*** Process",
+        b"CANCELLED",
+        b"oom_kill",
+        b"oom-kill",
+        b"step aborted",
+        b"died",
+        b"FAILED",
+    ),
 )
 """Words of which each line of another program has one that may say something here."""
 
@@ -39,20 +53,47 @@ _MODELS = (
 _EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
 _PROGRAM_ERROR = re.compile(
     _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
-    rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|have failed or timed out"
+    rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|watchdog got stuck"
     rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
+    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+)?: .*"
+    rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
+    rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
     rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
     rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
     rb"|noticed that process rank \d+ .*|detected that one or more processes exited with non-zero status.*"
     rb"|MPI_ABORT was invoked.*|has lost communication with a remote daemon.*|BAD TERMINATION.*|\*\*\* Process received"
     rb"|error: .*task \d+.*: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory"
-    rb"|Exited with exit code [1-9]).*|CANCELLED AT .*|Detected \d+ oom_kill.*|Job step aborted.*"
-    rb"|command terminated with exit code [1-9].*|OOMKilled|[Ww]orker (?:proc )?.*died.*"
+    rb"|Exited with exit code [1-9]).*|CANCELLED AT .*|Detected \d+ oom[_-]kill.*|Job step aborted.*"
+    rb"|command terminated with exit code [1-9].*|OOMKilled|[Ww]orker (?:proc )?.*died.*|\bproc \S+ died.*"
+    rb"|Primary job +terminated normally, but .*"
     rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
     rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
     rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
 """What nccl-tests, PyTorch and launchers print where a call returned an error, or did not return, or a rank died."""
+
+
+_BEGIN_OF_TESTS = (re.compile(r"\bnThread \d+ nGpus \d+ minBytes "), HEADER)
+_END_OF_TESTS = (re.compile(r"Out of bounds values :"), re.compile(r"Avg bus bandwidth +:"))
+
+
+class TestRuns:
+    """Counts runs of nccl-tests that began, by their two headers, and that ended, by their two last lines."""
+
+    def __init__(self) -> None:
+        self._begun, self._ended = [0, 0], [0, 0]
+
+    def add(self, line: bytes) -> None:
+        """Count a line."""
+        text = line.decode("utf-8", "replace")
+        for counts, forms in ((self._begun, _BEGIN_OF_TESTS), (self._ended, _END_OF_TESTS)):
+            for place, form in enumerate(forms):
+                counts[place] += form.search(text) is not None
+
+    @property
+    def unfinished(self) -> int:
+        """Those that did not end in the text."""
+        return max(0, max(self._begun) - max(self._ended))
 
 
 def parse_program_error(line: bytes) -> str | None:

@@ -282,6 +282,8 @@ class NcclLogReader:
 
     def _thread(self, head: bytes, *, behind_text: bool = False) -> Thread | None:
         thread = self._threads.get(head)
+        if thread is None:
+            self._notes.add_other(head)
         if thread is None and (source := parse_head(head)):
             if len(self._threads) >= _MOST_THREADS:
                 self._threads.clear()

@@ -5,6 +5,7 @@ import pytest
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.nccl_logs import Job
+from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via
 
 JOB = Job()
@@ -53,6 +54,7 @@ FAILED = {
     "rdma-retry-exceeded": [
         f"{WARNED}NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
         f"{WARNED}NET/IB : Got completion from peer 10.0.0.2<4000> with status=12 opcode=1 len=0 vendor err 129 (Send)",
+        "NET/IBP:Got completion from peer 10.0.0.2<4000> with status=12 opcode=32698 len=32696 vendor err 129 (Send)",
         f"{WARNED}NET/IB: Got completion from peer 10.0.0.2<4000> with status=IBV_WC_RETRY_EXC_ERR(12)",
     ],
     "rdma-port-down": [
@@ -67,11 +69,13 @@ FAILED = {
         f"{WARNED}NET/IB : mlx5_1:1 async fatal event on QP (0x7309dc3bb338): invalid request local work queue error",
     ],
     "collective-timed-out": [
-        "[rank6]:[E ProcessGroupNCCL.cpp:563] [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
+        "ERROR: Some NCCL operations have failed or timed out.",
+        "[rank6]:[E ProcessGroupNCCL.cpp:5] [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
     ],
     "remote-process-exited": [
         f"{WARNED}socketProgress: Connection closed by remote peer nodeB<4000>",
         f"{JOB.head(0)}misc/socket.cc:749 -> 6",
+        "E nccl_utils.cc:191] Aborting communicator: 0x55 due to async NCCL error: remote process exited or else",
         "DistBackendError: NCCL error in: init.cpp:3, remote process exited or there was a network error",
     ],
     "program-failed": [
@@ -86,6 +90,12 @@ FAILED = {
         "mpirun noticed that process rank 1 with PID 7 on node nodeA exited on signal 9 (Killed).",
         "srun: error: nodeA: task 0: Exited with exit code 1",
         "Bus error (core dumped)",
+        "*** SIGSEGV received at time=1747000000 on cpu 12 ***",
+        "[nodeA:7] Signal: Segmentation fault (11)",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0 cgroup.",
+        "Fatal error in PMPI_Allreduce: Other MPI error, error stack:",
+        "Engine core proc EngineCore_0 died unexpectedly, shutting down client.",
+        "Primary job  terminated normally, but 1 process returned",
     ],
     "nccl-call-failed": [
         f"{JOB.head(0)}transport/shm.cc:590 -> 2\n{JOB.head(0)}transport.cc:183 -> 2\n{JOB.head(0)}group.cc:73 -> 2",
@@ -93,6 +103,7 @@ FAILED = {
         f"{JOB.head(0)}include/net.h:25 -> 2\n{JOB.head(0)}transport/net.cc:515 -> 2",
         f"{JOB.head(0)}transport/p2p.cc:9 -> 3\n{JOB.head(0)}enqueue.cc:9 -> 3",
         "RuntimeError: NCCL Error 1: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "core/common_runtime: Internal: NCCL: unhandled system error",
         "jaxlib.XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error.",
     ],
     "nccl-diag-p2p": [
@@ -127,11 +138,12 @@ FAILED = {
         "[1.5] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=python, GPU has fallen off the bus.",
         "kernel: NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x1 0x2)",
         "NVRM: GPU at PCI:0000:1b:00 has fallen off the bus.",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1 caused by previous Xid 149",
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     ],
     "gpu-xid-doubt": [
         "kernel: NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, Ch 8, intr 0. MMU Fault: ENGINE GRAPHICS",
-        "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1 caused by previous Xid 149",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1",
         "kernel: NVRM: Xid (PCI:0000:1b:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1 0x2)",
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
     ],
@@ -140,6 +152,10 @@ FAILED = {
         f"{WARNED}Cuda failure 220 'uncorrectable NVLink error detected during the execution'",
     ],
     "ecc-uncorrectable": ["what():  CUDA error: uncorrectable ECC error encountered"],
+    "nccl-tests-unfinished": [
+        "# nThread 1 nGpus 4 minBytes 8 maxBytes 128 step: 2(factor) warmup iters: 5 iters: 20 validation: 1",
+        f"#       size         count      type   redop    root     time   algbw   busbw #wrong\n{ROW} float     sum",
+    ],
     "program-exception": ["ValueError: shapes differ"],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
@@ -152,7 +168,7 @@ DOUBTS = (
         "nccl-diag-ranks-differ",
         "program-exception",
     ),
-    *("imex-service-stopped", "fabric-not-ready"),
+    *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished"),
 )
 WITHOUT_LINES = {"nccl-init-unfinished"}
 
@@ -207,6 +223,29 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
 def test_what_nccl_goes_on_after_is_no_failure(text: str) -> None:
     report = report_of(*JOB.logs(), text + "\n")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+def test_nccl_tests_that_came_to_its_end_is_well() -> None:
+    text = Output().text()
+    assert report_of(*JOB.logs(), text).verdict is Verdict.PASS
+    assert ids(report_of(*JOB.logs(), text, text.partition("# Out of")[0])) == ["nccl-tests-unfinished"]
+
+
+@pytest.mark.parametrize("tag", ["", "[rank1]: "])
+def test_what_pytorch_calls_the_last_error_is_the_reason(tag: str) -> None:
+    lines = (
+        "ncclInvalidUsage: This usually reflects invalid usage.",
+        "Last error:",
+        "Duplicate GPU detected : rank 1 and 0",
+    )
+    text = "".join(f"{tag}{line}\n" for line in lines)
+    interleaved = text.replace(f"{tag}Dupl", f"[rank0]: Last error:\n{tag}Dupl") if tag else text
+    assert [ids(report_of(*JOB.logs(), each))[0] for each in (text, interleaved)] == 2 * ["nccl-duplicate-gpu"]
+
+
+def test_an_error_in_front_of_a_line_of_nccl_counts() -> None:
+    text = f"RuntimeError: NCCL error: unhandled cuda error {JOB.head(0)}cudaDriverVersion 12080\n"
+    assert ids(report_of(*JOB.logs(), text))[0] == "nccl-cuda-call-failed"
 
 
 def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:
