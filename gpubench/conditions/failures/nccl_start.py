@@ -100,10 +100,10 @@ NCCL_START = Family.of(
     _failed(
         "nvls-setup-failed",
         "NVLink SHARP (NVLS) cannot bind its multicast memory",
-        r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)",
+        r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)|cuda failure .* in \S*nvls\.cc",
         "systemctl restart nvidia-fabricmanager; NCCL_NVLS_ENABLE=0 runs without, until it works",
         likely="the fabric manager was restarted under a running driver, or a container may not use the fabric",
-        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory",),
+        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory", "transport/nvls.cc:254 NCCL WARN Cuda failure"),
         link="https://github.com/NVIDIA/nccl/issues/976",
     ),
     _failed(

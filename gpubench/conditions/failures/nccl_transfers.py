@@ -58,7 +58,8 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "network-plugin-failed",
         "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
-        r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver",
+        r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
+        r"|NET/OFI (?:Couldn't|Unable to) (?:open|create|enable|bind|allocate|register)\b",
         expected="a plugin that works",
         likely="a plugin that does not fit libfabric, NCCL or the instance, or a security group that blocks",
         cure="FI_LOG_LEVEL=warn; fi_info -p efa; take plugin, libfabric and NCCL from one release of EFA's installer",

@@ -36,6 +36,7 @@ _MOST_VERSIONS = 32
 _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
 """Complaints that differ by numbers alone are one."""
 
+_PLACE = re.compile(rb"(?:^| )([\w./-]{1,200}:\d{1,9})$", re.ASCII)
 _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
@@ -98,9 +99,12 @@ class Notes:
         if version is not None and len(self.versions) < _MOST_VERSIONS:
             self.versions[version] = None
 
-    def add_warning(self, host: str, process: str, message: bytes) -> None:
-        """Keep a message of level WARN."""
-        self._complain(message[:_LONGEST_WARNING].decode("utf-8", "replace").strip(), process)
+    def add_warning(self, host: str, process: str, message: bytes, head: bytes) -> None:
+        """Keep a message of level WARN; of calls of CUDA's with the place in NCCL's source, with which `head` ends."""
+        text = message[:_LONGEST_WARNING].decode("utf-8", "replace").strip()
+        if message.startswith(b"Cuda failure") and (place := _PLACE.search(head)):
+            text += f" in {place[1].decode()}"
+        self._complain(text, process)
         self.add(host, process, message)
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:

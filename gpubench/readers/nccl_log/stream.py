@@ -264,11 +264,12 @@ class NcclLogReader:
         for number, each in enumerate(found, 1):
             is_last = number == len(found)
             behind_text = number > 1 or _REMNANT in before
-            thread = self._thread(line[start : each.start()], behind_text=behind_text)
+            head = line[start : each.start()]
+            thread = self._thread(head, behind_text=behind_text)
             start = each.end()
             message = line[start : len(line) if is_last else found[number].start()]
             if thread is None and each[1] == b"WARN":
-                self._notes.add_warning(NAMELESS, NAMELESS, message)
+                self._notes.add_warning(NAMELESS, NAMELESS, message, head)
             elif thread is None:
                 self._unreadable += b" via " in message
                 self._lost(message)
@@ -276,7 +277,7 @@ class NcclLogReader:
                 if _AT_EXIT in message:
                     thread.process.is_exiting = True
                 if not thread.process.is_closing:
-                    self._notes.add_warning(thread.process.host, thread.process.name, message)
+                    self._notes.add_warning(thread.process.host, thread.process.name, message, head)
             else:
                 self._info(thread, message, b"", cut=cut or not is_last)
 

@@ -33,8 +33,18 @@ FAILED = {
         f"{WARNED}Cuda failure 2 'out of memory'",
         f"{WARNED}Failed to CUDA malloc 8388608 bytes",
     ],
+    "cuda-refuses": [
+        "nodeA: Test CUDA failure common.cu:941 'system not yet initialized'",
+        f"{WARNED}Cuda failure 802 'system not yet initialized'",
+    ],
+    "cuda-ipc-refused": [
+        f"{WARNED}failed to open CUDA IPC handle : 217 peer access is not supported between these two devices",
+        "RuntimeError: CUDA error: peer access is not supported between these two devices",
+    ],
     "nvls-setup-failed": [
-        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 1 'invalid argument'."
+        WARNED.replace("transport/net.cc:120", "transport/nvls.cc:254")
+        + "Cuda failure 401 'the operation cannot be done'",
+        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 1 'invalid argument'.",
     ],
     "nccl-cuda-call-failed": [
         f"{WARNED}Cuda failure 'unspecified launch failure'",
@@ -49,6 +59,7 @@ FAILED = {
     "network-plugin-failed": [
         "nodeA:1:2 [0] int cm_error(nccl_net_ofi_context_t*, fid_cq*):46 NCCL WARN NET/OFI Request failed. RC: 103",
         "worker-0: [0] x.cc:10 NCCL WARN NET/OFI Request failed. RC: 103",
+        f"{WARNED}NET/OFI Creating new endpoint for domain 0x7f9befa99380 failed: Invalid argument",
         f"{WARNED}NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument",
     ],
     "rdma-retry-exceeded": [
