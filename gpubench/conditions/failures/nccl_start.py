@@ -61,6 +61,14 @@ NCCL_START = Family.of(
         seen_as=("Duplicate GPU detected",),
     ),
     _failed(
+        "cuda-device-missing",
+        "CUDA error: invalid device ordinal: a rank asks for a GPU that it does not have",
+        r"invalid device ordinal",
+        "start as many ranks as there are GPUs, times -g or devices of each; CUDA_VISIBLE_DEVICES shows a rank its own",
+        likely="more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
+        seen_as=("Test CUDA failure common.cu:963 'invalid device ordinal'",),
+    ),
+    _failed(
         "nccl-no-socket-interface",
         "Bootstrap : no socket interface found: NCCL has no network to meet over",
         r"no (?:usable )?(?:socket |listening |IP )?interface found|no interface found",

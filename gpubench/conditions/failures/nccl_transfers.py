@@ -187,6 +187,20 @@ NCCL_TRANSFERS = Family.of(
         general=True,
     ),
     complaint(
+        "nccl-tests-apart",
+        "Several runs of nccl-tests at once, each by itself: its processes never met",
+        r"^\d+ runs of nccl-tests at once",
+        expected="one run with all ranks: one list of devices, one Avg bus bandwidth",
+        likely="nccl-tests that was compiled without MPI=1, or for another MPI than the mpirun that started it; or "
+        "runs side by side, as somebody wanted",
+        cure="make clean; make MPI=1 MPI_HOME=... with the MPI of that mpirun; gpubench allreduce says so and stops",
+        link="https://github.com/NVIDIA/nccl-tests/issues/27",
+        seen_as=("#  Rank  0 Group  0", "# nThread 1 nGpus 8 minBytes 8"),
+        detection="nccl-tests' headers and last lines in the same text: several headers before the first end",
+        severity=Verdict.WARN,
+        of_programs=True,
+    ),
+    complaint(
         "nccl-tests-unfinished",
         "nccl-tests began and did not come to its last line: it hung or died, or the text ends before",
         r"^no line of Avg bus bandwidth",

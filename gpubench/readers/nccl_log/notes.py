@@ -182,12 +182,8 @@ class Notes:
         found = tuple(
             Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
         )
-        unfinished = self._tests.unfinished
-        return (
-            (*found, Complaint("no line of Avg bus bandwidth behind the header of a run", unfinished, ()))
-            if unfinished
-            else found
-        )
+        of_tests = self._tests.complaint()
+        return found if of_tests is None else (*found, Complaint(*of_tests, ()))
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
         """The calls that failed, in order of appearance."""

@@ -82,6 +82,7 @@ class TestRuns:
 
     def __init__(self) -> None:
         self._begun, self._ended = [0, 0], [0, 0]
+        self._most_at_once = 0
 
     def add(self, line: bytes) -> None:
         """Count a line."""
@@ -89,11 +90,20 @@ class TestRuns:
         for counts, forms in ((self._begun, _BEGIN_OF_TESTS), (self._ended, _END_OF_TESTS)):
             for place, form in enumerate(forms):
                 counts[place] += form.search(text) is not None
+        self._most_at_once = max(self._most_at_once, self.unfinished)
 
     @property
     def unfinished(self) -> int:
         """Those that did not end in the text."""
         return max(0, max(self._begun) - max(self._ended))
+
+    def complaint(self) -> tuple[str, int] | None:
+        """What is wrong with them, and how often; of several at once only where all of them ended."""
+        if self.unfinished:
+            return "no line of Avg bus bandwidth behind the header of a run", self.unfinished
+        if self._most_at_once > 1:
+            return f"{self._most_at_once} runs of nccl-tests at once, each by itself", 1
+        return None
 
 
 def parse_program_error(line: bytes) -> str | None:

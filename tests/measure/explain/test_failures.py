@@ -11,6 +11,7 @@ from tests.measure.explain.test_report import ids, report_of, via
 JOB = Job()
 WARNED = JOB.head(0).replace(" INFO ", " transport/net.cc:120 NCCL WARN ").replace(" NCCL transport", " transport")
 ROW = "     8388608       2097152    "
+TESTS = "# nThread 1 nGpus 4 minBytes 8 maxBytes 128 step: 2(factor) warmup iters: 5 iters: 20 validation: 1"
 FAILED = {
     "shm-too-small": [
         f"{WARNED}Error: failed to extend /dev/shm/nccl-AbCdEf to 33030532 bytes, error: No space left on device (28)",
@@ -22,6 +23,7 @@ FAILED = {
         f"{WARNED}NCCL version mismatch with remote peer 10.0.0.2<4000> (local: 2.28.9, remote 2.27.3)",
     ],
     "nccl-duplicate-gpu": [f"{WARNED}Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1a000"],
+    "cuda-device-missing": ["nodeA: Test CUDA failure common.cu:963 'invalid device ordinal'"],
     "nccl-no-socket-interface": [f"{WARNED}Bootstrap : no socket interface found"],
     "nccl-connect-failed": [
         f"{WARNED}socketStartConnect: Connect to 10.0.0.2<4000> failed : Software caused connection abort",
@@ -163,8 +165,9 @@ FAILED = {
         f"{WARNED}Cuda failure 220 'uncorrectable NVLink error detected during the execution'",
     ],
     "ecc-uncorrectable": ["what():  CUDA error: uncorrectable ECC error encountered"],
+    "nccl-tests-apart": [2 * f"{TESTS}\n" + 2 * "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 3.9\n"],
     "nccl-tests-unfinished": [
-        "# nThread 1 nGpus 4 minBytes 8 maxBytes 128 step: 2(factor) warmup iters: 5 iters: 20 validation: 1",
+        TESTS,
         f"#       size         count      type   redop    root     time   algbw   busbw #wrong\n{ROW} float     sum",
     ],
     "program-exception": ["ValueError: shapes differ"],
@@ -179,7 +182,7 @@ DOUBTS = (
         "nccl-diag-ranks-differ",
         "program-exception",
     ),
-    *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished"),
+    *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
 WITHOUT_LINES = {"nccl-init-unfinished"}
 
@@ -239,6 +242,7 @@ def test_what_nccl_goes_on_after_is_no_failure(text: str) -> None:
 def test_nccl_tests_that_came_to_its_end_is_well() -> None:
     text = Output().text()
     assert report_of(*JOB.logs(), text).verdict is Verdict.PASS
+    assert report_of(*JOB.logs(), text, text).verdict is Verdict.PASS
     assert ids(report_of(*JOB.logs(), text, text.partition("# Out of")[0])) == ["nccl-tests-unfinished"]
 
 
