@@ -9,7 +9,7 @@ _LONGEST = 300
 
 WORDS_OF_OTHERS = (
     *(f" {each} ".encode() for each in ELEMENT_TYPES),
-    *(b"nThread ", b" type ", b"Out of bounds", b"Avg bus", b"Last error:"),
+    *(b"nThread ", b" type ", b"Out of bounds", b"Avg bus", b"Last error:", b"WARN: Function: "),
     *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
     *(
         b"xited ",
@@ -45,7 +45,7 @@ WORDS_OF_OTHERS = (
 
 _DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
 _MODELS = (
-    re.compile(rb"#\s+Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
+    re.compile(rb"(?:^|[#\s])Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
     re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
 )
 """GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
@@ -57,6 +57,7 @@ _PROGRAM_ERROR = re.compile(
     rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
     rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+)?: .*"
     rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
+    rb"|WARN: Function: \w+ Line: \d+: NET/OFI .*"
     rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
     rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
     rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"

@@ -14,13 +14,16 @@ from gpubench.model.terms.operation import Placement
 from gpubench.readers.documents.launcher_tags import behind_prefix, prefix_shape
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, REDUCTIONS, OutputLine, PerIteration, Placed
 
-HEADER = re.compile(r"#\s+(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
+HEADER = re.compile(r"(?:^|[#\s])(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
 ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+"
     rf"(?P<type>{'|'.join(sorted(ELEMENT_TYPES, key=len, reverse=True))})(?P<rest>(?:\s.*)?)$"
 )
 _VALUE = re.compile(r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)\*?")
 """rccl-tests marks an error beyond its threshold with an asterisk."""
+
+_RANK_TAG = re.compile(r"\[\d{1,7}\]")
+"""What MPICH's -prepend-rank and Intel MPI's -l put before every piece of output, also inside a row."""
 
 _ROOT = re.compile(r"-1|\d{1,7}")
 _TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
@@ -157,7 +160,7 @@ def wrong_data_in(line: str) -> str | None:
 
 
 def _words(text: str) -> list[str]:
-    return _TIMESTAMP.sub("", text).split()
+    return _TIMESTAMP.sub("", _RANK_TAG.sub(" ", text)).split()
 
 
 def _number(text: str) -> float | None:
