@@ -92,7 +92,8 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
-        r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC|transport retry counter exceeded",
+        r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
+        r"|transport retry count\w* exceeded|^failed status 12: wr_id",
         expected="completions without an error",
         likely="a wrong GID index on RoCE, a port or cable that is down, a fabric that drops (no PFC or ECN), or a "
         "rank that died",
@@ -105,7 +106,7 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
-        r"got completion .*(?:error|status)|async fatal event|ibv_get_async_event failed"
+        r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
         r"|async event ?: (?:.*work queue|.*catastrophic|CQ error)",
         expected="completions without an error",
         likely="4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
@@ -161,7 +162,8 @@ NCCL_TRANSFERS = Family.of(
         r"^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal|noticed that process"
         r"|detected that one or more|MPI_ABORT|lost communication|BAD TERMINATION|Process received|\btask \d"
         r"|CANCELLED AT|oom_kill|step aborted|exit code|OOMKilled|died|Killed|Aborted|Segmentation fault|Bus error"
-        r"|\*\*\* SIG|Fatal error in|oom-kill|Primary job"
+        r"|\*\*\* SIG|Fatal error in|oom-kill|Primary job|An error occurred in MPI|MPI_ERRORS"
+        r"|Caught signal|Assertion|double free|^(?:free|malloc|realloc)\(\)"
         r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that stay until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",

@@ -10,6 +10,8 @@ _LONGEST = 300
 WORDS_OF_OTHERS = (
     *(f" {each} ".encode() for each in ELEMENT_TYPES),
     *(b"nThread ", b" type ", b"Out of bounds", b"Avg bus", b"Last error:", b"WARN: Function: "),
+    *(b"An error occurred", b"MPI_ERRORS", b"Caught signal", b"Assertion ", b"free(): ", b"lloc(): "),
+    *(b"double free", b"Transport retry", b"Failed status"),
     *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
     *(
         b"xited ",
@@ -59,6 +61,9 @@ _PROGRAM_ERROR = re.compile(
     rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
     rb"|WARN: Function: \w+ Line: \d+: NET/OFI .*"
     rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
+    rb"|An error occurred in MPI_.*|MPI_ERRORS_ARE_FATAL.*|Caught signal \d+ \(.*|Assertion [`'].*' failed.*"
+    rb"|^(?:free|malloc|realloc)\(\): .*|double free or corruption.*|Transport retry count\w* exceeded.*"
+    rb"|\bFailed status \d+: wr_id .*"
     rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
     rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
     rb"|noticed that process rank \d+ .*|detected that one or more processes exited with non-zero status.*"
