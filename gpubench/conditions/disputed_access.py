@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.complaints import complained
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -146,16 +147,27 @@ DISPUTED_ACCESS = Family.of(
     Condition(
         id="cuda-ipc-refused",
         title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
-        seen_as=("Legacy IPC not supported", "CUDA error 101", "CUDA error 201", "CUDA error 217"),
-        detection="`Legacy IPC not supported` in NCCL's log",
+        seen_as=(
+            "Legacy IPC not supported",
+            "CUDA error 101",
+            "CUDA error 201",
+            "CUDA error 217",
+            "failed to open CUDA IPC handle",
+        ),
+        detection="`Legacy IPC not supported` in NCCL's log, or a handle that could not be opened, which ends the job",
+        expected="handles that open",
+        likely="WSL, containers without a common IPC namespace, or GPUs without peer access that "
+        "CUDA_VISIBLE_DEVICES hides from each other, so that NCCL does not see it",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
-        cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC",
+        cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC; docker run --ipc=host; "
+        "all GPUs visible to every rank",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=nothing_in_facts,
         in_log=remark_in_log(
             RemarkKind.LEGACY_IPC_REFUSED,
             "CUDA IPC does not work here: unset NCCL_CUMEM_ENABLE, or use a newer NCCL",
         ),
+        in_job=complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
     ),
     Condition(
         id="staged-despite-grant",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.complaints import complained
 from gpubench.conditions.definition.condition import Condition, Family, Found
 from gpubench.conditions.definition.sightings import of_every_node, of_node
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
@@ -86,6 +87,7 @@ DRIVER = Family.of(
         cure=f"systemctl status nvidia-fabricmanager; {_KERNEL_LOG}",
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=_cuda_refuses,
+        in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
     ),
     Condition(
         id="probe-failed",

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.complaints import doubted
 from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed, Unread, in_each_node, joined
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_device, of_node, rdma_nics, sureness
 from gpubench.model.facts.error_counts import port_errors
@@ -134,7 +135,7 @@ RDMA_PORTS = Family.of(
     Condition(
         id="rdma-port-down",
         title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
-        seen_as=("State: Down", "Physical state: Polling", "State: Initializing"),
+        seen_as=("State: Down", "Physical state: Polling", "State: Initializing", "Got async event : port error"),
         effects=(Effect.SOCKETS, Effect.SLOW),
         detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
         check="nic_state",
@@ -147,6 +148,7 @@ RDMA_PORTS = Family.of(
         "subnet manager is missing",
         link=_AREAL,
         look=_ports_down,
+        in_job=doubted(r"async event ?: port error"),
         implies=("nics-differ",),
     ),
     Condition(

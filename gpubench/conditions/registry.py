@@ -10,6 +10,7 @@ from gpubench.conditions.cores import CORES
 from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.disputed_access import DISPUTED_ACCESS
 from gpubench.conditions.driver import DRIVER
+from gpubench.conditions.failures.hardware_errors import HARDWARE_ERRORS
 from gpubench.conditions.failures.nccl_diagnostics import NCCL_DIAGNOSTICS
 from gpubench.conditions.failures.nccl_start import NCCL_START
 from gpubench.conditions.failures.nccl_transfers import NCCL_TRANSFERS
@@ -53,6 +54,7 @@ FAMILIES: tuple[Family, ...] = (
     MPI,
     MEASURED,
     NCCL_DIAGNOSTICS,
+    HARDWARE_ERRORS,
     NCCL_TRANSFERS,
     NCCL_START,
 )

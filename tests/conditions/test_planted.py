@@ -43,7 +43,7 @@ def test_a_planted_cause_is_named_first(plant: Plant) -> None:
     assert first.cure
 
 
-MACHINES = [each for each in CONDITIONS if each.in_job is None]
+MACHINES = [each for each in CONDITIONS if each.check or each.in_job is None]
 """Those that a machine shows; what ends a job is planted into logs, in tests/measure/explain/test_failures.py."""
 
 

@@ -61,6 +61,14 @@ NCCL_START = Family.of(
         seen_as=("Duplicate GPU detected",),
     ),
     _failed(
+        "cuda-device-missing",
+        "CUDA error: invalid device ordinal: a rank asks for a GPU that it does not have",
+        r"invalid device ordinal",
+        "start as many ranks as there are GPUs, times -g or devices of each; CUDA_VISIBLE_DEVICES shows a rank its own",
+        likely="more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
+        seen_as=("Test CUDA failure common.cu:963 'invalid device ordinal'",),
+    ),
+    _failed(
         "nccl-no-socket-interface",
         "Bootstrap : no socket interface found: NCCL has no network to meet over",
         r"no (?:usable )?(?:socket |listening |IP )?interface found|no interface found",
@@ -100,10 +108,10 @@ NCCL_START = Family.of(
     _failed(
         "nvls-setup-failed",
         "NVLink SHARP (NVLS) cannot bind its multicast memory",
-        r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)",
+        r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)|cuda failure .* in \S*nvls\.cc",
         "systemctl restart nvidia-fabricmanager; NCCL_NVLS_ENABLE=0 runs without, until it works",
         likely="the fabric manager was restarted under a running driver, or a container may not use the fabric",
-        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory",),
+        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory", "transport/nvls.cc:254 NCCL WARN Cuda failure"),
         link="https://github.com/NVIDIA/nccl/issues/976",
     ),
     _failed(

@@ -21,7 +21,9 @@ _HARMLESS = re.compile(
     r"|NET/IB : Unable to (?:open|query)|(?:\S+ )?lib wrapper not initialized|Cannot initialize CollNet"
     r"|NET/OFI (?:Only \w+ provider|Failed to initialize|Could not find ncclGetVersion|aws-ofi-nccl init)"
     r"|NET/OFI (?:Initializing plugin failed|No eligible)|SHARP .*datatypes? not supported"
-    r"|NET/IB : \S+ Got (?:non-fatal )?async event|NET/IB : \S+ GID table changed|Got async event"
+    r"|NET/IB ?: (?:\S+ )?Got (?:non-fatal )?async event ?: (?:communication established|send queue drained|last WQE"
+    r"|path migrated\b|port active|LID change|P_Key change|SM change|client reregistration|GID table change|SRQ limit)"
+    r"|NET/IB : \S+ GID table changed"
     r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
     r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
     r"|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
@@ -56,7 +58,8 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "network-plugin-failed",
         "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
-        r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver",
+        r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
+        r"|NET/OFI (?:Couldn't|Unable to) (?:open|create|enable|bind|allocate|register)\b",
         expected="a plugin that works",
         likely="a plugin that does not fit libfabric, NCCL or the instance, or a security group that blocks",
         cure="FI_LOG_LEVEL=warn; fi_info -p efa; take plugin, libfabric and NCCL from one release of EFA's installer",
@@ -77,19 +80,20 @@ NCCL_TRANSFERS = Family.of(
     ),
     complaint(
         "nccl-tests-wrong-data",
-        "nccl-tests counted wrong elements: Out of bounds values ... FAILED",
-        r"^out of bounds values",
+        "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
+        r"^out of bounds values|^wrong data in a row of nccl-tests",
         expected="data that arrive as they were sent",
         likely="peer access that corrupts data, or a GPU, link or NIC that does",
         cure="gpubench p2p names the pair; NCCL_P2P_DISABLE=1 gpubench allreduce says whether peer access is to blame",
         link="https://github.com/NVIDIA/nccl/issues/2335",
         seen_as=("Out of bounds values : 8 FAILED",),
-        detection="nccl-tests' last lines in the same text",
+        detection="nccl-tests' rows and last lines in the same text",
     ),
     complaint(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
-        r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC|transport retry counter exceeded",
+        r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
+        r"|transport retry count\w* exceeded|^failed status 12: wr_id",
         expected="completions without an error",
         likely="a wrong GID index on RoCE, a port or cable that is down, a fabric that drops (no PFC or ECN), or a "
         "rank that died",
@@ -102,11 +106,13 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
-        r"got completion .*(?:error|status)|async fatal event",
+        r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
+        r"|async event ?: (?:.*work queue|.*catastrophic|CQ error)",
         expected="completions without an error",
-        likely="4, 10, 11: memory or addresses (driver, nvidia-peermem); 5: flushed after another error; 13: a "
-        "receiver that was not ready",
-        cure="look at the first error of all ranks' logs; dmesg and the ports' counters on both nodes",
+        likely="4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
+        "5: flushed after another error; 13: a receiver that was not ready",
+        cure="look at the first error of all ranks' logs; dmesg and the ports' counters on both nodes; of 4, 10, 11: "
+        "NCCL_NET_GDR_LEVEL=LOC works where GPUDirect RDMA is to blame, and gpubench check --quick looks for ACS",
         link=_TROUBLE,
         seen_as=("Got completion with error", "Got completion from peer"),
         detection="a completion with another status in NCCL's log",
@@ -156,7 +162,9 @@ NCCL_TRANSFERS = Family.of(
         r"^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal|noticed that process"
         r"|detected that one or more|MPI_ABORT|lost communication|BAD TERMINATION|Process received|\btask \d"
         r"|CANCELLED AT|oom_kill|step aborted|exit code|OOMKilled|died|Killed|Aborted|Segmentation fault|Bus error"
-        r"|NVRM: Xid|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
+        r"|\*\*\* SIG|Fatal error in|oom-kill|Primary job|An error occurred in MPI|MPI_ERRORS"
+        r"|Caught signal|Assertion|double free|^(?:free|malloc|realloc)\(\)"
+        r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that stay until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
         cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
@@ -176,6 +184,34 @@ NCCL_TRANSFERS = Family.of(
         link=_TROUBLE,
         seen_as=("RuntimeError:",),
         detection="the last line of a traceback in the same text",
+        severity=Verdict.WARN,
+        of_programs=True,
+        general=True,
+    ),
+    complaint(
+        "nccl-tests-apart",
+        "Several runs of nccl-tests at once, each by itself: its processes never met",
+        r"^\d+ runs of nccl-tests at once",
+        expected="one run with all ranks: one list of devices, one Avg bus bandwidth",
+        likely="nccl-tests that was compiled without MPI=1, or for another MPI than the mpirun that started it; or "
+        "runs side by side, as somebody wanted",
+        cure="make clean; make MPI=1 MPI_HOME=... with the MPI of that mpirun; gpubench allreduce says so and stops",
+        link="https://github.com/NVIDIA/nccl-tests/issues/27",
+        seen_as=("#  Rank  0 Group  0", "# nThread 1 nGpus 8 minBytes 8"),
+        detection="nccl-tests' headers and last lines in the same text: several headers before the first end",
+        severity=Verdict.WARN,
+        of_programs=True,
+    ),
+    complaint(
+        "nccl-tests-unfinished",
+        "nccl-tests began and did not come to its last line: it hung or died, or the text ends before",
+        r"^no line of Avg bus bandwidth",
+        expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
+        likely="without any row: peer access that hangs, as by an IOMMU or ACS; else a rank that died, or a cut text",
+        cure="again with NCCL_P2P_DISABLE=1: what ends with it hangs by peer access; then gpubench check --quick",
+        link="https://github.com/NVIDIA/nccl/issues/606",
+        seen_as=("# nThread 1 nGpus 8 minBytes 8",),
+        detection="nccl-tests' headers in the same text, without its last lines",
         severity=Verdict.WARN,
         of_programs=True,
         general=True,

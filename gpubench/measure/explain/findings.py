@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.definition.condition import joined
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.explain.failures import failures_of
 from gpubench.measure.explain.pairs import Scope
 from gpubench.measure.explain.summary import Examples, JobSummary, Part, StagedPaths
+from gpubench.measure.explain.unconnected import said_without_connections
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.explanation import Explanation
@@ -87,7 +87,7 @@ def _expected(explanation: Explanation, staged: StagedPaths) -> str:
 
 def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
-        yield from _said_without_connections(facts)
+        yield from said_without_connections(facts)
         yield _no_connections(facts, logs)
     else:
         yield from _unknown_transports(summary.parts)
@@ -118,22 +118,6 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
             "a whole gzip",
             "it was cut off while it was written or copied",
             f"gzip -t {facts.cut_files[0]}",
-        )
-
-
-def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
-    """Lines that tell of a fault although nothing was connected yet."""
-    refused = [each.note for each in facts.remarks if each.note.kind is RemarkKind.GDR_DISABLED]
-    if refused and not all(each.nodes == 1 for each in facts.communicators):
-        condition = next(each for each in CAUSES if each.id == "gpudirect-refused")
-        yield Finding(
-            id=condition.id,
-            severity=Verdict.FAIL,
-            subject=joined([note.about[1] for note in refused]),
-            seen=f"NCCL says: {refused[0].text}",
-            expected="RDMA into GPU memory (GDRDMA)",
-            cause=condition.title,
-            next_command=condition.cure,
         )
 
 

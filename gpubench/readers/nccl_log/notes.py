@@ -7,16 +7,20 @@ from typing import TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers.nccl_log import limits
+from gpubench.readers.nccl_log.programs import (
+    WORDS_OF_OTHERS,
+    TestRuns,
+    parse_diagnostic,
+    parse_gpu_model,
+    parse_program_error,
+)
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import (
     FIRST_WORDS,
     OwnGpu,
     ReturnedError,
-    parse_diagnostic,
-    parse_gpu_model,
     parse_network,
     parse_paths,
-    parse_program_error,
     parse_remark,
     parse_setting,
     parse_version,
@@ -32,29 +36,15 @@ _MOST_VERSIONS = 32
 _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
 """Complaints that differ by numbers alone are one."""
 
+_PLACE = re.compile(rb"(?:^| )([\w./-]{1,200}:\d{1,9})$", re.ASCII)
 _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
 
-WORDS_OF_OTHERS = (
-    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
-    *(
-        b"xited ",
-        b"exitcode",
-        b"exit code",
-        b"fault",
-        b"Bus error",
-        b"Killed",
-        b"Aborted",
-        b"error: ",
-        b"rror ",
-        b" Xid ",
-    ),
-    *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
-    *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
-)
-"""Words of which each line of another program has one that may say something here."""
+_LAST_ERROR = b"Last error:"
+"""Behind it, on a line of its own, PyTorch puts what NCCL last warned of."""
 
+_MOST_TAGS = 32
 _LONGEST_OF_OTHERS = 1024
 
 _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
@@ -72,6 +62,8 @@ class Notes:
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
         self._tellers = 0
+        self._tests = TestRuns()
+        self._before_last_error: dict[bytes, None] = {}
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, None] = {}
@@ -107,9 +99,12 @@ class Notes:
         if version is not None and len(self.versions) < _MOST_VERSIONS:
             self.versions[version] = None
 
-    def add_warning(self, host: str, process: str, message: bytes) -> None:
-        """Keep a message of level WARN."""
-        self._complain(message[:_LONGEST_WARNING].decode("utf-8", "replace").strip(), process)
+    def add_warning(self, host: str, process: str, message: bytes, head: bytes) -> None:
+        """Keep a message of level WARN; of calls of CUDA's with the place in NCCL's source, with which `head` ends."""
+        text = message[:_LONGEST_WARNING].decode("utf-8", "replace").strip()
+        if message.startswith(b"Cuda failure") and (place := _PLACE.search(head)):
+            text += f" in {place[1].decode()}"
+        self._complain(text, process)
         self.add(host, process, message)
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
@@ -118,9 +113,17 @@ class Notes:
 
     def add_other(self, line: bytes) -> None:
         """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
+        for tag in self._before_last_error:
+            if line.startswith(tag):
+                del self._before_last_error[tag]
+                self._complain(line[len(tag) :][:_LONGEST_WARNING].decode("utf-8", "replace").strip(), "")
+                break
         if not any(word in line for word in WORDS_OF_OTHERS):
             return
         line = line[:_LONGEST_OF_OTHERS]
+        self._tests.add(line)
+        if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
+            self._before_last_error[whole.removesuffix(_LAST_ERROR)] = None
         if diagnostic := parse_diagnostic(line):
             process, text = diagnostic
             self._complain(text, process)
@@ -176,9 +179,11 @@ class Notes:
 
     def complaints(self) -> tuple[Complaint, ...]:
         """The warnings and reported errors in order of appearance."""
-        return tuple(
+        found = tuple(
             Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
         )
+        of_tests = self._tests.complaint()
+        return found if of_tests is None else (*found, Complaint(*of_tests, ()))
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
         """The calls that failed, in order of appearance."""

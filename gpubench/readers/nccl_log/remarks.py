@@ -84,34 +84,10 @@ _IN_PROGRESS = b"7"
 _SOCKETS = re.compile(r"(?:^|/)(?:socket|proxy|bootstrap|ras|rasnet|peers|ipcsocket)\.cc:", re.ASCII)
 
 _GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
-_DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
 _SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
 _FAILED_CALL = re.compile(
     rb"(?:\[[\w ]{1,60}\] )?([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6})(?: \(\w{1,80}\))? -> ([1-9]\d?)\b"
 )
-_MODELS = (
-    re.compile(rb"#\s+Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
-    re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
-)
-"""GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
-
-_EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
-_PROGRAM_ERROR = re.compile(
-    _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
-    rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|have failed or timed out"
-    rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
-    rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
-    rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
-    rb"|noticed that process rank \d+ .*|detected that one or more processes exited with non-zero status.*"
-    rb"|MPI_ABORT was invoked.*|has lost communication with a remote daemon.*|BAD TERMINATION.*|\*\*\* Process received"
-    rb"|error: .*task \d+.*: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory"
-    rb"|Exited with exit code [1-9]).*|CANCELLED AT .*|Detected \d+ oom_kill.*|Job step aborted.*"
-    rb"|command terminated with exit code [1-9].*|OOMKilled|[Ww]orker (?:proc )?.*died.*"
-    rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
-    rb"|NVRM: Xid .*: (?:48|63|64|74|79|92|94|95|119|120|140),.*|Out of bounds values : [1-9]\d* FAILED.*"
-)
-"""What nccl-tests, PyTorch and launchers print where a call returned an error, or did not return, or a rank died."""
-
 _NETWORK = re.compile(rb"Using network (.{1,60})")
 _VERSION = re.compile(rb"NCCL version (\d[\w.]{0,30}(?:\+cuda[\d.]{1,10})?)")
 _PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
@@ -182,31 +158,6 @@ def parse_failed_call(message: bytes) -> ReturnedError | None:
     if found is None or found[2] == _IN_PROGRESS:
         return None
     return ReturnedError(found[1].decode(), int(found[2]))
-
-
-def parse_program_error(line: bytes) -> str | None:
-    """What a program that calls NCCL reports of a call that failed."""
-    found = _PROGRAM_ERROR.search(line)
-    return None if found is None else found[0][:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
-
-
-def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
-    """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
-
-    `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
-    """
-    found = _DIAGNOSTIC.search(line)
-    if found is None:
-        return None
-    return (found[1] or b"").decode("ascii", "replace"), found[2][:_LONGEST].decode("utf-8", "replace").strip()
-
-
-def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
-    """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
-    for form in _MODELS:
-        if found := form.search(line):
-            return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]
-    return None
 
 
 def parse_network(message: bytes) -> str | None:

@@ -15,7 +15,8 @@ from gpubench.readers.nccl_log.cleaning import cleaned, without_colors
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.known_lines import KnownLines
 from gpubench.readers.nccl_log.lines import INFO, NAMELESS, parse_channel, parse_head
-from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, may_be_noted
+from gpubench.readers.nccl_log.notes import Notes, may_be_noted
+from gpubench.readers.nccl_log.programs import WORDS_OF_OTHERS
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import OwnGpu, parse_failed_call
 from gpubench.readers.nccl_log.threads import Thread
@@ -263,11 +264,12 @@ class NcclLogReader:
         for number, each in enumerate(found, 1):
             is_last = number == len(found)
             behind_text = number > 1 or _REMNANT in before
-            thread = self._thread(line[start : each.start()], behind_text=behind_text)
+            head = line[start : each.start()]
+            thread = self._thread(head, behind_text=behind_text)
             start = each.end()
             message = line[start : len(line) if is_last else found[number].start()]
             if thread is None and each[1] == b"WARN":
-                self._notes.add_warning(NAMELESS, NAMELESS, message)
+                self._notes.add_warning(NAMELESS, NAMELESS, message, head)
             elif thread is None:
                 self._unreadable += b" via " in message
                 self._lost(message)
@@ -275,12 +277,14 @@ class NcclLogReader:
                 if _AT_EXIT in message:
                     thread.process.is_exiting = True
                 if not thread.process.is_closing:
-                    self._notes.add_warning(thread.process.host, thread.process.name, message)
+                    self._notes.add_warning(thread.process.host, thread.process.name, message, head)
             else:
                 self._info(thread, message, b"", cut=cut or not is_last)
 
     def _thread(self, head: bytes, *, behind_text: bool = False) -> Thread | None:
         thread = self._threads.get(head)
+        if thread is None:
+            self._notes.add_other(head)
         if thread is None and (source := parse_head(head)):
             if len(self._threads) >= _MOST_THREADS:
                 self._threads.clear()

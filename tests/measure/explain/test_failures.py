@@ -5,10 +5,13 @@ import pytest
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.nccl_logs import Job
+from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via
 
 JOB = Job()
 WARNED = JOB.head(0).replace(" INFO ", " transport/net.cc:120 NCCL WARN ").replace(" NCCL transport", " transport")
+ROW = "     8388608       2097152    "
+TESTS = "# nThread 1 nGpus 4 minBytes 8 maxBytes 128 step: 2(factor) warmup iters: 5 iters: 20 validation: 1"
 FAILED = {
     "shm-too-small": [
         f"{WARNED}Error: failed to extend /dev/shm/nccl-AbCdEf to 33030532 bytes, error: No space left on device (28)",
@@ -20,6 +23,7 @@ FAILED = {
         f"{WARNED}NCCL version mismatch with remote peer 10.0.0.2<4000> (local: 2.28.9, remote 2.27.3)",
     ],
     "nccl-duplicate-gpu": [f"{WARNED}Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1a000"],
+    "cuda-device-missing": ["nodeA: Test CUDA failure common.cu:963 'invalid device ordinal'"],
     "nccl-no-socket-interface": [f"{WARNED}Bootstrap : no socket interface found"],
     "nccl-connect-failed": [
         f"{WARNED}socketStartConnect: Connect to 10.0.0.2<4000> failed : Software caused connection abort",
@@ -31,8 +35,18 @@ FAILED = {
         f"{WARNED}Cuda failure 2 'out of memory'",
         f"{WARNED}Failed to CUDA malloc 8388608 bytes",
     ],
+    "cuda-refuses": [
+        "nodeA: Test CUDA failure common.cu:941 'system not yet initialized'",
+        f"{WARNED}Cuda failure 802 'system not yet initialized'",
+    ],
+    "cuda-ipc-refused": [
+        f"{WARNED}failed to open CUDA IPC handle : 217 peer access is not supported between these two devices",
+        "RuntimeError: CUDA error: peer access is not supported between these two devices",
+    ],
     "nvls-setup-failed": [
-        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 1 'invalid argument'."
+        WARNED.replace("transport/net.cc:120", "transport/nvls.cc:254")
+        + "Cuda failure 401 'the operation cannot be done'",
+        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 1 'invalid argument'.",
     ],
     "nccl-cuda-call-failed": [
         f"{WARNED}Cuda failure 'unspecified launch failure'",
@@ -47,20 +61,36 @@ FAILED = {
     "network-plugin-failed": [
         "nodeA:1:2 [0] int cm_error(nccl_net_ofi_context_t*, fid_cq*):46 NCCL WARN NET/OFI Request failed. RC: 103",
         "worker-0: [0] x.cc:10 NCCL WARN NET/OFI Request failed. RC: 103",
+        f"{WARNED}NET/OFI Creating new endpoint for domain 0x7f9befa99380 failed: Invalid argument",
         f"{WARNED}NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument",
     ],
     "rdma-retry-exceeded": [
         f"{WARNED}NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
         f"{WARNED}NET/IB : Got completion from peer 10.0.0.2<4000> with status=12 opcode=1 len=0 vendor err 129 (Send)",
+        "UCX  ERROR   mlx5_0:1: Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15)",
+        " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81",
+        "NET/IBP:Got completion from peer 10.0.0.2<4000> with status=12 opcode=32698 len=32696 vendor err 129 (Send)",
         f"{WARNED}NET/IB: Got completion from peer 10.0.0.2<4000> with status=IBV_WC_RETRY_EXC_ERR(12)",
     ],
-    "rdma-completion-error": [f"{WARNED}NET/IB : Got completion with error 4, opcode 0, len 0, vendor err 81"],
+    "rdma-port-down": [
+        f"{WARNED}NET/IB : Got async event : port error",
+        f"{WARNED}NET/IB : mlx5_0:1 Got async event : port error",
+        f"{WARNED}NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)",
+    ],
+    "rdma-completion-error": [
+        f"{WARNED}NET/IB : Got completion with error 4, opcode 0, len 0, vendor err 81",
+        f"{WARNED}NET/IB : Got async event : local catastrophic error",
+        f"{WARNED}NET/IB : mlx5_0:1 Got async event : local access violation work queue error",
+        f"{WARNED}NET/IB : mlx5_1:1 async fatal event on QP (0x7309dc3bb338): invalid request local work queue error",
+    ],
     "collective-timed-out": [
-        "[rank6]:[E ProcessGroupNCCL.cpp:563] [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
+        "ERROR: Some NCCL operations have failed or timed out.",
+        "[rank6]:[E ProcessGroupNCCL.cpp:5] [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
     ],
     "remote-process-exited": [
         f"{WARNED}socketProgress: Connection closed by remote peer nodeB<4000>",
         f"{JOB.head(0)}misc/socket.cc:749 -> 6",
+        "E nccl_utils.cc:191] Aborting communicator: 0x55 due to async NCCL error: remote process exited or else",
         "DistBackendError: NCCL error in: init.cpp:3, remote process exited or there was a network error",
     ],
     "program-failed": [
@@ -75,6 +105,18 @@ FAILED = {
         "mpirun noticed that process rank 1 with PID 7 on node nodeA exited on signal 9 (Killed).",
         "srun: error: nodeA: task 0: Exited with exit code 1",
         "Bus error (core dumped)",
+        "[nodeA:00123] *** An error occurred in MPI_Allreduce",
+        "[nodeA:00123] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,",
+        "[nodeA:7:0:7] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)",
+        "python: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av))' failed.",
+        "double free or corruption (!prev)",
+        "free(): invalid pointer",
+        "*** SIGSEGV received at time=1747000000 on cpu 12 ***",
+        "[nodeA:7] Signal: Segmentation fault (11)",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0 cgroup.",
+        "Fatal error in PMPI_Allreduce: Other MPI error, error stack:",
+        "Engine core proc EngineCore_0 died unexpectedly, shutting down client.",
+        "Primary job  terminated normally, but 1 process returned",
     ],
     "nccl-call-failed": [
         f"{JOB.head(0)}transport/shm.cc:590 -> 2\n{JOB.head(0)}transport.cc:183 -> 2\n{JOB.head(0)}group.cc:73 -> 2",
@@ -82,6 +124,7 @@ FAILED = {
         f"{JOB.head(0)}include/net.h:25 -> 2\n{JOB.head(0)}transport/net.cc:515 -> 2",
         f"{JOB.head(0)}transport/p2p.cc:9 -> 3\n{JOB.head(0)}enqueue.cc:9 -> 3",
         "RuntimeError: NCCL Error 1: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "core/common_runtime: Internal: NCCL: unhandled system error",
         "jaxlib.XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error.",
     ],
     "nccl-diag-p2p": [
@@ -105,13 +148,49 @@ FAILED = {
     "imex-service-stopped": [f"{WARNED}MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX"],
     "fabric-not-ready": [f"{WARNED}P2P is disabled between NVLINK connected GPUs 0 and 1. This should not be the case"],
     "rdma-connect-failed": [f"{WARNED}Call to ibv_modify_qp failed with 110 Connection timed out"],
-    "nccl-tests-wrong-data": ["# Out of bounds values : 8 FAILED"],
+    "nccl-tests-wrong-data": [
+        "# Out of bounds values : 8 FAILED",
+        f"{ROW} float     sum      -1    90.10   93.10  162.93      3    90.20   93.00  162.75      0",
+        f"{ROW}  half    none       0    90.10   93.10   93.10      0    90.20   93.00   93.00  1e+06",
+        f"[1,0]<stdout>:{ROW}  int8    none      -1    90.10   93.10   93.10    N/A    90.20   93.00   93.00      7",
+        "     8388608    2097152   float     sum    90.10   93.10  162.93  2e+02    90.20   93.00  162.75  0e+00",
+    ],
+    "gpu-xid": [
+        "[1.5] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=python, GPU has fallen off the bus.",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x1 0x2)",
+        "NVRM: GPU at PCI:0000:1b:00 has fallen off the bus.",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1 caused by previous Xid 149",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ],
+    "gpu-xid-doubt": [
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, Ch 8, intr 0. MMU Fault: ENGINE GRAPHICS",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1 0x2)",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+    ],
+    "nvlink-uncorrectable": [
+        "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+        f"{WARNED}Cuda failure 220 'uncorrectable NVLink error detected during the execution'",
+    ],
+    "ecc-uncorrectable": ["what():  CUDA error: uncorrectable ECC error encountered"],
+    "nccl-tests-apart": [2 * f"{TESTS}\n" + 2 * "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 3.9\n"],
+    "nccl-tests-unfinished": [
+        TESTS,
+        f"#       size         count      type   redop    root     time   algbw   busbw #wrong\n{ROW} float     sum",
+    ],
     "program-exception": ["ValueError: shapes differ"],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
 DOUBTS = (
-    *("nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ", "program-exception"),
-    *("imex-service-stopped", "fabric-not-ready"),
+    *(
+        "gpu-xid-doubt",
+        "rdma-port-down",
+        "nccl-warning",
+        "nccl-diag-network",
+        "nccl-diag-ranks-differ",
+        "program-exception",
+    ),
+    *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
 WITHOUT_LINES = {"nccl-init-unfinished"}
 
@@ -135,15 +214,22 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
         f"{WARNED}Failed to open libibverbs.so[.1]",
         f"{WARNED}NET/OFI Only EFA provider is supported",
         f'{WARNED}Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
-        f"{WARNED}NET/IB : nodeA:1 Got non-fatal async event: port error(10)",
+        f"{WARNED}NET/IB : mlx5_0:1 Got non-fatal async event: port active(9)",
+        f"{WARNED}NET/IB : Got async event : client reregistration",
         f"{JOB.head(0)}include/net.h:24 -> 2",
         f"{JOB.head(0)}misc/gdrwrap.cc:56 -> 3",
         f"{JOB.head(0)}enqueue.cc:12 -> 7",
         f"{JOB.head(0)}misc/socket.cc:47 -> 3",
         "Test NCCL was a success; 0 failures",
+        f"{ROW} float     sum      -1    90.10   93.10  162.93      0    90.20   93.00  162.75    N/A",
+        "     8388608    2097152   float     sum    90.10   93.10  162.93  2e-07    90.20   93.00  162.75  2e-07",
+        f"{ROW} float     sum      -1    24410   93.10  162.93      0    90.20",
+        "        2097152 1048576 float tensors of 12 34.00 5.00 6",
         "epoch 3: no NCCL error so far; Segmentation fault handler installed; Bus error counter: 0",
         "WARNING: batch size 64: CUDA out of memory. Retrying with 32",
         "NCCL failure detection enabled",
+        "[1.2] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05",
+        "last CUDA error: no error",
         f"{WARNED}NET/IB : mlx5_0:1 Got async event : client reregistration",
         f"{WARNED}socketAcceptPeer: wrong magic 1 != 2",
         f"{JOB.head(0)}misc/socket.cc:806 -> 6\n{JOB.head(0)}ras/ras.cc:300 -> 6",
@@ -159,6 +245,30 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
 def test_what_nccl_goes_on_after_is_no_failure(text: str) -> None:
     report = report_of(*JOB.logs(), text + "\n")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+def test_nccl_tests_that_came_to_its_end_is_well() -> None:
+    text = Output().text()
+    assert report_of(*JOB.logs(), text).verdict is Verdict.PASS
+    assert report_of(*JOB.logs(), text, text).verdict is Verdict.PASS
+    assert ids(report_of(*JOB.logs(), text, text.partition("# Out of")[0])) == ["nccl-tests-unfinished"]
+
+
+@pytest.mark.parametrize("tag", ["", "[rank1]: "])
+def test_what_pytorch_calls_the_last_error_is_the_reason(tag: str) -> None:
+    lines = (
+        "ncclInvalidUsage: This usually reflects invalid usage.",
+        "Last error:",
+        "Duplicate GPU detected : rank 1 and 0",
+    )
+    text = "".join(f"{tag}{line}\n" for line in lines)
+    interleaved = text.replace(f"{tag}Dupl", f"[rank0]: Last error:\n{tag}Dupl") if tag else text
+    assert [ids(report_of(*JOB.logs(), each))[0] for each in (text, interleaved)] == 2 * ["nccl-duplicate-gpu"]
+
+
+def test_an_error_in_front_of_a_line_of_nccl_counts() -> None:
+    text = f"RuntimeError: NCCL error: unhandled cuda error {JOB.head(0)}cudaDriverVersion 12080\n"
+    assert ids(report_of(*JOB.logs(), text))[0] == "nccl-cuda-call-failed"
 
 
 def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:

@@ -14,13 +14,16 @@ from gpubench.model.terms.operation import Placement
 from gpubench.readers.documents.launcher_tags import behind_prefix, prefix_shape
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, REDUCTIONS, OutputLine, PerIteration, Placed
 
-HEADER = re.compile(r"#\s+(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
+HEADER = re.compile(r"(?:^|[#\s])(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
 ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+"
     rf"(?P<type>{'|'.join(sorted(ELEMENT_TYPES, key=len, reverse=True))})(?P<rest>(?:\s.*)?)$"
 )
 _VALUE = re.compile(r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)\*?")
 """rccl-tests marks an error beyond its threshold with an asterisk."""
+
+_RANK_TAG = re.compile(r"\[\d{1,7}\]")
+"""What MPICH's -prepend-rank and Intel MPI's -l put before every piece of output, also inside a row."""
 
 _ROOT = re.compile(r"-1|\d{1,7}")
 _TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
@@ -135,8 +138,29 @@ class TableRow:
             )
 
 
+def wrong_data_in(line: str) -> str | None:
+    """A row that counts wrong elements, read without its header, as people paste and cut tables; None of other lines.
+
+    Before 2.12 the same column was the largest error: of 1 and more it is beyond what nccl-tests allows of any type.
+    """
+    found = ROW.search(line)
+    if found is None:
+        return None
+    words = _words(found["rest"])
+    if words and words[0] in REDUCTIONS:
+        del words[0]
+    if len(words) % _FIGURES == 1 and _ROOT.fullmatch(words[0]):
+        del words[0]
+    each = _FIGURES + _STATISTICS if len(words) == 2 * (_FIGURES + _STATISTICS) else _FIGURES
+    if len(words) not in (each, 2 * each) or not all(map(_VALUE.fullmatch, words)):
+        return None
+    counts = [_number(word) for word in words[_FIGURES - 1 :: each]]
+    wrong = any(count is not None and count >= 1 for count in counts)
+    return " ".join(line[found.start() :].split()) if wrong else None
+
+
 def _words(text: str) -> list[str]:
-    return _TIMESTAMP.sub("", text).split()
+    return _TIMESTAMP.sub("", _RANK_TAG.sub(" ", text)).split()
 
 
 def _number(text: str) -> float | None:

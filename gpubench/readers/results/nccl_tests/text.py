@@ -17,17 +17,17 @@ from gpubench.readers.results.nccl_tests.table import HEADER, ROW, Columns, Tabl
 
 _SETTINGS = re.compile(
     r"nThreads?:? (?P<threads>\d{1,5}) nGpus:? (?P<gpus>\d{1,5}) (?:nRanks: (?P<ranks_a_gpu>\d{1,5}) )?minBytes:? \d+ "
-    r"maxBytes:? \d+ step: \d+\(\w+\) warmup ?[iI]ters: (?P<warmup>\d{1,9}) iters: (?P<iterations>\d{1,9})"
-    r"(?: agg iters: (?P<aggregated>\d{1,9}))? validation: (?P<validation>\d{1,9})(?: graph: (?P<graph>\d{1,9}))?"
+    r"maxBytes:? \d+ step: \d+\(\w+\) warmup *[iI]ters: (?P<warmup>\d{1,9}) +iters: (?P<iterations>\d{1,9})"
+    r"(?: agg +iters: (?P<aggregated>\d{1,9}))? validation: (?P<validation>\d{1,9})(?: graph: (?P<graph>\d{1,9}))?"
 )
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(?P<rank>\d{1,7}) (?:Group\s+(?P<group>\d{1,7}) )?(?:Pid\s+(?P<pid>\d{1,10}) )?on\s+"
+    r"(?:^|[#\s])Rank\s+(?P<rank>\d{1,7}) (?:Group\s+(?P<group>\d{1,7}) )?(?:Pid\s+(?P<pid>\d{1,10}) )?on\s+"
     r"(?P<host>\S{1,255}) device\s+(?P<index>\d{1,5}) \[(?P<bus>[0-9a-fA-Fx:.]{1,20})\]\s+(?P<name>\S.*)"
 )
-_VERSION = re.compile(r"# nccl-tests version (?P<version>\S{1,40}) .*nccl-library=(?P<nccl>\d{4,6})")
+_VERSION = re.compile(r"\bnccl-tests version (?P<version>\S{1,40}) .*nccl-library=(?P<nccl>\d{4,6})")
 _RCCL_VERSION = re.compile(r"rccl-tests: Version (?P<version>\S{1,80})")
 _LIBRARY = re.compile(r"\b(?P<name>[NR]CCL) version\s*:?\s*(?P<version>\d+\.\d+(?:\.\d+)?)")
-_STARTING = re.compile(r"# Collective test starting: (?P<name>\w+?)_perf")
+_STARTING = re.compile(r"\bCollective test starting: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
@@ -36,7 +36,7 @@ _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.
 
 def recognises(text: str) -> bool:
     """True if a text has what nccl-tests prints above its rows, or a row."""
-    return "# Using devices" in text or _SETTINGS.search(text) is not None or _has_row(text)
+    return "Using devices" in text or _SETTINGS.search(text) is not None or _has_row(text)
 
 
 def _has_row(text: str) -> bool:
@@ -156,9 +156,9 @@ class _Parser:
 
     def _note(self, run: NcclTestsRun, text: str) -> bool:
         """True if this line says how the run was done."""
-        if "# Blocking Enabled" in text:
+        if "Blocking Enabled" in text:
             run.blocking = True
-        elif "# Reducing maxBytes" in text:
+        elif "Reducing maxBytes" in text:
             self.remarks.append(text[text.index("Reducing") :].strip())
         else:
             return False

@@ -53,6 +53,19 @@ def test_recorded(
     assert (last.time_us_fastest_rank, last.slowest_rank, last.p99_us) == (None, None, None)
 
 
+def test_a_table_that_lost_its_hashes_reads_the_same() -> None:
+    """A page that takes them for headings leaves them out, and may put more space between words."""
+    pasted = re.sub(r"(?m)^#", "", ALL_REDUCE).replace(" iters: ", "       iters: ")
+    assert pasted != ALL_REDUCE
+    assert read(pasted) == read(ALL_REDUCE)
+
+
+def test_ranks_that_mpich_puts_before_every_piece_are_taken_away() -> None:
+    pieces = re.sub(r"(?<=\S)(?=    +\d+\.\d\d )", "[0]", re.sub("(?m)^", "[0] ", ALL_REDUCE))
+    assert "[0]  " in pieces
+    assert read(pieces) == read(ALL_REDUCE)
+
+
 def test_recorded_circumstances() -> None:
     found = read_results(RECORDED / "all_reduce_graph.txt")
     assert found.circumstances.tool == "nccl-tests 2.19.6"

@@ -1,0 +1,63 @@
+"""Faults of GPUs, links and switches that the kernel, CUDA or the driver tell in the text of a job."""
+
+from gpubench.conditions.definition.complaints import complaint
+from gpubench.conditions.definition.condition import Family
+from gpubench.model.terms.verdict import Verdict
+
+_XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
+
+_OF_HARDWARE = "48|61|62|63|64|74|79|92|94|95|110|119|120|121|123|136|140|143|155|156|158"
+"""Numbers of Xid that NVIDIA's catalogue has a GPU, its memory or a link be the reason of, not the program."""
+
+_OF_NVLINK = r"14[4-9]|150"
+"""Of these the line says whether they are fatal."""
+
+HARDWARE_ERRORS = Family.of(
+    "hardware_errors",
+    "Hardware errors in the text of a job",
+    complaint(
+        "gpu-xid",
+        "The kernel reports an error of a GPU, an NVLink or an NVSwitch: Xid, SXid, fallen off the bus",
+        rf"NVRM: Xid [^:]*[^)]*\): (?:(?:{_OF_HARDWARE})\b|(?:{_OF_NVLINK}), (?!.*non-?fatal))"
+        rf"|caused by previous Xid (?:{_OF_HARDWARE}|{_OF_NVLINK})\b|SXid [^)]*\): \d+, Fatal|fallen off the bus",
+        expected="no Xid",
+        likely="the GPU or link that the line names; what follows from it on other GPUs are Xid 45 and CUDA errors",
+        cure="nvidia-smi -q -i BUSID; nvidia-smi nvlink -e; NVIDIA's catalogue says by number: reset, or replace",
+        link=_XID,
+        seen_as=("NVRM: Xid (PCI:0000:1b:00): 79", "NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal"),
+        detection="the kernel's lines in the same text",
+    ),
+    complaint(
+        "gpu-xid-doubt",
+        "The kernel reports an Xid that a program may be the reason of, or one that is not fatal",
+        r"NVRM: Xid |SXid \(PCI",
+        expected="no Xid",
+        likely="13, 31, 43: a kernel of the program; 45: what another Xid ended; others: see the catalogue",
+        cure="look whether the process that the line names is of this job; compute-sanitizer on the program",
+        link=_XID,
+        seen_as=("NVRM: Xid (PCI:0000:1b:00): 31",),
+        severity=Verdict.WARN,
+        detection="the kernel's lines in the same text",
+        general=True,
+    ),
+    complaint(
+        "nvlink-uncorrectable",
+        "CUDA error: uncorrectable NVLink error detected during the execution",
+        r"uncorrectable NVLink error",
+        expected="links without errors",
+        likely="a link, bridge or switch of the GPU on which it was seen, or of the one that it talked to",
+        cure="dmesg -T | grep -i -E 'xid|sxid'; nvidia-smi nvlink -e on that node: errors that grow name the link",
+        link=_XID,
+        seen_as=("uncorrectable NVLink error detected during the execution",),
+    ),
+    complaint(
+        "ecc-uncorrectable",
+        "CUDA error: uncorrectable ECC error encountered",
+        r"uncorrectable ECC error",
+        expected="memory without uncorrectable errors",
+        likely="the memory of the GPU on which it was seen",
+        cure="nvidia-smi -q -d ECC,ROW_REMAPPER on that node; reset the GPU, replace it where the errors come back",
+        link="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html",
+        seen_as=("uncorrectable ECC error encountered",),
+    ),
+)
