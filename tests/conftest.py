@@ -1,16 +1,16 @@
 """Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
 
-import importlib
+import gc
 import os
-import pkgutil
 import signal
 import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-import gpubench
 from tests.examples import USUAL
+from tests.modules import load_all_modules
 
 # Tests start hundreds of processes: without bytecode, which some environments forbid to write, each compiles all anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -39,11 +39,19 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-def pytest_collection() -> None:
-    """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes."""
-    for module in pkgutil.walk_packages(gpubench.__path__, "gpubench."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes.
+
+    What is collected stays, and is most of what a worker holds: no search for garbage goes through it.
+    """
+    gc.disable()
+    load_all_modules()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 _WITH_TIME = ("backends", "evidence", "jobs", "overlap", "recordings", "settings", "topo")
