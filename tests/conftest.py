@@ -16,6 +16,9 @@ from tests.modules import load_all_modules
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Tests share the cores: of ranks that look for messages without end, two on one core wait 8 ms for each message.
+os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")
+
 # A shell without job control has SIGINT ignored in what stands before an &, and each process of a test inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,8 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: a worker more than CPUs, as those with the MPI jobs wait half of their time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """`-n auto`: two workers more than CPUs, as the two with the MPI jobs wait half of their time."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,4 +73,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             has_time = item.path.parent.name == "mpi" and item.path.stem.removeprefix("test_") in _WITH_TIME
             item.add_marker(pytest.mark.xdist_group("mpi-with-time" if has_time else "mpi"))
     # They come first: whoever is done with the rest would else wait for them.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
