@@ -1,20 +1,23 @@
 """Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
 
-import importlib
+import gc
 import os
-import pkgutil
 import signal
 import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-import gpubench
 from tests.examples import USUAL
+from tests.modules import load_all_modules
 
 # Tests start hundreds of processes: without bytecode, which some environments forbid to write, each compiles all anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Tests share the cores: of ranks that look for messages without end, two on one core wait 8 ms for each message.
+os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")
 
 # A shell without job control has SIGINT ignored in what stands before an &, and each process of a test inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,15 +38,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: a worker more than CPUs, as those with the MPI jobs wait half of their time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """`-n auto`: two workers more than CPUs, as the two with the MPI jobs wait half of their time."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
-def pytest_collection() -> None:
-    """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes."""
-    for module in pkgutil.walk_packages(gpubench.__path__, "gpubench."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes.
+
+    What is collected stays, and is most of what a worker holds: no search for garbage goes through it.
+    """
+    gc.disable()
+    load_all_modules()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 _WITH_TIME = ("backends", "evidence", "jobs", "overlap", "recordings", "settings", "topo")
@@ -62,4 +73,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             has_time = item.path.parent.name == "mpi" and item.path.stem.removeprefix("test_") in _WITH_TIME
             item.add_marker(pytest.mark.xdist_group("mpi-with-time" if has_time else "mpi"))
     # They come first: whoever is done with the rest would else wait for them.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)

@@ -22,22 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gpubench.cli.table import COMMANDS
+from gpubench.profiles.files import all_profiles
+from tests.modules import load_all_modules
 
-_LOADED_AHEAD = (
-    *(
-        f"gpubench.{name}"
-        for name in (
-            *("cli.app", *(f"cli.commands.{name}" for name in {each.module for each in COMMANDS})),
-            *("jobs.collective.launch", "jobs.collective.simulated", "jobs.topo"),
-            *("jobs.p2p.job", "jobs.check.job", "jobs.explain", "jobs.compare"),
-        )
-    ),
-    *(f"gpubench.measure.{name}.report" for name in ("compare", "explain", "topo")),
-    *("gpubench.measure.collective.sweep", "gpubench.measure.check.health", "gpubench.measure.p2p.run"),
-    *("gpubench.formats.table", "rich.console", "rich.progress", "rich.table"),
-)
-"""None of them imports MPI, CuPy or NVML."""
+_LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core")
+"""Beside all of gpubench, of which no module imports MPI, CuPy, NumPy or NVML before it is used."""
 
 _ENCODING = ("LANG", "LC_", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONUTF8")
 _READ_BY_PYTHON = (*_ENCODING, "PYTHON", "COVERAGE")
@@ -169,8 +158,10 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
+    load_all_modules()
     for _name in _LOADED_AHEAD:
         importlib.import_module(_name)
+    all_profiles()  # read once, and kept, as they are in each process
     gc.freeze()
     _given = socket.socket(fileno=int(sys.argv[1]))
     if "listening" in sys.argv:

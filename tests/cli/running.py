@@ -1,10 +1,12 @@
 """Run gpubench as a user does: a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpubench.hardware.launch.launcher import DAEMON_FAILED, find_launcher
 from tests.cli import forking
@@ -45,6 +47,16 @@ def gpubench(
     if finished.returncode is None:
         raise subprocess.TimeoutExpired(command, SECONDS, finished.stdout, finished.stderr)
     return subprocess.CompletedProcess(command, finished.returncode, finished.stdout, finished.stderr)
+
+
+def document_so_far(path: Path) -> dict[str, Any]:
+    """What a job under way has written, empty before that: at first it only tries whether it can write there."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        text = ""
+    document: dict[str, Any] = json.loads(text) if text else {}
+    return document
 
 
 def mpirun_command(ranks: int, *arguments: str) -> Sequence[str]:

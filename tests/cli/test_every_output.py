@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -46,7 +47,13 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> tuple[dict[str, str], i
     return written | {"github": result.stdout}, result.exit_code
 
 
-@pytest.fixture(scope="module", params=RUNS, ids=lambda each: "-".join(Path(word).name for word in each))
+def case(words: tuple[str, ...]) -> Any:
+    """A run as a parameter, whose tests are all one process's: else each process that has one of them runs it anew."""
+    name = "-".join(Path(word).name for word in words)
+    return pytest.param(words, id=name, marks=pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(scope="module", params=map(case, RUNS))
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], int, Path]:
     """What a run wrote, its exit code, and the folder with its files."""
     folder = tmp_path_factory.mktemp("run")

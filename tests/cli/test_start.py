@@ -11,6 +11,7 @@ import pytest
 
 from gpubench.cli import commands
 from gpubench.cli.table import COMMANDS
+from tests.cli.running import ROOT
 
 OWN_MODULES_OF_HELP = 13
 """The package, the command line, its table with that of the collectives, errors, and who started us: 12."""
@@ -86,6 +87,15 @@ def test_the_help_of_a_collective_imports_no_other() -> None:
 @pytest.mark.parametrize("command", [(), ("topo",), ("allreduce",)])
 def test_help_loads_no_heavy_library(command: tuple[str, ...]) -> None:
     assert not FOREIGN & loaded_by_help(*command)
+
+
+def test_no_module_imports_a_foreign_library_before_it_is_used() -> None:
+    """Tests fork from a process that has imported all of gpubench: a child may start MPI, or a driver, afresh."""
+    program = "import sys; from tests.modules import load_all_modules; load_all_modules(); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.split())
+    assert "gpubench.hardware.mpi.group" in loaded
+    assert not loaded & {"cupy", "mpi4py", "nvtx", "numpy", "pandas", "pynvml", "torch"}
 
 
 def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:

@@ -26,8 +26,6 @@ SECONDS_OF_A_HANG = 15
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # As many ranks a host as it has places for would spin; but all hosts share these cores.
-    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 AGENT = """#!/bin/bash
 # What Open MPI takes for ssh: drops its options, and runs the command in the namespace with that address.

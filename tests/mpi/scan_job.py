@@ -17,7 +17,6 @@ from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment
 
 DEADLINE = 2.0
 SECONDS = 90.0
-SETTINGS = MPI_ENVIRONMENT | {"OMPI_MCA_mpi_yield_when_idle": "1"}
 _WORKER = "gpubench.hardware.scan.worker"
 
 
@@ -75,7 +74,7 @@ def scan_of_ranks(
     words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]
     outputs = [rounds, str(folder / "rounds"), "--output", str(folder / "report.json")]
     command = [find_launcher().path, *options, "-n", str(ranks), sys.executable, "-m", "gpubench", *words, *outputs]
-    variables = environment(GPUBENCH_TEST_FOLDER=str(folder)) | SETTINGS
+    variables = environment(GPUBENCH_TEST_FOLDER=str(folder)) | MPI_ENVIRONMENT
     with (folder / "printed").open("w") as printed:
         process = subprocess.Popen(command, stdout=printed, stderr=printed, env=variables, cwd=ROOT)
     job = ScanJob(process, folder)

@@ -9,7 +9,10 @@ from tests.mpi.test_evidence import believing, document_of
 
 pytestmark = pytest.mark.mpi
 
-SMALL = ("--sizes", "1K,4M", "--iters", "3", "--warmup", "1", "--format", "json")
+FEW = ("--iters", "3", "--warmup", "1", "--format", "json")
+SMALL = ("--sizes", "1K,64K", *FEW)
+COUNTED = ("--sizes", "1K,4M", *FEW)
+"""With a size of which counters tell where its bytes went."""
 
 
 def test_an_mpi_that_crashes_is_a_finding_and_no_crash(tmp_path: Path) -> None:
@@ -33,7 +36,7 @@ def test_an_mpi_that_crashes_is_a_finding_and_no_crash(tmp_path: Path) -> None:
 
 def test_an_mpi_that_takes_the_operation_is_measured_and_its_path_judged_by_counters() -> None:
     partly = believing("tuning", GPUBENCH_TEST_MPI_CRASHES="reduce")
-    result = gpubench("allreduce", "--backend", "mpi", *SMALL, env=partly)
+    result = gpubench("allreduce", "--backend", "mpi", *COUNTED, env=partly)
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     assert {(row["backend"], row["wrong"]) for row in document["rows"]} == {("mpi", 0)}
@@ -45,7 +48,7 @@ def test_an_mpi_that_takes_the_operation_is_measured_and_its_path_judged_by_coun
 
 
 def test_an_aware_mpi_that_goes_through_the_host_fails() -> None:
-    result = gpubench("allreduce", "--backend", "mpi", *SMALL, env=believing("p2p-disabled"))
+    result = gpubench("allreduce", "--backend", "mpi", *COUNTED, env=believing("p2p-disabled"))
     document = document_of(result)
     (staged,) = [each for each in document["findings"] if each["id"] == "host-staged"]
     assert staged["severity"] == "FAIL"

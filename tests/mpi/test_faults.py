@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gpubench.model.terms.hang import Phase
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, document_so_far, environment, mpirun_command
 
 pytestmark = pytest.mark.mpi
 
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def rows(self) -> int:
-        return len(self.document["rows"]) if self.output.exists() else 0
+        return len(document_so_far(self.output).get("rows", ()))
 
     def wait_for_rows(self, rows: int) -> None:
         deadline = time.monotonic() + 60

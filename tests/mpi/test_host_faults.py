@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.running import document_so_far
 from tests.mpi.hosts import HostJob, Hosts, connected
 from tests.mpi.test_faults import left_after
 
@@ -30,7 +31,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 def wait_for_rows(output: Path, job: HostJob) -> None:
     deadline = time.monotonic() + 30
-    while not (output.exists() and json.loads(output.read_text())["rows"]):
+    while not document_so_far(output).get("rows"):
         if time.monotonic() > deadline or job.process.poll() is not None:
             job.wait_for("gpubench")
             pytest.skip(f"Open MPI's daemons got no job under way: {job.printed.read_text()[-300:]!r}")

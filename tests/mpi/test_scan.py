@@ -9,7 +9,7 @@ import pytest
 
 from gpubench.hardware.launch.launcher import Flavour, find_launcher
 from tests.cli.running import gpubench, mpirun
-from tests.mpi.scan_job import SETTINGS, bad, of_job, scan_of_ranks
+from tests.mpi.scan_job import bad, of_job, scan_of_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -115,7 +115,7 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     replayed = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert len(json.loads(replayed.stdout)["rounds"]) == kept.count("\n") - 2
     words = ("scan", "--backend", "host", "--ranks-as-nodes", "--resume", str(rounds), "--format", "json")
-    resumed = mpirun(3, *words, env={**os.environ, **SETTINGS})
+    resumed = mpirun(3, *words)
     document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
     assert bad(document) == {"rank3": "node gone"}
     seen = document["parts"][0]["seen"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import gpubench
+from tests.cli.running import document_so_far, gpubench
 from tests.mpi.hosts import HostJob, Hosts, command, connected
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
@@ -71,10 +71,10 @@ def report_of(folder: Path, job: HostJob) -> Mapping[str, Any]:
     """The report, which is there before mpirun ends, if it does."""
     path, deadline = folder / "report.json", time.monotonic() + SECONDS
     while True:
-        found: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        found = document_so_far(path)
         if found.get("complete"):
             return found
-        if time.monotonic() > deadline or (job.process.poll() is not None and not path.exists()):
+        if time.monotonic() > deadline or (job.process.poll() is not None and not found):
             pytest.skip(f"Open MPI's daemons got no job to its end: {job.printed.read_text()[-300:]!r}")
         time.sleep(0.1)
 
