@@ -8,11 +8,11 @@ from typing import TypeVar
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers.nccl_log import limits
 from gpubench.readers.nccl_log.programs import (
-    WORDS_OF_OTHERS,
     TestRuns,
     parse_diagnostic,
     parse_gpu_model,
     parse_program_error,
+    says_something,
 )
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import (
@@ -118,7 +118,7 @@ class Notes:
                 del self._before_last_error[tag]
                 self._complain(line[len(tag) :][:_LONGEST_WARNING].decode("utf-8", "replace").strip(), "")
                 break
-        if not any(word in line for word in WORDS_OF_OTHERS):
+        if not says_something(line):
             return
         line = line[:_LONGEST_OF_OTHERS]
         self._tests.add(line)

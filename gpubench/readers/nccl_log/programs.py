@@ -7,43 +7,28 @@ from gpubench.readers.results.nccl_tests.table import HEADER, wrong_data_in
 
 _LONGEST = 300
 
-WORDS_OF_OTHERS = (
-    *(f" {each} ".encode() for each in ELEMENT_TYPES),
-    *(b"nThread ", b" type ", b"Out of bounds", b"Avg bus", b"Last error:", b"WARN: Function: "),
-    *(b"An error occurred", b"MPI_ERRORS", b"Caught signal", b"Assertion ", b"free(): ", b"lloc(): "),
-    *(b"double free", b"Transport retry", b"Failed status"),
-    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
-    *(
-        b"xited ",
-        b"exitcode",
-        b"exit code",
-        b"fault",
-        b"Bus error",
-        b"Killed",
-        b"Aborted",
-        b"error: ",
-        b"rror ",
-        b" Xid ",
-        b" SXid ",
-        b"off the bus",
-    ),
-    *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
-    *(
-        b"Got completion",
-        b"*** SIG",
-        b"Signal: ",
-        b"Primary job",
-        b"BAD TERMINATION",
-        b"*** Process",
-        b"CANCELLED",
-        b"oom_kill",
-        b"oom-kill",
-        b"step aborted",
-        b"died",
-        b"FAILED",
-    ),
+_TYPES = (b" float ", b" bfloat16 ", b" half ", b"int8 ")
+"""Of nccl-tests' rows, which have no other word; those of other types are found beside another."""
+
+_OF_TESTS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
+_OF_ERRORS = (
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog", b"Test ", b"rror", b"Exception", b"xit"),
+    *(b"tation fault", b"illed", b"borted", b"oom", b"Xid (", b"off the bus", b"terminate called", b"ignal"),
+    *(b"noticed that", b"detected that", b"MPI_", b"lost communication", b"BAD TERMINATION", b"*** ", b"CANCELLED"),
+    *(b"died", b"FAILED", b"Got completion", b"Primary job", b"(): ", b"double free", b"retry", b"Failed status"),
+    *(b"Assertion ", b"WARN: Function: "),
 )
-"""Words of which each line of another program has one that may say something here."""
+WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_TYPES)
+"""Words of which each line of another program has one that may say something here; each costs a pass over the text."""
+
+says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
+"""Finds one of these words in a line, in a quarter of the time that it takes to look for each."""
+
+_says_errors = re.compile(b"|".join(map(re.escape, _OF_ERRORS))).search
+_says_tests = re.compile(b"|".join(map(re.escape, _OF_TESTS))).search
+
+_ROW = re.compile(rb"\d\s+\d{1,18}\s+(?:" + "|".join(sorted(ELEMENT_TYPES, key=len, reverse=True)).encode() + rb")\s")
+"""The beginning of a row, told quickly."""
 
 _DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
 _MODELS = (
@@ -92,6 +77,8 @@ class TestRuns:
 
     def add(self, line: bytes) -> None:
         """Count a line."""
+        if not _says_tests(line):
+            return
         text = line.decode("utf-8", "replace")
         for counts, forms in ((self._begun, _BEGIN_OF_TESTS), (self._ended, _END_OF_TESTS)):
             for place, form in enumerate(forms):
@@ -114,9 +101,9 @@ class TestRuns:
 
 def parse_program_error(line: bytes) -> str | None:
     """What a program that calls NCCL reports of a call that failed, or of data that arrived wrong."""
-    if row := wrong_data_in(line.decode("utf-8", "replace").rstrip()):
+    if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
         return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
-    found = _PROGRAM_ERROR.search(line)
+    found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
     return None if found is None else found[0][:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
 
 
@@ -125,7 +112,7 @@ def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
 
     `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
     """
-    found = _DIAGNOSTIC.search(line)
+    found = _DIAGNOSTIC.search(line) if b"NCCL DIAG" in line else None
     if found is None:
         return None
     return (found[1] or b"").decode("ascii", "replace"), found[2][:_LONGEST].decode("utf-8", "replace").strip()
@@ -133,7 +120,7 @@ def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
 
 def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
     """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
-    for form in _MODELS:
+    for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
         if found := form.search(line):
             return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]
     return None
