@@ -1,5 +1,6 @@
 """Which part is bad, from the cells, leaves and GPUs that are slow: NIC or cable, node, rail of a leaf, uplink, GPU."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +8,12 @@ from statistics import median
 
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
-from gpubench.measure.scan.levels import faster_cells, least_gain, usual_by_rail
+from gpubench.measure.scan.levels import DEVIATIONS, LEAST_GAIN, faster_cells, usual_by_rail
 from gpubench.measure.scan.local_parts import local_parts
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.rows.scan import PartKind as PartKind
 from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
+from gpubench.model.terms.statistics.noise import robust_deviation
 from gpubench.model.terms.units import counted
 
 LEAST_NODES_OF_A_RAIL = 8
@@ -70,6 +72,7 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     _whole_nodes(course, left)
     _inside(left)
     _nics(left)
+    _one_of_two_leaves(course, left)
     _rails(course, left)
     return left.parts
 
@@ -192,15 +195,29 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
         if len(others) < 2 or gb_s >= least * median(others):
             continue
         if part := _slow_leaf_inside(course, rail):
-            left.explain(part)
+            if not any(each.leaf == part.leaf and each.rail in (None, rail) for each in left.parts):
+                left.explain(part)
         elif rail not in faster and named[rail] <= most_named:
             nodes = tuple(course.living())
             seen = f"{gb_s:.4g} GB/s on every node, {median(others):.4g} on the other rails"
             left.explain(FaultyPart(PartKind.RAIL, nodes, gb_s / median(others), rail, seen=seen))
 
 
+def _one_of_two_leaves(course: ScanCourse, left: _Cells) -> None:
+    """The leaf that is slow inside on all rails, where there are two: half of all is no odd one out."""
+    leaves = set(filter(None, course.fabric.leaves))
+    if len(leaves) != 2 or any(part.leaf in leaves for part in left.parts):
+        return
+    found = [_slow_leaf_inside(course, rail) for rail in range(course.fabric.rails)]
+    slow = [part for part in found if part is not None]
+    if len(slow) == len(found) and len({part.leaf for part in slow}) == 1:
+        kind = PartKind.LEAF if len(slow) > 1 else PartKind.LEAF_RAIL
+        rail = None if len(slow) > 1 else slow[0].rail
+        left.explain(FaultyPart(kind, slow[0].nodes, median(part.share or 0.0 for part in slow), rail, slow[0].leaf))
+
+
 def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
-    """The leaf whose inside is slow on a rail that is slow as a whole, as of two leaves, where one is half of it."""
+    """The leaf whose inside is slow as a whole on a rail, as of two leaves, where one is half of all."""
     inside: dict[str, list[float]] = {}
     for sample in course.samples(ScanPhase.SCREENING):
         leaf = course.fabric.leaves[sample.first]
@@ -211,8 +228,12 @@ def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
     if len(levels) < 2:
         return None
     leaf, best = min(levels, key=lambda each: levels[each]), max(levels.values())
-    is_whole = max(inside[leaf]) <= (1 + least_gain(course)) * levels[leaf]
-    if levels[leaf] >= LEAF_SHARE * best or not is_whole:
+    noise = robust_deviation(inside[leaf])
+    is_whole = noise is not None and max(inside[leaf]) - levels[leaf] <= max(
+        DEVIATIONS * noise.deviation, LEAST_GAIN * levels[leaf]
+    )
+    is_sure = noise is not None and best - levels[leaf] > DEVIATIONS * noise.deviation / math.sqrt(len(inside[leaf]))
+    if levels[leaf] >= LEAF_SHARE * best or not is_whole or not is_sure:
         return None
     return FaultyPart(PartKind.LEAF_RAIL, _members(course.fabric, leaf), levels[leaf] / best, rail, leaf)
 

@@ -92,3 +92,24 @@ def test_two_nodes_of_a_faster_kind_among_hundreds_do_not_make_the_others_slow()
     of = fabric(200)
     model = SimulatedFabric(USUAL_GB_S, of_nodes(range(2, 200), range(4), 0.5))
     assert all(not faster_cells(course(of, model, seed)) for seed in range(3))
+
+
+@pytest.mark.parametrize("rails", [1, 4])
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_one_of_two_leaves_that_is_slow_inside_is_named(rails: int, share: float) -> None:
+    """It was WARN and exit code 0: between two leaves all is slow, and which one it is nobody asked."""
+    slow = {("leaf1", rail): share for rail in range(rails)}
+    for seed in range(5):
+        of = fabric(64, rails=rails, leaf=32)
+        found = decode(course(of, SimulatedFabric(USUAL_GB_S, leaf_rails=slow), seed), {})
+        assert [part.leaf for part in found if part.leaf] == ["leaf1"]
+        assert {node for part in found for node in part.nodes} == set(range(32, 64))
+
+
+def test_of_two_healthy_leaves_and_of_slow_uplinks_no_leaf_is_named() -> None:
+    for seed in range(10):
+        for nodes, leaf in ((64, 32), (16, 8), (12, 6)):
+            of = fabric(nodes, leaf=leaf)
+            uplinks = {("leaf1", rail): 0.7 for rail in range(4)}
+            for model in (SimulatedFabric(USUAL_GB_S), SimulatedFabric(USUAL_GB_S, uplinks=uplinks)):
+                assert [part for part in decode(course(of, model, seed), {}) if part.leaf] == []
