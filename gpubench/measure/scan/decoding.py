@@ -19,6 +19,8 @@ from gpubench.model.terms.units import counted
 LEAST_NODES_OF_A_RAIL = 8
 """Of fewer, one bad node is a large part of what is usual of its rail, which then has to be slow by more."""
 
+_OF_NICS = (PartKind.NIC, PartKind.NODE)
+
 LEAF_SHARE = 0.9
 """A leaf whose inside, on a slow rail, is below this share of the best leaf's is what slows it."""
 
@@ -186,7 +188,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
     usual, faster = usual_by_rail(course), {cell.rail for cell in faster_cells(course)}
     few = len(course.living()) < LEAST_NODES_OF_A_RAIL
     least = 1 - smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
-    named = Counter(cell.rail for part in left.parts for cell in part.cells if part.kind is PartKind.NIC)
+    named = Counter(cell.rail for part in left.parts for cell in part.cells if part.kind in _OF_NICS)
     if not course.has_confirmed:
         named = Counter(cell.rail for cell in course.suspects if course.screened[cell].score < least)
     most_named = len(course.living()) // LEAST_NODES_OF_A_RAIL

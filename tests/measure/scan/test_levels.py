@@ -57,6 +57,13 @@ def test_a_rail_that_is_slow_on_each_of_few_nodes_is_named(nodes: int, share: fl
     assert [(each.kind, each.rail) for each in found] == [(PartKind.RAIL, 3)]
 
 
+def test_of_few_nodes_a_rail_is_not_named_beside_a_node_that_is_slow_on_it() -> None:
+    for seed in range(150):
+        slow = SimulatedFabric(USUAL_GB_S, of_nodes(range(3, 4), range(8), 0.8))
+        found = course(fabric(4, rails=8), slow, seed)
+        assert {each.nodes for each in decode(found, {})} == {(3,)}
+
+
 def test_of_few_nodes_a_rail_of_which_one_nic_is_named_is_not_named_too() -> None:
     for seed in range(20):
         found = course(fabric(4, rails=8), SimulatedFabric(USUAL_GB_S, {NodeRail(2, 3): 0.4}), seed)
