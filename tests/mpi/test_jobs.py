@@ -59,6 +59,7 @@ def test_launched_ranks_are_handed_the_plan_and_do_without_typer(tmp_path: Path)
     arguments = (
         "allreduce",
         *SMALL,
+        "--no-progress",
         "--op",
         "max",
         "--in-place",
