@@ -44,6 +44,15 @@ def test_what_is_slow_inside_a_node_is_named_by_phase_0_and_is_no_nic(fault: str
     assert part["partner_gpu"] == (5 if kind == "pair of GPUs" else None)
 
 
+def test_what_is_slow_inside_all_nodes_is_seen_by_their_profile() -> None:
+    """None is slower than another; where most are slow, the rest would be called well and nobody slow."""
+    every = [f"--fault=node{node}.gpu{gpu}:speed=0.5" for node in range(4) for gpu in range(4)]
+    result = gpubench("scan", "--simulate", "hgx-a100-4*4", *every)
+    assert result.returncode == 1
+    assert "FAIL inside-below-profile: node0-3" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("FAIL: node0-3: copies inside the node: ")
+
+
 def test_healthy_nodes_pass_and_the_sentence_says_what_would_have_been_seen() -> None:
     result = gpubench("scan", "--simulate", MACHINE)
     assert result.returncode == 0

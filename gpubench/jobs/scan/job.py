@@ -29,6 +29,7 @@ from gpubench.jobs.scan.rounds_folder import (
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.scan.decoding import decode
+from gpubench.measure.scan.inside_findings import below_profile
 from gpubench.measure.scan.local_figures import better_of, slow_figures, slowest_of, still_slow
 from gpubench.measure.scan.prediction import collectives
 from gpubench.measure.scan.report import SECTIONS as SECTIONS
@@ -97,9 +98,10 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.begin(stored)
-    findings = _facts(simulation)
-    folder.phase_0(better_of(first, again), findings)
     local = still_slow(slow_figures(first), again)
+    profiles = dict.fromkeys(range(machine.nodes), machine.profile)
+    findings = [*_facts(simulation), *below_profile(fabric, (first, again), profiles, list(local))]
+    folder.phase_0(better_of(first, again), findings)
     before = NOTHING_BEFORE
     if kept is not None:
         local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])

@@ -73,7 +73,10 @@ def not_measured_inside(
 
 
 def expected_inside(profile: Profile | None, gpus: int) -> dict[LocalQuantity, Expectation]:
-    """What a profile expects of phase 0 with so many GPUs; nothing where it is of no particular machine."""
+    """What a profile expects of phase 0 with so many GPUs; nothing where it is of no particular machine.
+
+    Of a pair no more than a copy reaches: where NVLinks join GPUs directly, a collective has those to all others too.
+    """
     found: dict[LocalQuantity, Expectation] = {}
     if profile is None or profile.match.generic is not None or gpus < 2 or profile.match.visible < 2:
         return found
@@ -84,6 +87,8 @@ def expected_inside(profile: Profile | None, gpus: int) -> dict[LocalQuantity, E
         except UsageError:
             continue
         gb_s = ways * EXCHANGED_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
+        if quantity is LocalQuantity.PAIR:
+            gb_s = min([gb_s, *(ways * each.value for each in profile.find("p2p.write_gb_s"))])
         found[quantity] = Expectation(gb_s, f"profile {profile.name}")
     return found
 
