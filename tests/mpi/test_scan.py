@@ -9,7 +9,7 @@ import pytest
 
 from gpubench.hardware.launch.launcher import Flavour, find_launcher
 from tests.cli.running import gpubench, mpirun
-from tests.mpi.scan_job import bad, of_job, scan_of_ranks
+from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent
 
 pytestmark = pytest.mark.mpi
 
@@ -51,8 +51,8 @@ def test_a_worker_that_is_stopped_is_named_and_replaced_and_the_others_go_on(tmp
         code, report = job.finish()
         assert not Path(f"/proc/{stopped}").exists()
     assert code == 1
-    assert bad(report) == {"rank2": "node hangs"}
-    assert "its worker was stopped" in report["parts"][0]["seen"]
+    assert silent(report) == {"rank2": "node hangs"}
+    assert "its worker was stopped" in seen_of(report, "node hangs")
     assert report["verdict"] == "FAIL"
 
 
@@ -61,8 +61,8 @@ def test_a_worker_that_is_killed_is_named(tmp_path: Path) -> None:
         os.kill(job.processes(1).worker, signal.SIGKILL)
         code, report = job.finish()
     assert code == 1
-    assert bad(report) == {"rank1": "node hangs"}
-    assert "its worker died (signal 9)" in report["parts"][0]["seen"]
+    assert silent(report) == {"rank1": "node hangs"}
+    assert "its worker died (signal 9)" in seen_of(report, "node hangs")
     assert "rank1 fails" in report["sentence"]
 
 
@@ -72,9 +72,10 @@ def test_with_recovery_a_dead_node_is_a_finding_and_the_others_go_on(tmp_path: P
         os.kill(job.processes(4).worker, signal.SIGSTOP)  # the round lasts until its deadline
         os.kill(job.processes(2).supervisor, signal.SIGKILL)
         _, report = job.finish()
-    assert bad(report) == {"rank2": "node gone", "rank4": "node hangs"}
+    assert silent(report) == {"rank2": "node gone", "rank4": "node hangs"}
     assert report["complete"]
-    assert [row["node"].rpartition(":")[2] for row in report["cells"] if row["verdict"] == "FAIL"] == ["rank2", "rank4"]
+    failed = {row["node"].rpartition(":")[2] for row in report["cells"] if row["verdict"] == "FAIL"}
+    assert failed >= {"rank2", "rank4"}
 
 
 @pytest.mark.slow
@@ -84,7 +85,7 @@ def test_with_ulfm_a_dead_node_is_a_finding_and_mpirun_ends(tmp_path: Path) -> N
         os.kill(job.processes(4).worker, signal.SIGSTOP)
         os.kill(job.processes(2).supervisor, signal.SIGKILL)
         _, report = job.finish()
-    assert bad(report) == {"rank2": "node gone", "rank4": "node hangs"}
+    assert silent(report) == {"rank2": "node gone", "rank4": "node hangs"}
 
 
 @pytest.mark.slow
@@ -96,8 +97,8 @@ def test_a_node_that_is_stopped_as_a_whole_is_gone(tmp_path: Path) -> None:
         job.wait_for_rounds(3)
         os.kill(both.supervisor, signal.SIGCONT)
         _, report = job.finish()
-    assert bad(report) == {"rank3": "node gone"}
-    assert "does not answer" in report["parts"][0]["seen"]
+    assert silent(report) == {"rank3": "node gone"}
+    assert "does not answer" in seen_of(report, "node gone")
 
 
 def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gone_on_with(tmp_path: Path) -> None:
@@ -117,8 +118,8 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     words = ("scan", "--backend", "host", "--ranks-as-nodes", "--resume", str(rounds), "--format", "json")
     resumed = mpirun(3, *words)
     document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
-    assert bad(document) == {"rank3": "node gone"}
-    seen = document["parts"][0]["seen"]
+    assert silent(document) == {"rank3": "node gone"}
+    seen = seen_of(document, "node gone")
     assert "not in the job that goes on" in seen or "its supervisor is gone" in seen
     assert (rounds / "scan.jsonl").read_text().startswith(kept)
 
@@ -134,11 +135,11 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(tmp_
         os.kill(found[1].worker, signal.SIGKILL)
         os.kill(found[3].supervisor, signal.SIGKILL)
         _, report = job.finish()
-    assert bad(report) == {"rank1": "node hangs", "rank3": "node gone"}
+    assert silent(report) == {"rank1": "node hangs", "rank3": "node gone"}
     assert len(report["rounds"]) == 3, "nothing was measured but phase 0"
     assert (tmp_path / "rounds" / "scan.jsonl").read_text().startswith(kept)
     replayed = gpubench("scan", "--replay", str(tmp_path / "rounds"), "--format", "json")
-    assert bad(json.loads(replayed.stdout)) == {"rank1": "node hangs", "rank3": "node gone"}
+    assert silent(json.loads(replayed.stdout)) == {"rank1": "node hangs", "rank3": "node gone"}
 
 
 @pytest.mark.parametrize(
