@@ -138,7 +138,8 @@ class WorkerProcess:
             start_new_session=True,
         )
         its.close()
-        own.sendall(self._secret.hex().encode() + b"\n")
+        with contextlib.suppress(OSError):  # of one that is dead already, which whoever waits for an answer finds
+            own.sendall(self._secret.hex().encode() + b"\n")
         own.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._control = own
 

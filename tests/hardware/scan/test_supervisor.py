@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -91,6 +93,22 @@ def test_a_worker_that_died_between_rounds_is_told_in_the_next() -> None:
         process.wait()
         first, _ = a_round(one, other, 2)
         assert (first.figures[0][2], first.remark) == (Outcome.OWN_WORKER_DIED, "signal 9")
+
+
+def test_a_worker_that_dies_as_it_starts_does_not_end_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(subprocess.Popen[bytes]):
+        def __init__(self, command: Sequence[str], **options: Any) -> None:
+            super().__init__(command, **options)
+            self.kill()
+            self.wait()
+
+    supervisor = Supervisor("host", 0, {0: 0}, SECRET)
+    try:
+        monkeypatch.setattr("gpubench.hardware.scan.worker_process.subprocess.Popen", Short)
+        reply = supervisor.round(1, {0: WorkerTask(1, 0, 1, 0, DEADLINE)}, DEADLINE)
+    finally:
+        supervisor.close()
+    assert (reply.figures, reply.remark) == (((0, 0.0, Outcome.OWN_WORKER_DIED),), "signal 9")
 
 
 def test_nobody_there_is_the_deadline() -> None:
