@@ -7,8 +7,11 @@ from gpubench.readers.results.nccl_tests.table import HEADER, wrong_data_in
 
 _LONGEST = 300
 
-_TYPES = (b" float ", b" bfloat16 ", b" half ", b"int8 ")
-"""Of nccl-tests' rows, which have no other word; those of other types are found beside another."""
+_TYPES = (
+    *(b" float ", b" bfloat16 ", b" half ", b" double ", b" char ", b" int ", b"int8 ", b"int32 ", b"int64 "),
+    *(b"e4m3 ", b"e5m2 "),
+)
+"""Of nccl-tests' rows of every type, which have no other word."""
 
 _OF_TESTS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
 _OF_ERRORS = (

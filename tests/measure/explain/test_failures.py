@@ -4,6 +4,7 @@ import pytest
 
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
 from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via
@@ -206,6 +207,15 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
     assert report.verdict is (Verdict.WARN if id_ in DOUBTS else Verdict.FAIL)
     finding = report.findings[0]
     assert all((finding.seen, finding.cause, finding.expected, finding.next_command, finding.subject))
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str) -> None:
+    header = "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
+    row = f"     1048576        131072  {name:>8}     sum      -1    30.10   34.84   52.25       7"
+    assert ids(report_of(*JOB.logs(), f"{header}\n{row}\n"))[0] == "nccl-tests-wrong-data"
+    well = row.removesuffix("7") + "0"
+    assert ids(report_of(*JOB.logs(), f"{header}\n{well}\n"))[0] == "nccl-tests-unfinished"
 
 
 @pytest.mark.parametrize(
