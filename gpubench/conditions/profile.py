@@ -1,13 +1,13 @@
 """Machines that have other or fewer parts than healthy ones of their type, all alike, so that siblings do not tell."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
 from gpubench.conditions.definition.sightings import of_gpu, of_node
-from gpubench.model.facts.snapshot import GpuFacts, NicKind
+from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.links import active_links, pcie_gb_s
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
@@ -40,10 +40,19 @@ def _missing(run: Circumstances) -> Found:
 
 
 def _is_mesh_with_gaps(node: Topology) -> bool:
-    """True if NVLinks join GPUs directly, and every GPU has some that are down, or lead to a GPU that is not here."""
+    """True if NVLinks join GPUs directly, and every GPU has some that are down, or lead to a GPU that is not here.
+
+    Those to a processor (POWER9), and those of which nothing is known, are no gap.
+    """
     here = {gpu.bus_id for gpu in node.gpus}
-    lead_here = [[link.active and link.peer_bus_id in here for link in gpu.nvlinks or ()] for gpu in node.gpus]
-    return len(lead_here) > 1 and all(any(links) and not all(links) for links in lead_here)
+    links = [gpu.nvlinks or () for gpu in node.gpus]
+    joined_here = all(any(link.active and link.peer_bus_id in here for link in own) for own in links)
+    return len(links) > 1 and joined_here and all(any(_leads_nowhere(link, here) for link in own) for own in links)
+
+
+def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
+    elsewhere = link.peer is NvlinkPeer.GPU and link.peer_bus_id is not None and link.peer_bus_id not in here
+    return link.active is False or (link.active is True and elsewhere)
 
 
 _MORE_GPUS = "another machine than was thought, or a number that was mistyped"

@@ -744,11 +744,17 @@ def test_a_gpu_that_left_no_trace_is_missed_on_a_board() -> None:
     assert run(CHECKS, Facts([Topology(seven)])) == ()
 
 
+def _to_processor(link: NvLink) -> NvLink:
+    return link if link.active else replace(link, active=True, peer=NvlinkPeer.CPU, peer_bus_id="0004:00:00.0")
+
+
 def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
     (three,) = machine("hgx-a100-4", "gpu1:missing=yes")
     assert missing(three, "hgx-a100-4") == ["FAIL 3 GPUs, the board has 4"]
     assert missing(replace(three, gpus_of_others=1), "hgx-a100-4") == []
     assert missing(replace(three, machine=replace(three.machine, virtual_machine=True)), "hgx-a100-4") == []
     assert missing(machine("hgx-a100-4", "link0-1:nvlink=2")[0], "hgx-a100-4") == []
+    to_cpu = [replace(gpu, nvlinks=tuple(map(_to_processor, gpu.nvlinks or ()))) for gpu in three.gpus]
+    assert missing(replace(three, gpus=tuple(to_cpu)), "hgx-a100-4") == [], "POWER9 has NVLinks"
     (root,) = [each for each in findings("hgx-a100-4", ["gpu1:missing=yes"], 0) if each.id == "gpu-missing"]
     assert [each.partition(":")[0] for each in root.consequences] == ["below-profile"]
