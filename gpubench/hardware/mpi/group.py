@@ -121,7 +121,7 @@ def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
     """Initialise MPI and return the group of the whole job; then import modules, as far as they are there.
 
     Whoever needs such a module waits for it by importing it. None is imported earlier: MPI_Init calls setenv, under
-    which a getenv of libraries that are loaded beside it (OpenBLAS) may crash (glibc before 2.41).
+    which a getenv of libraries that are loaded beside it (OpenBLAS) may crash (seen with glibc 2.36).
 
     Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
