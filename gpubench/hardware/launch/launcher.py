@@ -36,7 +36,21 @@ _OPEN_MPI_SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     # All ranks are on this host; looking for fabrics takes Open MPI 5 a second of start-up.
     "OMPI_MCA_btl": "^ofi",
+    # hwloc's plugins start OpenCL, X11 or CUDA in mpirun to list GPUs, which nothing here asks it for (hwloc's manual,
+    # "Components and plugins": a name that is not there is ignored).
+    "HWLOC_COMPONENTS": "-gl,-opencl,-cuda,-nvml,-rsmi,-levelzero",
 }
+
+_AGREEMENT_SETTINGS = {
+    # Every Open MPI has ob1, which talks through shared memory; a look for fabrics (UCX, libfabric, PSM) comes first
+    # where none is named. Without ptrace, as in containers, copies out of another process fail loudly.
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
+"""Where MPI carries no data that is measured, but only what ranks agree on."""
+
+_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
+"""Open MPI's variables by which a user says what carries messages."""
 
 
 class Flavour(StrEnum):
@@ -57,10 +71,15 @@ class Launcher:
         """The command line that starts gpubench with `arguments` as that many ranks."""
         return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
 
-    def environment(self, outer: Mapping[str, str], channel: str) -> dict[str, str]:
-        """The environment of the job: this host only, whatever allocation this is; the user's own settings win."""
+    def environment(self, outer: Mapping[str, str], channel: str, *, measures_mpi: bool = True) -> dict[str, str]:
+        """The environment of the job: this host only, whatever allocation this is; the user's own settings win.
+
+        Where a job `measures_mpi`, MPI carries messages as it chooses to.
+        """
         inner = as_if_alone(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
+        if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
+            settings = settings | _AGREEMENT_SETTINGS
         own = {name: value for name, value in settings.items() if name not in inner}
         return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
 

@@ -56,7 +56,8 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     starting = announced(f"starting {counted(ranks, 'rank')} on this host ...", terminal)
     with channel.ChannelReceiver() as ranks_channel, starting as take_back:
         write_plan(ranks_channel.path, plan, arguments)
-        environment = mpirun.environment(os.environ, ranks_channel.path)
+        measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=driver.visible > 0))
+        environment = mpirun.environment(os.environ, ranks_channel.path, measures_mpi=measures_mpi)
         command = mpirun.command(ranks, arguments)
 
         def present(presenter: "Presenter", started: "Popen[bytes]") -> _LaunchedJob:

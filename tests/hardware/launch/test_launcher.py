@@ -115,6 +115,36 @@ def test_the_job_stays_on_this_host_and_keeps_the_users_settings() -> None:
     assert "OMPI_ALLOW_RUN_AS_ROOT" in inner["GPUBENCH_SETTINGS"]
 
 
+def test_mpi_chooses_what_carries_messages_where_these_are_measured_or_the_user_chose() -> None:
+    mpirun = Launcher("mpirun", Flavour.OPEN_MPI)
+    assert "OMPI_MCA_pml" not in mpirun.environment({}, "c")
+    agreeing = mpirun.environment({}, "c", measures_mpi=False)
+    assert (agreeing["OMPI_MCA_pml"], agreeing["OMPI_MCA_btl_vader_single_copy_mechanism"]) == ("ob1", "none")
+    assert {"OMPI_MCA_pml", "HWLOC_COMPONENTS"} <= set(agreeing["GPUBENCH_SETTINGS"].split(","))
+    for name, value in [("OMPI_MCA_pml", "ucx"), ("OMPI_MCA_mtl", "ofi"), ("OMPI_MCA_btl", "self,tcp")]:
+        inner = mpirun.environment({name: value, "HWLOC_COMPONENTS": "-x86"}, "c", measures_mpi=False)
+        assert inner[name] == value
+        assert inner["HWLOC_COMPONENTS"] == "-x86"
+        assert "OMPI_MCA_btl_vader_single_copy_mechanism" not in inner
+        assert name == "OMPI_MCA_pml" or "OMPI_MCA_pml" not in inner
+
+
+@pytest.mark.mpi
+def test_ranks_that_only_agree_by_mpi_start_and_end(tmp_path: Path) -> None:
+    """With the real mpirun: its library knows each of the settings."""
+    program = tmp_path / "rank.py"
+    program.write_text("from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n")
+    environment = find_launcher().environment(os.environ, "", measures_mpi=False)
+    job = subprocess.run(
+        [find_launcher().path, "-n", "2", sys.executable, str(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 def test_mpich_is_given_no_open_mpi_settings_and_no_flags() -> None:
     mpich = Launcher("/opt/mpirun", Flavour.MPICH)
     assert not [name for name in mpich.environment({}, "c") if name.startswith("OMPI")]
