@@ -12,7 +12,7 @@ from gpubench.conditions.registry import CONDITIONS, ids_now
 DOCS = Path(__file__).parents[2] / "docs"
 _LINK = re.compile(
     r"https://(github\.com/[\w.-]+/[\w.-]+(/(issues|pull)/\d+)?"
-    r"|docs\.nvidia\.com/[\w./-]+\.html(#[\w-]+)?"
+    r"|docs\.(nvidia\.com|kernel\.org)/[\w./-]+\.html(#[\w-]+)?"
     r"|www\.open-mpi\.org/faq/\?category=runcuda"
     r"|forums\.developer\.nvidia\.com/t/[\w-]+/\d+"
     r"|pytorch\.org/docs/stable/\w+\.html)"

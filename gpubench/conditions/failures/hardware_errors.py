@@ -5,6 +5,7 @@ from gpubench.conditions.definition.condition import Family
 from gpubench.model.terms.verdict import Verdict
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
+_AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 
 _OF_HARDWARE = "48|61|62|63|64|74|79|92|94|95|110|119|120|121|123|136|140|143|155|156|158"
 """Numbers of Xid that NVIDIA's catalogue has a GPU, its memory or a link be the reason of, not the program."""
@@ -39,6 +40,45 @@ HARDWARE_ERRORS = Family.of(
         severity=Verdict.WARN,
         detection="the kernel's lines in the same text",
         general=True,
+    ),
+    complaint(
+        "pcie-fatal-error",
+        "The kernel reports a fatal PCIe error (AER), or that it took a link out of service for one (DPC)",
+        r"severity=uncorrect\w+ \(fatal\)|uncorrect\w+ \(fatal\) error|DPC: containment event",
+        expected="no fatal errors of PCIe",
+        likely="a GPU, NIC, switch or riser below the port that the line names: what is behind it was reset",
+        cure="lspci -tv shows what is below that port; dmesg -T | grep -E 'AER|DPC'; reseat or replace what errs again",
+        link=_AER,
+        seen_as=("PCIe Bus Error: severity=Uncorrected (Fatal)", "AER: Uncorrectable (Fatal) error message"),
+        detection="the kernel's lines in the same text",
+        of_programs=True,
+    ),
+    complaint(
+        "pcie-error-doubt",
+        "The kernel reports PCIe errors that it corrected, or that were not fatal (AER)",
+        r"PCIe Bus Error: severity=|AER: (?:multiple )?(?:un)?correct\w+ ",
+        expected="no errors of PCIe",
+        likely="a link that repeats packets, which slows it; or a device that has nothing to do with this job",
+        cure="lspci -tv shows what is below that port; gpubench topo shows replays and widths of the GPUs' links",
+        link=_AER,
+        seen_as=("AER: Corrected error received: 0000:1b:00.0",),
+        severity=Verdict.WARN,
+        detection="the kernel's lines in the same text",
+        general=True,
+        of_programs=True,
+    ),
+    complaint(
+        "network-link-down",
+        "The kernel reports a network interface that lost its link, or a cable with an error",
+        r"mlx5_core .*link down|port module event\[error\]|link is down",
+        expected="links that stay up",
+        likely="cable, transceiver or switch port of that interface; one that is not used is harmless",
+        cure="ibstat, or ethtool INTERFACE, on that node; gpubench check --quick shows the ports' errors and rates",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+        seen_as=("mlx5_core 0000:5e:00.0 ens1np0: Link down",),
+        severity=Verdict.WARN,
+        detection="the kernel's lines in the same text",
+        of_programs=True,
     ),
     complaint(
         "nvlink-uncorrectable",

@@ -177,7 +177,7 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "program-exception",
         "The program that uses NCCL printed an exception",
-        r"(?:Error|Exception)\w*: ",
+        r"(?:Error|Exception)\w*: |^a Traceback of Python",
         expected="none",
         likely="it ended with it, or went on after it: the text does not say",
         cure="look whether every rank came to its end",

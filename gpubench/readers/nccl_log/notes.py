@@ -9,6 +9,7 @@ from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, 
 from gpubench.readers.nccl_log import limits
 from gpubench.readers.nccl_log.programs import (
     TestRuns,
+    Tracebacks,
     parse_diagnostic,
     parse_gpu_model,
     parse_program_error,
@@ -62,7 +63,7 @@ class Notes:
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
         self._tellers = 0
-        self._tests = TestRuns()
+        self._tests, self._tracebacks = TestRuns(), Tracebacks()
         self._before_last_error: dict[bytes, None] = {}
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
@@ -122,6 +123,7 @@ class Notes:
             return
         line = line[:_LONGEST_OF_OTHERS]
         self._tests.add(line)
+        self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
             self._before_last_error[whole.removesuffix(_LAST_ERROR)] = None
         if diagnostic := parse_diagnostic(line):
@@ -182,8 +184,8 @@ class Notes:
         found = tuple(
             Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
         )
-        of_tests = self._tests.complaint()
-        return found if of_tests is None else (*found, Complaint(*of_tests, ()))
+        of_whole = filter(None, (self._tests.complaint(), self._tracebacks.complaint()))
+        return (*found, *(Complaint(*each, ()) for each in of_whole))
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
         """The calls that failed, in order of appearance."""

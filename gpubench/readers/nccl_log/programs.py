@@ -19,9 +19,10 @@ _OF_ERRORS = (
     *(b"tation fault", b"illed", b"borted", b"oom", b"Xid (", b"off the bus", b"terminate called", b"ignal"),
     *(b"noticed that", b"detected that", b"MPI_", b"lost communication", b"BAD TERMINATION", b"*** ", b"CANCELLED"),
     *(b"died", b"FAILED", b"Got completion", b"Primary job", b"(): ", b"double free", b"retry", b"Failed status"),
-    *(b"Assertion ", b"WARN: Function: "),
+    *(b"Assertion ", b"WARN: Function: ", b"Link down", b"Link is Down", b"DPC: "),
 )
-WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_TYPES)
+_OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
+WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES)
 """Words of which each line of another program has one that may say something here; each costs a pass over the text."""
 
 says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
@@ -41,6 +42,7 @@ _MODELS = (
 """GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
 
 _EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
+_says_exception = re.compile(_EXCEPTION).search
 _PROGRAM_ERROR = re.compile(
     _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
     rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|watchdog got stuck"
@@ -62,6 +64,8 @@ _PROGRAM_ERROR = re.compile(
     rb"|Primary job +terminated normally, but .*"
     rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
     rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
+    rb"|\bPCIe Bus Error: severity=.*|\bAER: (?:Multiple )?(?:Unc|C)orrect\w+ .*error .*|\bDPC: containment event.*"
+    rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
     rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
 """What nccl-tests, PyTorch and launchers print where a call returned an error, or did not return, or a rank died."""
@@ -100,6 +104,25 @@ class TestRuns:
         if self._most_at_once > 1:
             return f"{self._most_at_once} runs of nccl-tests at once, each by itself", 1
         return None
+
+
+class Tracebacks:
+    """Counts what Python printed of exceptions; not those that a destructor raised, which end nothing."""
+
+    def __init__(self) -> None:
+        self._count = self._ignored = 0
+        self._exceptions = False
+
+    def add(self, line: bytes) -> None:
+        """Count a line."""
+        self._ignored += b"Exception ignored in" in line
+        self._count += b"Traceback (most recent" in line
+        self._exceptions = self._exceptions or _says_exception(line) is not None
+
+    def complaint(self) -> tuple[str, int] | None:
+        """What is wrong where none of them says its exception, and how many there are."""
+        left = self._count - self._ignored
+        return ("a Traceback of Python without its exception", left) if left > 0 and not self._exceptions else None
 
 
 def parse_program_error(line: bytes) -> str | None:

@@ -173,13 +173,35 @@ FAILED = {
         "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         f"{WARNED}Cuda failure 220 'uncorrectable NVLink error detected during the execution'",
     ],
+    "pcie-fatal-error": [
+        "pcieport 0000:c0:01.1: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+        "pcieport 0000:c0:01.1: AER: Multiple Uncorrectable (Fatal) error message received from 0000:c1:00.0",
+        "[50.9] pcieport 0000:00:1b.0: DPC: containment event, status:0x1f01 source:0x0000",
+    ],
+    "pcie-error-doubt": [
+        "kernel: pcieport 0000:00:1c.0: AER: Corrected error received: 0000:00:1c.0",
+        "nvidia 0000:1b:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)",
+        "igb 0000:09:00.0: AER: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer",
+    ],
+    "network-link-down": [
+        "[7.1] mlx5_core 0000:5e:00.0 ens1f0np0: Link down",
+        "kernel: mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, Bus stuck",
+        "ixgbe 0000:01:00.0 eno1: NIC Link is Down",
+    ],
     "ecc-uncorrectable": ["what():  CUDA error: uncorrectable ECC error encountered"],
     "nccl-tests-apart": [2 * f"{TESTS}\n" + 2 * "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 3.9\n"],
     "nccl-tests-unfinished": [
         TESTS,
         f"#       size         count      type   redop    root     time   algbw   busbw #wrong\n{ROW} float     sum",
     ],
-    "program-exception": ["ValueError: shapes differ"],
+    "program-exception": [
+        "ValueError: shapes differ",
+        'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nKeyboardInterrupt',
+        (
+            "Exception ignored in: <function F at 0x7f>\nTraceback (most recent call last):\nKeyError\n"
+            '[rank1]: Traceback (most recent call last):\n[rank1]:   File "train.py", line 3, in <module>'
+        ),
+    ],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
 DOUBTS = (
@@ -191,6 +213,7 @@ DOUBTS = (
         "nccl-diag-ranks-differ",
         "program-exception",
     ),
+    *("pcie-error-doubt", "network-link-down"),
     *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
 WITHOUT_LINES = {"nccl-init-unfinished"}
@@ -231,6 +254,10 @@ def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str)
         f"{JOB.head(0)}enqueue.cc:12 -> 7",
         f"{JOB.head(0)}misc/socket.cc:47 -> 3",
         "Test NCCL was a success; 0 failures",
+        "Exception ignored in: <function F at 0x7f>\nTraceback (most recent call last):\nTypeError\n",
+        "mlx5_core 0000:5e:00.0 ens1f0np0: Link up",
+        "kernel: mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged",
+        "pcieport 0000:00:1b.0: AER: enabled with IRQ 122",
         f"{ROW} float     sum      -1    90.10   93.10  162.93      0    90.20   93.00  162.75    N/A",
         "     8388608    2097152   float     sum    90.10   93.10  162.93  2e-07    90.20   93.00  162.75  2e-07",
         f"{ROW} float     sum      -1    24410   93.10  162.93      0    90.20",
