@@ -318,3 +318,13 @@ def test_a_replay_finds_what_the_scan_found(fault: str, tmp_path: Path) -> None:
         (each["id"], each["subject"]) for each in scanned["findings"]
     ]
     assert replayed["verdict"] == scanned["verdict"]
+
+
+def test_a_network_that_is_slow_for_all_alike_fails_and_does_so_when_it_is_judged_again(tmp_path: Path) -> None:
+    rounds = tmp_path / "rounds"
+    slow = [each for node in range(4) for each in ("--fault", f"node{node}:bandwidth=0.45")]
+    result = gpubench("scan", "--simulate", "hgx-h100-8*4", *slow, "--rounds", str(rounds))
+    assert result.returncode == 1
+    assert result.stdout.split("\n\n")[1].startswith("FAIL: all rails between nodes: ")
+    again = gpubench("scan", "--replay", str(rounds), "--format", "json")
+    assert (again.returncode, [each["id"] for each in json.loads(again.stdout)["findings"]]) == (1, ["below-nic-rate"])

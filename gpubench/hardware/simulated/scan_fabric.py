@@ -44,7 +44,9 @@ def simulated_scan_fabric(machine: SimulatedMachine, leaves: Sequence[str] | Non
     hosts = host_names(machine)
     usual = tuple(f"leaf{node // NODES_PER_LEAF}" for node in range(machine.nodes))
     named = tuple(f"nic{_nic_of(profile, rail)}" for rail in range(gpus))
-    return ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named)
+    carried = (nic_gb_s(profile.nic[_nic_of(profile, rail)], ()) for rail in range(gpus))
+    rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in carried)
+    return ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named, rates)
 
 
 def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: ScanFabric) -> SimulatedFabric:

@@ -7,6 +7,7 @@ from gpubench.errors import unwritable_output
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.scan.plan import NAME, ScanPlan
+from gpubench.measure.scan.rates import all_rates_known
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.scan import EXCLUSIONS_SECTION, ExclusionRow, Tool
@@ -49,6 +50,7 @@ def deliver(
             "seconds": round(sum(each.seconds for each in course.outcomes), 3),
             "noise_percent": 100 * course.yardstick.deviation,
             "sure_loss_percent": result.sure_loss_percent,
+            "rates_known": all_rates_known(course),
         },
     )
     with presenting(plan.presentation, is_rank=is_rank) as presenter:

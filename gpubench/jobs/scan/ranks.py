@@ -39,7 +39,7 @@ from gpubench.jobs.scan.rounds_folder import (
 )
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE
 from gpubench.measure.scan.decoding import decode
-from gpubench.measure.scan.facts import nic_names
+from gpubench.measure.scan.facts import nic_names, rail_rates
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.inside import InsideNodes
 from gpubench.measure.scan.inside_findings import below_profile, not_measured_inside, wrong_data_inside
@@ -285,7 +285,9 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
         leaves = leaves_of(names, plan.leaves, plan.leaves_file or "")
     first = placement.ranks_by_node[0]
     rails = sum(len(placement.rails_by_rank[rank]) for rank in first)
-    return ScanFabric(tuple(names), rails, tuple(leaves), nic_names(meeting.nodes, rails))
+    between_nodes = not plan.ranks_as_nodes and meeting.backend != HOST
+    rates = rail_rates(meeting.nodes, rails) if between_nodes else ()
+    return ScanFabric(tuple(names), rails, tuple(leaves), nic_names(meeting.nodes, rails), rates)
 
 
 def _finish_within(seconds: float, code: int) -> None:

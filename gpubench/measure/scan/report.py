@@ -22,6 +22,7 @@ from gpubench.measure.scan.leaf_findings import between_leaves, leaf_pair_findin
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.levels import level_findings, rails_without_level
 from gpubench.measure.scan.prediction import CollectiveOfNodes
+from gpubench.measure.scan.rates import rate_findings, slow_levels
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.scan import (
@@ -70,6 +71,12 @@ class ScanResult:
     def slow_rails(self) -> frozenset[int]:
         """The rails that are named for being slow on all nodes."""
         return frozenset(part.rail for part in self.parts if part.kind is PartKind.RAIL and part.rail is not None)
+
+    def rails_without_level(self) -> frozenset[int]:
+        """The rails of which nobody knows what a healthy cell delivers: all of them where the figures are too noisy."""
+        if is_too_noisy(self.sure_loss_percent):
+            return frozenset(range(self.course.fabric.rails))
+        return rails_without_level(self.course, self.slow_rails())
 
     def suspects(self) -> list[NodeRail]:
         """Cells that look bad and that nobody confirmed: after --quick those that a whole scan would surely name."""
@@ -125,6 +132,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         *leaf_pair_findings(course, result.parts),
         *noise_findings(result.sure_loss_percent),
         *level_findings(course, result.slow_rails()),
+        *rate_findings(course, result.slow_rails() | result.rails_without_level()),
         *collective_findings(course.fabric, result.collectives),
         *result.other_findings,
     ]
@@ -200,9 +208,8 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                 for node in (sample.first, sample.second):
                     figures.setdefault(NodeRail(node, sample.rail), []).append(sample.gb_s)
     failures = course.failures()
-    unknown = rails_without_level(course, result.slow_rails())
-    if is_too_noisy(result.sure_loss_percent):
-        unknown = frozenset(range(fabric.rails))
+    unknown = result.rails_without_level()
+    below = slow_levels(course, result.slow_rails() | unknown).keys()
     for node, host in enumerate(fabric.hosts):
         leaf = fabric.leaves[node]
         for rail in range(fabric.rails):
@@ -223,7 +230,10 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                 failures=len(failures.get(cell, ())),
                 phase=course.phase_of(cell),
                 verdict=_verdict(
-                    part, is_suspect=cell in suspects, has_figures=bool(own), has_level=rail not in unknown
+                    part,
+                    is_suspect=cell in suspects or rail in below,
+                    has_figures=bool(own),
+                    has_level=rail not in unknown,
                 ),
                 part=part,
                 origin=result.origin,

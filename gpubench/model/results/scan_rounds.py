@@ -41,6 +41,8 @@ class NodePair(NamedTuple):
 class ScanFabric:
     """The nodes of a scan. `leaves` are names by node, None where it is not known; `nics` names by rail.
 
+    `rates` are what the NICs of a rail carry, GB/s each way; none where it is not known, or no NIC moves the data.
+
     A rail is the position of a GPU in its node, with the NIC that it uses; rails may share a NIC.
     """
 
@@ -48,6 +50,7 @@ class ScanFabric:
     rails: int
     leaves: tuple[str | None, ...]
     nics: tuple[str | None, ...] = ()
+    rates: tuple[float | None, ...] = ()
 
     def inside(self, first: int, second: int) -> bool:
         """True where both nodes are known to hang on the same leaf."""

@@ -32,11 +32,12 @@ class StoredFabric:
     seed: int
     backend: str
     origin: str
+    rates: tuple[float | None, ...] = ()
 
     @classmethod
     def of(cls, fabric: ScanFabric, seed: int, backend: str, origin: str) -> "StoredFabric":
         """To keep."""
-        return cls(fabric.hosts, fabric.rails, fabric.leaves, fabric.nics, seed, backend, origin)
+        return cls(fabric.hosts, fabric.rails, fabric.leaves, fabric.nics, seed, backend, origin, fabric.rates)
 
     def fabric(self) -> ScanFabric:
         """As it was. Raises UsageError for one that cannot be."""
@@ -45,7 +46,7 @@ class StoredFabric:
             raise UsageError(
                 f"{len(self.hosts)} nodes with {self.rails} rails and {len(self.leaves)} leaves", expected=_EXPECTED
             )
-        return ScanFabric(self.hosts, self.rails, self.leaves, self.nics)
+        return ScanFabric(self.hosts, self.rails, self.leaves, self.nics, self.rates[: self.rails])
 
 
 @dataclass(frozen=True, slots=True)

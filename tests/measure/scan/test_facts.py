@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpubench.jobs.scan.facts import fact_findings, of_whole_node
-from gpubench.measure.scan.facts import nic_names
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.measure.scan.facts import nic_names, rail_rates
+from gpubench.model.facts.snapshot import PcieLink, Snapshot
 from gpubench.model.paths.nodes import topologies
 from gpubench.profiles.nodes import matched_profiles
 from tests.conditions.test_checks import machine
@@ -43,6 +45,38 @@ def test_a_rail_has_the_nic_below_the_switch_of_its_gpu_where_all_nodes_agree() 
     other = replace(snapshots[1], nics=tuple(replace(nic, name=f"{nic.name}x") for nic in snapshots[1].nics))
     assert nic_names(topologies([snapshots[0], other]), 8) == (None,) * 8
     assert nic_names(topologies(snapshots), 9)[8] is None
+
+
+def test_a_rail_carries_what_its_nic_does_as_on_most_nodes() -> None:
+    snapshots = nodes()
+    assert rail_rates(topologies(snapshots), 8) == (50.0,) * 8
+    slow = tuple(replace(nic, rate_gbit_s=100.0) for nic in snapshots[1].nics)
+    other = replace(snapshots[1], nics=slow)
+    assert rail_rates(topologies([*snapshots[:3], other]), 8) == (50.0,) * 8
+    assert rail_rates(topologies([other]), 8) == (12.5,) * 8
+
+
+def test_rails_share_a_nic_and_one_rail_has_all_that_are_nearest() -> None:
+    (one, *_) = nodes()
+    first = replace(one, nics=one.nics[:1])
+    rates = rail_rates(topologies([first]), 8)
+    assert sum(rate or 0.0 for rate in rates) == pytest.approx(50.0)
+    twin = replace(one.nics[0], name="twin", rate_gbit_s=40.0)
+    assert rail_rates(topologies([replace(one, nics=(*one.nics, twin))]), 1) == (55.0,)
+
+
+def test_what_a_rail_carries_is_not_known_where_one_of_its_facts_is_not() -> None:
+    (one, *_) = nodes()
+    for nic in (
+        replace(one.nics[0], rate_gbit_s=None),
+        replace(one.nics[0], state="down"),
+        replace(one.nics[0], pcie=PcieLink()),
+    ):
+        assert rail_rates(topologies([replace(one, nics=(nic, *one.nics[1:]))]), 2) == (None, 50.0)
+    gpu = replace(one.gpus[0], pcie=PcieLink())
+    assert rail_rates(topologies([replace(one, gpus=(gpu, *one.gpus[1:]))]), 2) == (None, 50.0)
+    assert rail_rates(topologies([replace(one, nics=())]), 2) == (None, None)
+    assert rail_rates([], 1) == (None,)
 
 
 def test_a_rank_that_is_shown_one_gpu_reads_the_facts_of_its_whole_node() -> None:

@@ -81,7 +81,7 @@ class ScanCellRow(Record):
     figures: int  #: rounds that the score is of
     failures: int  #: rounds without a figure, over the whole scan
     phase: Annotated[str | None, ScanPhase]  #: that judged it; null: none could
-    verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (a suspect), ERROR (no figure)
+    verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (suspect, or its rail below the NICs), ERROR (no figure)
     part: str | None  #: the part that it belongs to; null where it is well
     origin: str  #: measured, simulated or recorded
 

@@ -1,0 +1,87 @@
+"""Whether what is usual of a rail is what its NICs carry: comparing nodes shows nothing that slows all alike."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from gpubench.measure.scan.rounds import ScanCourse
+from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.verdict import Finding, Verdict
+
+SLOW_SHARE, FAILED_SHARE = 0.8, 0.5
+"""Of the rate of the NICs. Large messages of healthy machines reach 90 to 98 % of it: Azure's health checks ask for 380
+of 400 Gb/s with GPUDirect RDMA, and RoCE was seen at 180 of 200 (NVIDIA/nccl-tests#112)."""
+
+_WAYS = 2
+_BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
+
+
+@dataclass(frozen=True, slots=True)
+class RailLevel:
+    """What is usual of a rail, GB/s both ways together, in its slower class of pairs, and its share of the NICs' rate.
+
+    `inside` says whether that class is of pairs on one leaf, None where there is one leaf or none is known; `best` is
+    the share of the faster class.
+    """
+
+    gb_s: float
+    share: float
+    inside: bool | None
+    best: float
+
+    @property
+    def severity(self) -> Verdict:
+        """A spine that carries less than the leaves may be meant so: what fails is slow everywhere."""
+        if self.best < FAILED_SHARE:
+            return Verdict.FAIL
+        return Verdict.WARN if self.share < SLOW_SHARE else Verdict.PASS
+
+
+def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
+    """The levels of the rails of which the NICs' rate is known and something was measured."""
+    found: dict[int, RailLevel] = {}
+    several_leaves = len({*course.fabric.leaves}) > 1
+    for rail, rate in enumerate(course.fabric.rates):
+        own = [(gb_s, inside) for (of, inside), gb_s in course.yardstick.centres.items() if of == rail]
+        if not rate or not own:
+            continue
+        gb_s, inside = min(own)
+        carried = _WAYS * rate
+        found[rail] = RailLevel(gb_s, gb_s / carried, inside if several_leaves else None, max(own)[0] / carried)
+    return found
+
+
+def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
+    """Those below what NICs carry; not of rails that are `told`, for being slow or for having no usual level."""
+    levels = rail_levels(course)
+    return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
+
+
+def all_rates_known(course: ScanCourse) -> bool:
+    """True where every rail was held against the rate of its NICs, and not only nodes against each other."""
+    return len(rail_levels(course)) == course.fabric.rails
+
+
+def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
+    """That rails deliver less than their NICs carry, where they deliver the same on all nodes; `told` as above."""
+    by_severity: dict[Verdict, dict[int, RailLevel]] = {}
+    for rail, level in slow_levels(course, told).items():
+        by_severity.setdefault(level.severity, {})[rail] = level
+    for severity, levels in by_severity.items():
+        rail, worst = min(levels.items(), key=lambda each: each[1].share)
+        carried = _WAYS * (course.fabric.rates[rail] or 0.0)
+        share = FAILED_SHARE if severity is Verdict.FAIL else SLOW_SHARE
+        yield Finding(
+            "below-nic-rate",
+            severity,
+            f"{_rails(list(levels), course.fabric.rails)} between nodes",
+            f"{worst.gb_s:.4g} GB/s both ways{_BETWEEN[worst.inside]}, {worst.share:.0%} of what the NICs carry",
+            f"at least {share:.0%} of {carried:.4g} GB/s both ways, which the NICs and their slots carry",
+            "what all nodes share: sockets for RDMA, no GPUDirect RDMA, a setting of NCCL's, switches, other jobs",
+            "gpubench allreduce --sizes 256M on two of these nodes shows transport and GPUDirect RDMA of every pair",
+        )
+
+
+def _rails(slow: Sequence[int], rails: int) -> str:
+    if len(slow) == rails:
+        return "all rails" if rails > 1 else "the rail"
+    return compress_names([f"rail{rail}" for rail in slow])

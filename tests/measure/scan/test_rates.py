@@ -1,0 +1,101 @@
+"""What slows all nodes alike is told by the rate of the NICs, and by nothing else."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
+from gpubench.measure.scan.decoding import decode
+from gpubench.measure.scan.rates import all_rates_known, rail_levels
+from gpubench.measure.scan.report import ScanResult, report_of
+from gpubench.model.results.report import Report
+from gpubench.model.results.rows.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow
+from gpubench.model.results.scan_rounds import NodeRail, ScanFabric
+from gpubench.model.terms.verdict import Finding, Verdict
+from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
+
+RATE = 50.0
+RAILS = 4
+
+
+def with_rates(nodes: int, *, leaf: int = 0, rates: tuple[float | None, ...] = RAILS * (RATE,)) -> ScanFabric:
+    return replace(fabric(nodes, rails=RAILS, leaf=leaf), rates=rates)
+
+
+def report(of: ScanFabric, model: SimulatedFabric, *, quick: bool = False) -> Report:
+    found = course(of, model, quick=quick)
+    return report_of(ScanResult(found, decode(found, {})), 1)
+
+
+def below(found: Report) -> list[Finding]:
+    return [each for each in found.findings if each.id == "below-nic-rate"]
+
+
+def all_nodes(nodes: int, share: float, rails: range = range(RAILS)) -> dict[NodeRail, float]:
+    return {NodeRail(node, rail): share for node in range(nodes) for rail in rails}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(1.0, Verdict.PASS), (0.95, Verdict.PASS), (0.8, Verdict.WARN), (0.5, Verdict.FAIL)]
+)
+@pytest.mark.parametrize("nodes", [16, 17, 64])
+def test_a_network_that_is_slow_for_all_alike_is_not_green(
+    nodes: int, share: float, verdict: Verdict, *, quick: bool
+) -> None:
+    found = report(with_rates(nodes), SimulatedFabric(USUAL_GB_S, all_nodes(nodes, share)), quick=quick)
+    assert found.verdict == verdict
+    cells = {row.verdict for row in found.rows(CELLS_SECTION, ScanCellRow)}
+    assert cells == ({Verdict.PASS} if verdict is Verdict.PASS else {Verdict.WARN})
+    assert not list(found.rows(PARTS_SECTION, ScanCellRow))
+    assert {each.severity for each in below(found)} == ({verdict} - {Verdict.PASS})
+
+
+def test_where_half_of_the_nodes_are_slow_it_is_not_said_of_all() -> None:
+    slow = {NodeRail(node, rail): 0.5 for node in range(0, 16, 2) for rail in range(RAILS)}
+    found = report(with_rates(16), SimulatedFabric(USUAL_GB_S, slow))
+    assert (found.verdict, below(found)) == (Verdict.INCONCLUSIVE, [])
+
+
+def test_two_of_three_nodes_that_are_slow_alike_are_not_green() -> None:
+    slow = {NodeRail(node, rail): 0.4 for node in (1, 2) for rail in range(RAILS)}
+    (finding,) = below(report(with_rates(3), SimulatedFabric(USUAL_GB_S, slow)))
+    assert (finding.severity, finding.subject) == (Verdict.FAIL, "all rails between nodes")
+
+
+def test_a_rail_that_is_named_is_not_told_twice_and_those_beside_it_are_well() -> None:
+    found = report(with_rates(16), SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.4, range(2, 3))))
+    assert below(found) == []
+    verdicts = {row.rail: row.verdict for row in found.rows(CELLS_SECTION, ScanCellRow)}
+    assert verdicts == {0: Verdict.PASS, 1: Verdict.PASS, 2: Verdict.FAIL, 3: Verdict.PASS}
+
+
+def test_a_spine_that_carries_half_of_what_leaves_do_is_a_doubt_and_no_failure() -> None:
+    """Of uplinks of all leaves no comparison of leaves tells, and many networks are built so."""
+    uplinks = {(f"leaf{leaf}", rail): 0.4 for leaf in range(4) for rail in range(RAILS)}
+    (finding,) = below(report(with_rates(64, leaf=16), SimulatedFabric(USUAL_GB_S, uplinks=uplinks)))
+    assert finding.severity is Verdict.WARN
+    assert "between leaves" in finding.seen
+
+
+def test_rails_whose_rate_is_not_known_are_held_against_each_other_alone() -> None:
+    slow = SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.4))
+    unknown = course(with_rates(16, rates=()), slow)
+    assert not all_rates_known(unknown)
+    assert below(report(with_rates(16, rates=()), slow)) == []
+    in_part = with_rates(16, rates=(None, RATE, RATE, RATE))
+    found = course(in_part, slow)
+    assert not all_rates_known(found)
+    assert rail_levels(found).keys() == {1, 2, 3}
+    (finding,) = below(report(in_part, slow))
+    assert finding.subject == "rail1-3 between nodes"
+    assert all_rates_known(course(with_rates(16), slow))
+
+
+def test_rails_that_carry_different_shares_are_told_apart() -> None:
+    slow = SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.5))
+    found = below(report(with_rates(16, rates=(RATE, RATE, RATE / 1.5, RATE / 1.5)), slow))
+    assert {each.severity: each.subject for each in found} == {
+        Verdict.FAIL: "rail0-1 between nodes",
+        Verdict.WARN: "rail2-3 between nodes",
+    }
