@@ -7,11 +7,17 @@ from gpubench.model.terms.verdict import Verdict
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 _AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 
-_OF_HARDWARE = "48|61|62|63|64|74|79|92|94|95|110|119|120|121|123|136|140|143|155|156|158"
-"""Numbers of Xid that NVIDIA's catalogue has a GPU, its memory or a link be the reason of, not the program."""
+_OF_HARDWARE = "46|48|54|62|64|74|79|94|95|109|110|119|120|136|140|143|151|156|158|167|169|171|172"
+"""Numbers of Xid that NVIDIA's catalogue answers with a reset of the GPU, a restart of the machine or a look at its
+connectors; 94, which ends the application alone for an error of memory; and those from 167 on that are fatal by name.
 
-_OF_NVLINK = r"14[4-9]|150"
+Source: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in 2026."""
+
+_OF_NVLINK = r"14[4-9]|150|155"
 """Of these the line says whether they are fatal."""
+
+_RECOVERY = r"154, .* to 0x\w+ \((?!None)"
+"""What the driver wants done for another Xid: reset, reboot, drain."""
 
 HARDWARE_ERRORS = Family.of(
     "hardware_errors",
@@ -19,7 +25,7 @@ HARDWARE_ERRORS = Family.of(
     complaint(
         "gpu-xid",
         "The kernel reports an error of a GPU, an NVLink or an NVSwitch: Xid, SXid, fallen off the bus",
-        rf"NVRM: Xid [^:]*[^)]*\): (?:(?:{_OF_HARDWARE})\b|(?:{_OF_NVLINK}), (?!.*non-?fatal))"
+        rf"NVRM: Xid [^:]*[^)]*\): (?:(?:{_OF_HARDWARE})\b|(?:{_OF_NVLINK}), (?!.*non-?fatal)|{_RECOVERY})"
         rf"|caused by previous Xid (?:{_OF_HARDWARE}|{_OF_NVLINK})\b|SXid [^)]*\): \d+, Fatal|fallen off the bus",
         expected="no Xid",
         likely="the GPU or link that the line names; what follows from it on other GPUs are Xid 45 and CUDA errors",
@@ -33,7 +39,7 @@ HARDWARE_ERRORS = Family.of(
         "The kernel reports an Xid that a program may be the reason of, or one that is not fatal",
         r"NVRM: Xid |SXid \(PCI",
         expected="no Xid",
-        likely="13, 31, 43: a kernel of the program; 45: what another Xid ended; others: see the catalogue",
+        likely="13, 31, 43: a kernel of the program; 45: another Xid ended it; 63, 92, 121: repaired; see catalogue",
         cure="look whether the process that the line names is of this job; compute-sanitizer on the program",
         link=_XID,
         seen_as=("NVRM: Xid (PCI:0000:1b:00): 31",),

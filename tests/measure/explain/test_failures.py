@@ -158,6 +158,12 @@ FAILED = {
     ],
     "gpu-xid": [
         "[1.5] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=python, GPU has fallen off the bus.",
+        *(
+            f"NVRM: Xid (PCI:0000:1b:00): {number}, pid='<unknown>', name=<unknown>, text"
+            for number in (46, 48, 54, 62, 64, 74, 94, 95, 109, 119, 120, 136, 140, 143, 151, 156, 158, 167, 171, 172)
+        ),
+        "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 155, NVLINK_SW_DEFINED_ERROR  Fatal   XC0 i0 Link 00 (0x1)",
         "kernel: NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x1 0x2)",
         "NVRM: GPU at PCI:0000:1b:00 has fallen off the bus.",
         "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1 caused by previous Xid 149",
@@ -166,6 +172,12 @@ FAILED = {
     "gpu-xid-doubt": [
         "kernel: NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, Ch 8, intr 0. MMU Fault: ENGINE GRAPHICS",
         "kernel: NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python, Ch 1",
+        *(
+            f"NVRM: Xid (PCI:0000:1b:00): {number}, pid='<unknown>', name=<unknown>, text"
+            for number in (13, 43, 61, 63, 92, 106, 121, 123, 137, 157, 160, 999)
+        ),
+        "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
+        "kernel: NVRM: Xid (PCI:0000:1b:00): 155, NVLINK_SW_DEFINED_ERROR Nonfatal XC0 i0 Link 00 (0x1)",
         "kernel: NVRM: Xid (PCI:0000:1b:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1 0x2)",
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
     ],
