@@ -32,12 +32,21 @@ def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
     sharing = Counter(nic.name for own in nearest for nic in own)
     rates: list[float | None] = []
     for rail, own in enumerate(nearest):
-        known = [(node.limit(node.gpus[rail], nic).gb_s, sharing[nic.name]) for nic in own]
-        parts = [gb_s / rails_of_nic for gb_s, rails_of_nic in known if gb_s]
-        slot = node.pcie_total(node.gpus[rail]).gb_s if own else None
-        is_known = slot is not None and 0 < len(parts) == len(known)
-        rates.append(min(sum(parts), slot) if is_known and slot else None)
+        by_slot: dict[str, float] = {}
+        slots = {_slot(nic): node.pcie_total(nic).gb_s for nic in own}
+        gpu_slot = node.pcie_total(node.gpus[rail]).gb_s if own else None
+        for nic in own:
+            gb_s = node.limit(node.gpus[rail], nic).gb_s or 0.0
+            by_slot[_slot(nic)] = by_slot.get(_slot(nic), 0.0) + gb_s / sharing[nic.name]
+        known = gpu_slot and all(slots.values()) and all(by_slot.values())
+        carried = sum(min(gb_s, slots[slot] or 0.0) for slot, gb_s in by_slot.items())
+        rates.append(min(carried, gpu_slot) if known and gpu_slot and carried else None)
     return rates
+
+
+def _slot(nic: NicFacts) -> str:
+    """The PCIe slot of a NIC, which its ports share: its bus id without the function."""
+    return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
 
 
 def _only_name(node: Topology, rail: int) -> str | None:

@@ -61,8 +61,18 @@ def test_rails_share_a_nic_and_one_rail_has_all_that_are_nearest() -> None:
     first = replace(one, nics=one.nics[:1])
     rates = rail_rates(topologies([first]), 8)
     assert sum(rate or 0.0 for rate in rates) == pytest.approx(50.0)
-    twin = replace(one.nics[0], name="twin", rate_gbit_s=40.0)
+    twin = replace(one.nics[0], name="twin", rate_gbit_s=40.0, bus_id="0000:99:00.0")
     assert rail_rates(topologies([replace(one, nics=(*one.nics, twin))]), 1) == (55.0,)
+
+
+def test_ports_of_one_nic_carry_no_more_than_its_slot() -> None:
+    (one, *_) = nodes()
+    bus_id = one.nics[0].bus_id
+    assert bus_id is not None
+    port = replace(one.nics[0], name="second", bus_id=f"{bus_id[:-1]}1")
+    (rate,) = rail_rates(topologies([replace(one, nics=(*one.nics, port))]), 1)
+    assert rate is not None
+    assert 50.0 < rate < 64.0, "PCIe 5 x16"
 
 
 def test_what_a_rail_carries_is_not_known_where_one_of_its_facts_is_not() -> None:
