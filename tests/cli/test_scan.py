@@ -1,6 +1,7 @@
 """`gpubench scan` of simulated nodes, and of rounds that were kept: reports, lists, folders, bad input."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -326,5 +327,6 @@ def test_a_network_that_is_slow_for_all_alike_fails_and_does_so_when_it_is_judge
     result = gpubench("scan", "--simulate", "hgx-h100-8*4", *slow, "--rounds", str(rounds))
     assert result.returncode == 1
     assert result.stdout.split("\n\n")[1].startswith("FAIL: all rails between nodes: ")
+    assert re.search(r"\nusual between nodes: 4\d % of what the NICs carry, on the slowest rail\n", result.stdout)
     again = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert (again.returncode, [each["id"] for each in json.loads(again.stdout)["findings"]]) == (1, ["below-nic-rate"])

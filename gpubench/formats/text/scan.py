@@ -95,6 +95,9 @@ class ScanView(ReportView):
         )
         self._page.wrap(f"{counted(len(rows), 'round')}: {counts}; {figures:,} figures{failed}; {took}")
         self._page.wrap(f"noise of a figure {noise:.1f} %: a loss of {min(sure, 100):.0f} % is named 99 times of 100")
+        if (of_nics := options.get("nic_rate_percent")) is not None:
+            slowest = ", on the slowest rail" if options["rails"] > 1 else ""
+            self._page.wrap(f"usual between nodes: {of_nics:.0f} % of what the NICs carry{slowest}")
 
     def _collectives(self, rows: Sequence[ScanCollectiveRow]) -> None:
         for row in rows:

@@ -7,7 +7,7 @@ from gpubench.errors import unwritable_output
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.scan.plan import NAME, ScanPlan
-from gpubench.measure.scan.rates import all_rates_known
+from gpubench.measure.scan.rates import all_rates_known, least_percent
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.scan import EXCLUSIONS_SECTION, ExclusionRow, Tool
@@ -51,6 +51,7 @@ def deliver(
             "noise_percent": 100 * course.yardstick.deviation,
             "sure_loss_percent": result.sure_loss_percent,
             "rates_known": all_rates_known(course),
+            "nic_rate_percent": least_percent(course),
         },
     )
     with presenting(plan.presentation, is_rank=is_rank) as presenter:

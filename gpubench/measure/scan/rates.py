@@ -56,6 +56,11 @@ def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
     return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
 
 
+def least_percent(course: ScanCourse) -> float | None:
+    """What the slowest rail delivers of the NICs' rate; None where no rate is known."""
+    return min((100 * level.share for level in rail_levels(course).values()), default=None)
+
+
 def all_rates_known(course: ScanCourse) -> bool:
     """True where every rail was held against the rate of its NICs, and not only nodes against each other."""
     return len(rail_levels(course)) == course.fabric.rails
