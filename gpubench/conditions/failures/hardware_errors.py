@@ -11,7 +11,7 @@ _OF_HARDWARE = "46|48|54|62|64|74|79|94|95|109|110|119|120|136|140|143|151|156|1
 """Numbers of Xid that NVIDIA's catalogue answers with a reset of the GPU, a restart of the machine or a look at its
 connectors; 94, which ends the application alone for an error of memory; and those from 167 on that are fatal by name.
 
-Source: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in 2026."""
+Source: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, of Ampere and newer, read in 2026."""
 
 _OF_NVLINK = r"14[4-9]|150|155"
 """Of these the line says whether they are fatal."""
@@ -39,7 +39,7 @@ HARDWARE_ERRORS = Family.of(
         "The kernel reports an Xid that a program may be the reason of, or one that is not fatal",
         r"NVRM: Xid |SXid \(PCI",
         expected="no Xid",
-        likely="13, 31, 43: a kernel of the program; 45: another Xid ended it; 63, 92, 121: repaired; see catalogue",
+        likely="13, 31, 43: a kernel of the program; 45: another Xid ended it; 63, 92, 121: errors corrected",
         cure="look whether the process that the line names is of this job; compute-sanitizer on the program",
         link=_XID,
         seen_as=("NVRM: Xid (PCI:0000:1b:00): 31",),

@@ -116,13 +116,18 @@ class Tracebacks:
     def add(self, line: bytes) -> None:
         """Count a line."""
         self._ignored += b"Exception ignored in" in line
-        self._count += b"Traceback (most recent" in line
+        if b"Traceback (most recent" in line:
+            # Python prints it below the line that says so.
+            follows = self._ignored > 0
+            self._ignored -= follows
+            self._count += not follows
         self._exceptions = self._exceptions or _says_exception(line) is not None
 
     def complaint(self) -> tuple[str, int] | None:
         """What is wrong where none of them says its exception, and how many there are."""
-        left = self._count - self._ignored
-        return ("a Traceback of Python without its exception", left) if left > 0 and not self._exceptions else None
+        if self._exceptions or not self._count:
+            return None
+        return "a Traceback of Python without its exception", self._count
 
 
 def parse_program_error(line: bytes) -> str | None:

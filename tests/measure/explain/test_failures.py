@@ -213,6 +213,7 @@ FAILED = {
             "Exception ignored in: <function F at 0x7f>\nTraceback (most recent call last):\nKeyError\n"
             '[rank1]: Traceback (most recent call last):\n[rank1]:   File "train.py", line 3, in <module>'
         ),
+        'Traceback (most recent call last):\n  File "train.py", line 3, in f\nException ignored in: <function F>',
     ],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
