@@ -6,6 +6,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gpubench.hardware.scan.ring import Ring, whole
+from gpubench.model.results.scan_rounds import BOTH_WAYS
 
 if TYPE_CHECKING:
     import numpy
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 256 * 2**10
 _BUFFER_BYTES = 2**20
 _BYTES_PER_GB = 1e9
-BOTH_WAYS = 2
 
 
 class WrongDataError(OSError):

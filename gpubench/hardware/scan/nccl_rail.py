@@ -13,9 +13,9 @@ from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.nccl.bounded import BoundedCommunicator, new_unique_id
 from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError
+from gpubench.hardware.scan.host_exchange import WrongDataError
 from gpubench.hardware.scan.ring import Ring
-from gpubench.model.results.scan_rounds import EXCHANGED_BYTES, LocalQuantity
+from gpubench.model.results.scan_rounds import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType, ReduceOp
 

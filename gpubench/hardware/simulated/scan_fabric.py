@@ -15,14 +15,18 @@ from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
 from gpubench.hardware.simulated.times import NIC_EFFICIENCY
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.scan_rounds import EXCHANGED_BYTES, LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.model.results.scan_rounds import (
+    BOTH_WAYS,
+    EXCHANGED_BYTES,
+    LocalFigure,
+    LocalQuantity,
+    NodeRail,
+    ScanFabric,
+)
 from gpubench.model.terms.units import BYTES_PER_GB
 
 NODES_PER_LEAF = 32
 """Nodes of a scalable unit, behind one leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture."""
-
-BOTH_WAYS = 2
-"""A figure of a pair is of both directions together."""
 
 _LOCAL_SPREAD = 0.005
 """Of copies inside a node, from node to node."""

@@ -51,7 +51,7 @@ def deliver(
             "noise_percent": 100 * course.yardstick.deviation,
             "sure_loss_percent": result.sure_loss_percent,
             "rates_known": all_rates_known(course),
-            "nic_rate_percent": least_percent(course),
+            "nic_rate_percent": least_percent(course, result.rails_without_level()),
         },
     )
     with presenting(plan.presentation, is_rank=is_rank) as presenter:

@@ -10,6 +10,7 @@ from gpubench.errors import UsageError
 from gpubench.model.profiles.expectation import Expectation, judge_bandwidth
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.scan_rounds import (
+    BOTH_WAYS,
     EXCHANGED_BYTES,
     WRONG_DATA_ARRIVED,
     LocalFigure,
@@ -19,9 +20,8 @@ from gpubench.model.results.scan_rounds import (
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
-_BOTH_WAYS = 2
 _COLLECTIVES: Mapping[LocalQuantity, tuple[str, int]] = {
-    LocalQuantity.PAIR: ("sendrecv", _BOTH_WAYS),
+    LocalQuantity.PAIR: ("sendrecv", BOTH_WAYS),
     LocalQuantity.ALL_REDUCE: ("allreduce", 1),
 }
 """The collective by which a profile expects each, and a factor: of a pair each GPU sends and receives at once."""

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gpubench.measure.scan.rounds import ScanCourse
+from gpubench.model.results.scan_rounds import BOTH_WAYS
 from gpubench.model.terms.units import compress_names
 from gpubench.model.terms.verdict import Finding, Verdict
 
 SLOW_SHARE, FAILED_SHARE = 0.8, 0.5
-"""Of the rate of the NICs. Large messages of healthy machines reach 90 to 98 % of it: Azure's health checks ask for 380
-of 400 Gb/s with GPUDirect RDMA, and RoCE was seen at 180 of 200 (NVIDIA/nccl-tests#112)."""
+"""Of the rate of the NICs. Others' figures, one way, are 90 to 98 % of it: Azure's health checks ask for 380 of 400
+Gb/s with GPUDirect RDMA, and RoCE was seen at 180 of 200 (NVIDIA/nccl-tests#112).
+What both ways at once reach was not measured here."""
 
-_WAYS = 2
 _BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
 
 
@@ -42,10 +43,10 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
     several_leaves = len({*course.fabric.leaves}) > 1
     for rail, rate in enumerate(course.fabric.rates):
         own = [(gb_s, inside) for (of, inside), gb_s in course.yardstick.centres.items() if of == rail]
-        if not rate or not own:
+        if rate is None or not rate > 0 or not own:
             continue
         gb_s, inside = min(own)
-        carried = _WAYS * rate
+        carried = BOTH_WAYS * rate
         found[rail] = RailLevel(gb_s, gb_s / carried, inside if several_leaves else None, max(own)[0] / carried)
     return found
 
@@ -56,9 +57,10 @@ def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
     return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
 
 
-def least_percent(course: ScanCourse) -> float | None:
-    """What the slowest rail delivers of the NICs' rate; None where no rate is known."""
-    return min((100 * level.share for level in rail_levels(course).values()), default=None)
+def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
+    """What the slowest rail delivers of the NICs' rate; None where no rate is known, or no rail has a usual level."""
+    levels = rail_levels(course)
+    return min((100 * each.share for rail, each in levels.items() if rail not in without_level), default=None)
 
 
 def all_rates_known(course: ScanCourse) -> bool:
@@ -73,7 +75,7 @@ def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
         by_severity.setdefault(level.severity, {})[rail] = level
     for severity, levels in by_severity.items():
         rail, worst = min(levels.items(), key=lambda each: each[1].share)
-        carried = _WAYS * (course.fabric.rates[rail] or 0.0)
+        carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
         share = FAILED_SHARE if severity is Verdict.FAIL else SLOW_SHARE
         yield Finding(
             "below-nic-rate",

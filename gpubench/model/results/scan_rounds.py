@@ -8,6 +8,9 @@ from typing import NamedTuple
 EXCHANGED_BYTES = 256 * 2**20
 """What GPUs send each way, and reduce: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
 
+BOTH_WAYS = 2
+"""A figure of a pair is of what passes in both directions at once, together."""
+
 
 class ScanPhase(StrEnum):
     """The phases of a scan, in order. Rounds belong to the three in the middle."""

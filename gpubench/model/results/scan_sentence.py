@@ -80,7 +80,7 @@ def _sure(options: Mapping[str, Any]) -> str:
     sure = options.get("sure_loss_percent")
     if not isinstance(sure, (int, float)):
         return ""
-    beside = "" if options.get("rates_known", True) else ", beside the other nodes"
+    beside = "" if options.get("rates_known") else " beside the other nodes"
     return f": a loss of {sure:.0f} %{beside} would have been named"
 
 

@@ -11,7 +11,9 @@ from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow
 from gpubench.model.results.scan_rounds import NodeRail, ScanFabric
+from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.terms.verdict import Finding, Verdict
+from tests.formats.sample import METADATA
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 RATE = 50.0
@@ -83,6 +85,7 @@ def test_rails_whose_rate_is_not_known_are_held_against_each_other_alone() -> No
     unknown = course(with_rates(16, rates=()), slow)
     assert not all_rates_known(unknown)
     assert below(report(with_rates(16, rates=()), slow)) == []
+    assert not rail_levels(course(with_rates(16, rates=(0.0, -RATE, float("nan"), None)), slow))
     in_part = with_rates(16, rates=(None, RATE, RATE, RATE))
     found = course(in_part, slow)
     assert not all_rates_known(found)
@@ -99,3 +102,11 @@ def test_rails_that_carry_different_shares_are_told_apart() -> None:
         Verdict.FAIL: "rail0-1 between nodes",
         Verdict.WARN: "rail2-3 between nodes",
     }
+
+
+@pytest.mark.parametrize(("options", "words"), [({"rates_known": True}, ""), ({}, " beside the other nodes")])
+def test_the_sentence_says_where_nodes_were_held_against_each_other_alone(options: dict[str, bool], words: str) -> None:
+    of = with_rates(3)
+    metadata = replace(METADATA, hosts=list(of.hosts), options={"sure_loss_percent": 7.2, **options})
+    said = scan_sentence(metadata, report(of, SimulatedFabric(USUAL_GB_S)))
+    assert said == f"all 3 nodes are well: a loss of 7 %{words} would have been named"
