@@ -1,18 +1,38 @@
-"""Stand in for `gpubench` in a shell: a process of forking.py's does it, with this one's folder, variables and streams.
+"""Stand in for `gpubench` in a shell, or for mpirun: forking.py's process does it, with this one's folder and streams.
 
-Where that process listens is the first argument; gpubench's come after it.
+Where that process listens is the first argument. The second is a folder with the variables of ranks, a file each: so
+many are forked, and this ends when they have, as mpirun does; without a folder, one command is. gpubench's come after.
 """
 
 import array
 import json
 import os
+import signal
 import socket
 import sys
 
-_request = json.dumps({"arguments": sys.argv[2:], "environment": dict(os.environ), "cwd": os.getcwd()})  # noqa: PTH109
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as _asking:
-    _asking.connect(sys.argv[1])
-    _asking.sendmsg([_request.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
-    _asking.recv(64)
-    _code = int(_asking.recv(64))
+_path, _folder, *_arguments = sys.argv[1:]
+_own = dict(os.environ)
+
+
+def _ask(variables: dict[str, str]) -> socket.socket:
+    asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asking.connect(_path)
+    request = {"arguments": _arguments, "environment": variables | _own, "cwd": os.getcwd()}  # noqa: PTH109
+    asking.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
+    return asking
+
+
+def _variables(path: str) -> dict[str, str]:
+    with open(path) as file:  # noqa: PTH123
+        return dict(json.load(file))
+
+
+_files = sorted(os.listdir(_folder)) if _folder else []  # noqa: PTH208
+# Whoever ends this process ends those that it asked for: they are told apart by who waits for them.
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+_asked = [_ask(_variables(f"{_folder}/{each}")) for each in _files] or [_ask({})]
+for _each in _asked:
+    _each.recv(64)
+_code = next(filter(None, [int(each.recv(64)) for each in _asked]), 0)
 sys.exit(_code if _code >= 0 else 128 - _code)

@@ -2,7 +2,7 @@
 
 The child is what `python -m gpubench` is: its own environment, folder, streams and exit. Where variables differ that
 Python itself reads at its start, it has to be a process of its own; but for those of encodings, of which each set has a
-process that forks.
+process that forks, and for the folder of a `sitecustomize` of the tests, which the child runs.
 """
 
 import array
@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import shlex
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpubench.hardware.launch import launcher
 from gpubench.profiles.files import all_profiles
 from tests.modules import load_all_modules
 
@@ -31,6 +33,10 @@ _LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core")
 _ENCODING = ("LANG", "LC_", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONUTF8")
 _READ_BY_PYTHON = (*_ENCODING, "PYTHON", "COVERAGE")
 _MOST_BYTES = 1 << 20
+_ROOT = Path(__file__).parents[2]
+_INJECTED = [str(_ROOT / "tests" / each / "inject") for each in ("cli", "mpi")]
+KEPT_RANKS = "GPUBENCH_TEST_KEPT_RANKS"
+"""Names the folder of `tests/mpi/kept.py`, whose ranks a job takes in the place of an mpirun's."""
 
 
 class Finished(NamedTuple):
@@ -43,8 +49,13 @@ class Finished(NamedTuple):
 
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a fork of this process's Python is what a new one would be."""
-    names = {name for name in {*environment, *os.environ} if name.startswith(_READ_BY_PYTHON)}
-    return all(environment.get(name) == os.environ.get(name) for name in names if not name.startswith(_ENCODING))
+    names = {name for name in {*environment, *os.environ} if name.startswith(_READ_BY_PYTHON)} - {"PYTHONPATH"}
+    same = (environment.get(name) == os.environ.get(name) for name in names if not name.startswith(_ENCODING))
+    return all(same) and _folders(environment) - _folders(os.environ) <= {str(_ROOT), *_INJECTED}
+
+
+def _folders(environment: Mapping[str, str]) -> set[str]:
+    return {each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each}
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, seconds: float) -> Finished:
@@ -66,9 +77,7 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, env={**others, **encoding}, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2]
-            )
+            self._process = subprocess.Popen(command, env={**others, **encoding}, pass_fds=[theirs.fileno()], cwd=_ROOT)
 
     def ask(self, request: str, streams: Sequence[int], seconds: float) -> int | None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
@@ -87,20 +96,36 @@ class _Server:
 @contextmanager
 def for_shells(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A process that forks for a shell's commands while the block lasts: what comes before their arguments there."""
-    path = str(folder / "fork")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(path)
-        listening.listen()
-        command = [sys.executable, "-m", __name__, str(listening.fileno()), "listening"]
-        root, pipe = Path(__file__).parents[2], subprocess.PIPE  # as a shell's: Python asks once whether it can seek
-        process = subprocess.Popen(
-            command, env=dict(environment), pass_fds=[listening.fileno()], cwd=root, stdout=pipe, stderr=pipe
-        )
+    process = listening(folder, environment)
     with process:
         try:
-            yield shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("asking.py")), path])
+            yield shlex.join(asking(folder))
         finally:
             process.kill()
+
+
+def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "subprocess.Popen[bytes]":
+    """Start a process that forks for whoever asks it by way of the folder, and has loaded these modules too."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(folder / "fork"))
+        listening.listen()
+        command = [sys.executable, "-m", __name__, str(listening.fileno()), "listening", *loaded]
+        pipe = subprocess.PIPE  # as a shell's: Python asks once whether it can seek
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            pass_fds=[listening.fileno()],
+            cwd=_ROOT,
+            stdout=pipe,
+            stderr=pipe,
+            preexec_fn=launcher.die_with_parent,
+        )
+
+
+def asking(folder: Path, ranks: Path | None = None) -> list[str]:
+    """What stands for gpubench, or for as many ranks as have files in a folder, before the arguments."""
+    script = str(Path(__file__).with_name("asking.py"))
+    return [sys.executable, "-I", "-S", script, str(folder / "fork"), str(ranks or "")]
 
 
 @cache
@@ -113,13 +138,21 @@ def serve(listening: socket.socket) -> None:
     while True:
         connection, _ = listening.accept()
         with connection:
-            if serve_one(connection):
+            if os.fork() == 0:
                 listening.close()
-                return
+                if serve_one(connection):
+                    return
+                os._exit(0)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def serve_one(connection: socket.socket) -> bool:
-    """Fork for each request until the other end is closed, then return False; in a child, True: it is set up to run."""
+    """Fork for each request until the other end is closed, then return False; in a child, True: it is set up to run.
+
+    Where the other end is closed before the child has ended, the child is killed.
+    """
     for request, streams in _requests(connection):
         child = os.fork()
         if child == 0:
@@ -129,8 +162,13 @@ def serve_one(connection: socket.socket) -> bool:
         for stream in streams:
             os.close(stream)
         connection.send(str(child).encode())
+        ended = os.pidfd_open(child)
+        if ended not in select.select([ended, connection.fileno()], [], [])[0]:
+            os.kill(child, 9)
+        os.close(ended)
         _, status = os.waitpid(child, 0)
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with suppress(BrokenPipeError):
+            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     return False
 
 
@@ -155,17 +193,31 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     os.environ.update(environment)
     os.chdir(str(request["cwd"]))
     sys.argv = ["gpubench", *arguments]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    for folder in sorted(_folders(os.environ).intersection(_INJECTED)):
+        runpy.run_path(f"{folder}/sitecustomize.py")
+    if KEPT_RANKS in os.environ:
+        found = _KeptLauncher(os.environ[KEPT_RANKS], launcher.Flavour.OPEN_MPI)
+        launcher.find_launcher = lambda search_path=None: found
+
+
+class _KeptLauncher(launcher.Launcher):
+    """Where `tests/mpi/kept.py` has that many ranks, they are taken in the place of an mpirun's."""
+
+    def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
+        return [*asking(Path(self.path), Path(self.path, str(ranks))), *arguments]
 
 
 if __name__ == "__main__":
     load_all_modules()
-    for _name in _LOADED_AHEAD:
+    _given, *_words = sys.argv[1:]
+    for _name in (*_LOADED_AHEAD, *_words[1:]):
         importlib.import_module(_name)
     all_profiles()  # read once, and kept, as they are in each process
     gc.freeze()
-    _given = socket.socket(fileno=int(sys.argv[1]))
-    if "listening" in sys.argv:
-        serve(_given)
-    elif not serve_one(_given):
+    _socket = socket.socket(fileno=int(_given))
+    if _words:
+        serve(_socket)
+    elif not serve_one(_socket):
         sys.exit()
     runpy.run_module("gpubench", run_name="__main__", alter_sys=True)

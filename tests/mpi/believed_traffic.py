@@ -14,6 +14,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
+from tests.mpi.on_import import put_everywhere
 
 
 def install(number: int, machine: str, *faults: str) -> None:
@@ -34,6 +35,6 @@ def install(number: int, machine: str, *faults: str) -> None:
         here = [each for each in broken if each.node_number == number]
         return SimulatedTraffic(own, parsed.profile, here, 0, time.monotonic, several=True)
 
-    probing.probe = probe  # type: ignore[assignment]
-    ranks.own_identity = own_identity
-    readers.reader_here = reader  # type: ignore[assignment]
+    put_everywhere(probing, "probe", probe)
+    put_everywhere(ranks, "own_identity", own_identity)
+    put_everywhere(readers, "reader_here", reader)

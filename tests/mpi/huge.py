@@ -1,6 +1,6 @@
 """A rank that runs every collective once on more bytes than MPI's counts hold: `huge.py SIZE`, under mpirun.
 
-`pieces.py` shows that cut messages arrive whole; this, that the library takes messages of real size. Every rank sends
+`grouped.py` shows that cut messages arrive whole; this, that the library takes messages of real size. Every rank sends
 its number plus one in every byte.
 """
 

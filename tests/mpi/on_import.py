@@ -1,4 +1,4 @@
-"""Put a stand-in where a module has a name of its own once that module is loaded: nothing else is loaded for it."""
+"""Put a stand-in where a module has a name of its own, once that module is loaded: nothing else is loaded for it."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,13 @@ class StandIns(MetaPathFinder):
         self._names = names
 
     def install(self) -> None:
-        """Be asked for every module that is loaded from now on; none of those with stand-ins may be there yet."""
-        assert not self._names.keys() & sys.modules.keys()
+        """Be asked for every module that is loaded from now on.
+
+        In a process that has loaded them before, each stand-in is also put where other modules have the same thing.
+        """
+        for module in [sys.modules[name] for name in self._names if name in sys.modules]:
+            for name, (source, stand_in) in self._names[module.__name__].items():
+                put_everywhere(module, name, getattr(import_module(source), stand_in))
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -37,3 +42,11 @@ class StandIns(MetaPathFinder):
 
         loader.exec_module = executed
         return spec
+
+
+def put_everywhere(module: ModuleType, name: str, stand_in: object) -> None:
+    """Put it where the module has that name, and where modules that are loaded have what stood there."""
+    real = getattr(module, name)
+    for each in [held for key, held in sys.modules.items() if key.startswith("gpubench.")]:
+        if getattr(each, name, None) is real:
+            setattr(each, name, stand_in)

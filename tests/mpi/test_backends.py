@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import gpubench
+from tests.mpi.kept import gpubench
 from tests.mpi.test_evidence import believing, document_of
 
 pytestmark = pytest.mark.mpi

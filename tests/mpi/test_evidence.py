@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
-from tests.cli.running import ROOT, environment, gpubench, mpirun
+from tests.cli.running import ROOT, environment
 from tests.formats.schema import VALIDATOR
+from tests.mpi.kept import gpubench, mpirun
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess

@@ -19,8 +19,10 @@ import pytest
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware.mpi.group import host_name
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun, mpirun_command
+from tests.cli import running
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
 from tests.formats.schema import VALIDATOR
+from tests.mpi.kept import gpubench, mpirun
 
 pytestmark = pytest.mark.mpi
 
@@ -68,7 +70,7 @@ def test_launched_ranks_are_handed_the_plan_and_do_without_typer(tmp_path: Path)
         "--format",
         "json",
     )
-    result = gpubench(*arguments, env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
+    result = running.gpubench(*arguments, env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
     assert (result.returncode, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert document["metadata"]["command"] == ["gpubench", *arguments]
@@ -85,7 +87,7 @@ def test_ranks_without_gpus_do_without_what_judges_paths_and_presents(tmp_path: 
         "    needless += 'hardware.node.nvml.gpu formats.presenter model.facts.snapshot model.paths.topology'\n"
         "    sys.modules |= {f'gpubench.{each}': None for each in needless.split()}\n"
     )
-    result = gpubench(
+    result = running.gpubench(
         "allreduce", *SMALL, "--format", "json", env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     )
     assert (result.returncode, result.stderr) == (0, "")
@@ -130,20 +132,6 @@ def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Pa
     assert "WARN straggler" in result.stdout
 
 
-def test_clocks_of_ranks_are_compared() -> None:
-    """Ranks of one host have one clock, so their offset is known: none, within what is said of it."""
-    script = (
-        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.launched_by import LaunchedBy; "
-        "group = mpi.start(LaunchedBy('test', 0, 1)); offset = group.clock_offset(); "
-        "assert abs(offset.seconds) <= offset.uncertainty < 1, offset; mpi.finish()"
-    )
-    command = [mpirun_command(1)[0], "-n", "3", sys.executable, "-c", script]
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
-    )
-    assert result.returncode == 0, result.stderr
-
-
 def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
     """MPI changes the environment then, which libraries that are being loaded may read: getenv crashes of it."""
     (tmp_path / "beside.py").write_text(
@@ -183,19 +171,6 @@ def test_wrong_data_in_one_group_fail_the_run_under_a_users_own_mpirun(tmp_path:
     document = json.loads(output.read_text())
     assert {row["group"] for row in document["rows"] if row["wrong"]} == {"ranks 2-3"}
     assert [finding["subject"] for finding in document["findings"]] == [f"rank 3 on {host_name()}"]
-
-
-def test_largest_is_over_all_ranks() -> None:
-    script = (
-        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.launched_by import LaunchedBy; "
-        "group = mpi.start(LaunchedBy('test', 0, 1)); "
-        "print(list(group.largest([group.rank, -group.rank, 7.5]))); mpi.finish()"
-    )
-    command = [mpirun_command(1)[0], "-n", "3", sys.executable, "-c", script]
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
-    )
-    assert result.stdout.splitlines() == ["[2.0, 0.0, 7.5]"] * 3, result.stderr
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -266,13 +241,13 @@ def test_dropped_sizes_are_named_on_stderr_where_stdout_has_no_room() -> None:
 
 
 def test_nothing_that_fits_is_an_error() -> None:
-    result = gpubench("allreduce", *HOST, "--sizes", "512T")
+    result = running.gpubench("allreduce", *HOST, "--sizes", "512T")
     assert result.returncode == 3
     assert "no size is left to measure" in result.stderr
 
 
 def test_under_a_users_own_mpirun() -> None:
-    result = mpirun(2, "allreduce", *SMALL)
+    result = running.mpirun(2, "allreduce", *SMALL)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("PASS: ") == 1
     assert "2 ranks on 1 host" in result.stdout
@@ -352,11 +327,11 @@ def test_a_root_beyond_the_job_is_refused_under_mpirun() -> None:
     [{"PMI_RANK": "0", "PMI_SIZE": "4"}, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"}],
 )
 def test_separate_one_rank_jobs_are_refused_with_the_reason(claims: dict[str, str]) -> None:
-    result = gpubench("allreduce", *SMALL, env=environment(**claims, **MPI_ENVIRONMENT))
+    result = running.gpubench("allreduce", *SMALL, env=environment(**claims, **MPI_ENVIRONMENT))
     assert result.returncode == 3
     assert "started 4 processes, but in each of them MPI sees a single rank" in result.stderr
     not_first = {name: "1" if name in ("PMI_RANK", "SLURM_PROCID") else value for name, value in claims.items()}
-    other = gpubench("allreduce", *SMALL, env=environment(**not_first, **MPI_ENVIRONMENT))
+    other = running.gpubench("allreduce", *SMALL, env=environment(**not_first, **MPI_ENVIRONMENT))
     assert (other.returncode, other.stdout, other.stderr) == (3, "", "")
 
 
@@ -373,14 +348,14 @@ def test_inside_a_slurm_allocation_the_job_stays_here() -> None:
         "SLURM_STEP_NUM_TASKS": "1",
         "SLURM_STEP_ID": "4294967290",
     }
-    result = gpubench("allreduce", *SMALL, env=environment(**allocation))
+    result = running.gpubench("allreduce", *SMALL, env=environment(**allocation))
     assert result.returncode == 0, result.stderr
     assert f"rank 0-1 on {host_name()}" in result.stdout
 
 
 def test_no_mpi_library_is_named() -> None:
     claims = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MPI4PY_LIBMPI": "/nowhere/libmpi.so.40"}
-    result = gpubench("allreduce", *SMALL, env=environment(**claims))
+    result = running.gpubench("allreduce", *SMALL, env=environment(**claims))
     assert result.returncode == 3
     assert "mpi4py cannot load an MPI library" in result.stderr
 
@@ -396,7 +371,7 @@ def test_wrong_data_fail_the_run_and_name_the_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
     output = tmp_path / "result.csv"
-    result = gpubench("allreduce", *SMALL, "--np", "3", "--output", str(output), env=broken("2:raise"))
+    result = running.gpubench("allreduce", *SMALL, "--np", "3", "--output", str(output), env=broken("2:raise"))
     assert result.returncode == 3
     assert f"rank 2 on {host_name()}: RuntimeError: planted in a test" in result.stderr
     assert "Traceback" not in result.stderr
@@ -404,20 +379,16 @@ def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) ->
     assert "ERROR: the run was cut short" in result.stdout
 
 
-def test_a_rank_that_raises_under_mpirun_is_named_too() -> None:
-    result = mpirun(2, "allreduce", *SMALL, env=broken("1:raise"))
+def test_a_rank_that_raises_under_mpirun_is_named_too_and_a_traceback_can_be_had() -> None:
+    result = running.mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
     assert result.returncode == 3
     assert f"rank 1 on {host_name()}: RuntimeError: planted in a test" in result.stderr
-
-
-def test_a_traceback_can_be_had() -> None:
-    result = mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
     assert "Traceback" in result.stderr
 
 
 def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
+    result = running.gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
     assert result.returncode == 3
     assert "rank 1 on " in result.stderr
     # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
@@ -489,7 +460,7 @@ def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
 
 
 def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
-    result = gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
+    result = running.gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
     assert result.returncode == 3
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -511,7 +482,7 @@ def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
 
 def test_what_a_rank_prints_is_passed_on_to_stderr_live() -> None:
     """As NCCL_DEBUG=INFO does: also what is printed before the first row."""
-    result = gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
+    result = running.gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
     assert result.returncode == 0
     assert "gpubench: hello from NCCL" in result.stderr
     assert len(rows(result.stdout)) == 8
@@ -521,7 +492,7 @@ def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
     """Beside the buffers: 50 MB from the first row to the last, and less than 400 MB in all."""
     notes = tmp_path / "notes"
     largest = 8 * 2**20
-    result = gpubench(
+    result = running.gpubench(
         "allreduce",
         *HOST,
         "--sizes",
@@ -549,13 +520,9 @@ def run_script(ranks: int, name: str, *arguments: str) -> None:
     assert result.stdout.count("all right") == ranks, result.stdout + result.stderr
 
 
-def test_messages_beyond_the_count_limit_are_split() -> None:
+def test_what_a_group_does_for_its_ranks() -> None:
     """With a limit of 1000 elements in place of 2**30, every collective is cut into many pieces."""
-    run_script(3, "pieces.py", "1000", "4096,65536")
-
-
-def test_no_rank_leaves_a_barrier_in_a_table_of_calls_before_the_last_has_come() -> None:
-    run_script(3, "starting_line.py")
+    run_script(3, "grouped.py", "1000", "4096,65536")
 
 
 @pytest.mark.slow

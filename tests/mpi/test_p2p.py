@@ -33,12 +33,12 @@ from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.link_counters import LinkBytes
-from tests.cli.running import gpubench, mpirun
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.schema import VALIDATOR
+from tests.mpi.kept import gpubench, mpirun
 
 if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun
+from tests.cli import running
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment
 from tests.cli.test_collective_replay import comparable
 from tests.formats.schema import VALIDATOR
+from tests.mpi.kept import gpubench, mpirun
 from tests.mpi.test_evidence import SWEEP, believing
 from tests.mpi.test_settings import emulated_nodes
 
@@ -119,7 +121,8 @@ def test_a_hierarchy_on_two_nodes(tmp_path: Path) -> None:
 
 def test_rows_before_a_rank_died_are_there_and_the_replay_says_that_it_is_not_all(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
-    measured = gpubench(*HOST, "--np", "2", "--record", str(folder), "--format", "json", env=broken("1:kill"))
+    asked = ("--np", "2", "--record", str(folder), "--format", "json")
+    measured = running.gpubench(*HOST, *asked, env=broken("1:kill"))
     assert measured.returncode == 3
     rows = shown(measured.stdout)["rows"]
     assert rows

@@ -9,6 +9,7 @@ import pytest
 
 from gpubench.hardware.launch.launcher import Flavour, find_launcher
 from tests.cli.running import gpubench, mpirun
+from tests.mpi import kept
 from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent
 
 pytestmark = pytest.mark.mpi
@@ -151,7 +152,7 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(tmp_
     ],
 )
 def test_jobs_that_cannot_be_scanned_are_told_once(ranks: int, arguments: tuple[str, ...], said: str) -> None:
-    result = mpirun(ranks, "scan", *arguments)
+    result = kept.mpirun(ranks, "scan", *arguments)
     assert result.returncode == 2
     assert (result.stdout + result.stderr).count(said) == 1
     assert "Traceback" not in result.stderr

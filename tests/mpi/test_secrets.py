@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import environment as cleaned
-from tests.cli.running import gpubench
+from tests.mpi.kept import gpubench
 
 pytestmark = pytest.mark.mpi
 

@@ -3,18 +3,21 @@
 import csv
 import io
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+from tests.cli.running import ROOT, environment
 from tests.formats.schema import VALIDATOR
 from tests.mpi.hosts import Hosts, connected
-from tests.mpi.test_evidence import believing, document_of
+from tests.mpi.kept import gpubench, mpirun
+from tests.mpi.test_evidence import INJECT, believing, document_of
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.mpi
 
@@ -22,21 +25,11 @@ SMALL = ("allreduce", "--sizes", "1K:64K:8", "--iters", "3", "--warmup", "1")
 
 
 def emulated_nodes(
-    *arguments: str, ranks: int = 4, a_node: int = 2, env: Mapping[str, str] | None = None
+    *arguments: str, ranks: int = 4, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Ranks of this host that are told that they are on several nodes."""
-    words = " ".join([sys.executable, "-m", "gpubench", *arguments])
-    script = f"NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/{a_node})) exec {words}"
-    command = [mpirun_command(1)[0], "-n", str(ranks), "bash", "-c", script]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-        cwd=ROOT,
-        env={**(env or environment()), **MPI_ENVIRONMENT},
-    )
+    """Ranks of this host that are told that they are on several nodes, two on each."""
+    told = {"PYTHONPATH": f"{INJECT}{os.pathsep}{ROOT}", "GPUBENCH_TEST_RANKS_A_NODE": "2"}
+    return mpirun(ranks, *arguments, env={**(env or environment()), **told})
 
 
 def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:

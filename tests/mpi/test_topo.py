@@ -9,8 +9,9 @@ import pytest
 
 from gpubench.hardware.recorded import check_recordable, read_recording, write_recording
 from gpubench.model.facts.snapshot import Snapshot
-from tests.cli.running import environment, mpirun
+from tests.cli.running import environment
 from tests.mpi.hosts import connected
+from tests.mpi.kept import mpirun
 
 pytestmark = pytest.mark.mpi
 

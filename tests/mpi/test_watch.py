@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, environment, mpirun
+from tests.cli.running import ROOT, environment
+from tests.mpi.kept import mpirun
 
 pytestmark = pytest.mark.mpi
 

@@ -7,6 +7,7 @@ GPUBENCH_TEST_SLOW_HOST names one whose memory takes four times as long to copy;
 The rank that GPUBENCH_TEST_STUCK names does not come back from its first operation; GPUBENCH_TEST_START_SECONDS is what
 an initialisation has, in the place of 300.
 GPUBENCH_TEST_TRAFFIC names a simulated machine and its faults: `watch` then sees one of its nodes on each rank.
+GPUBENCH_TEST_RANKS_A_NODE is how many ranks in a row are told that they are on a node of their own.
 A rank's watchdog, which knows of no GPU, is left alone: to load all this takes a third of a second.
 """
 
@@ -15,6 +16,10 @@ import sys
 
 _is_watchdog = "gpubench.hardware.watchdog.main" in sys.orig_argv
 _is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and not _is_watchdog
+
+if _is_rank and "GPUBENCH_TEST_RANKS_A_NODE" in os.environ:
+    _node = int(os.environ["OMPI_COMM_WORLD_RANK"]) // int(os.environ["GPUBENCH_TEST_RANKS_A_NODE"])
+    os.environ["NCCL_HOSTID"] = f"node{_node}"
 
 _logs = os.environ.get("GPUBENCH_TEST_LOGS")
 

@@ -1,6 +1,7 @@
 import codecs
 import contextlib
 import os
+import re
 import tempfile
 import threading
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_what_is_no_readable_file_is_refused(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert "cannot be read: " in refusal(loop).seen
-    assert "cannot be read: embedded null byte" in refusal(Path("a\0b")).seen
+    assert re.search("cannot be read: .*embedded null", refusal(Path("a\0b")).seen), "in words of Python's"
 
 
 def test_a_forbidden_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

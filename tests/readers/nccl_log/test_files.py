@@ -110,7 +110,7 @@ def test_what_is_packed_in_another_way_says_how_to_unpack_it(tmp_path: Path, con
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         read([tmp_path / "missing.log"])
-    with pytest.raises(UsageError, match=r"cannot be read: .*null byte"):
+    with pytest.raises(UsageError, match=r"cannot be read: .*embedded null"):
         read(["a\0b"])
     with pytest.raises(UsageError, match="name of a log is empty"):
         read([""])

@@ -1,0 +1,74 @@
+"""A rank that does with its group what no other test sees: clocks, barriers, and messages cut into pieces.
+
+Started by mpirun as `grouped.py MOST_ELEMENTS SIZE,SIZE`: the pieces have so many elements.
+"""
+
+import sys
+from time import perf_counter, sleep
+
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.request import SweepRequest
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi import host
+from gpubench.hardware.timing.native_loop import CallTable
+from gpubench.hardware.timing.starting_line import StartingLine
+from gpubench.jobs.listeners import NullListener
+from gpubench.model.facts.launched_by import LaunchedBy
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.statistics.sampling import Sampling
+from tests.fakes.one_variant import measure
+
+ROUNDS = 5
+LATE_SECONDS = 0.02
+
+
+def check_clocks(group: mpi.MpiGroup) -> None:
+    """Ranks of one host have one clock, so their offset is known: none, within what is said of it."""
+    offset = group.clock_offset()
+    assert abs(offset.seconds) <= offset.uncertainty < 1, offset
+    assert list(group.largest([group.rank, -group.rank, 7.5])) == [2.0, 0.0, 7.5]
+
+
+def check_starting_line(group: mpi.MpiGroup) -> None:
+    """No rank leaves a barrier in a table of calls before the last, which comes late, has come."""
+    line = StartingLine(group)
+    table = line.before(CallTable([]))
+    assert table is not None
+    for number in range(ROUNDS):
+        if group.rank == number % group.size:
+            sleep(LATE_SECONDS)
+        reached = perf_counter()
+        table()
+        assert reached <= line.passed_at <= perf_counter()
+        assert line.passed_at >= max(group.gather(reached))
+
+
+def check_pieces(group: mpi.MpiGroup, most_elements: int, sizes: tuple[int, ...]) -> None:
+    """Every collective on the host."""
+    identities = [RankIdentity(rank=rank, host="h", node=0, local_rank=rank, pid=1) for rank in range(group.size)]
+    for collective in COLLECTIVES:
+        request = SweepRequest(
+            collective=collective,
+            sizes=sizes,
+            dtypes=(DataType.INT8, DataType.FLOAT32),
+            ops=(ReduceOp.SUM, ReduceOp.AVG),
+            placements=tuple(Placement) if collective.in_place else (Placement.OUT_OF_PLACE,),
+            root=1,
+            sampling=Sampling(iterations=2),
+            warmup=1,
+            graph_replays=0,
+            check=True,
+        )
+        backend = host.HostBackend(group, group.size, most_elements)
+        report = measure(request, group, backend, identities, NullListener())
+        assert report.verdict == "PASS", (collective.name, report)
+
+
+if __name__ == "__main__":
+    of_job = mpi.start(LaunchedBy("test", 0, 1))
+    check_clocks(of_job)
+    check_starting_line(of_job)
+    check_pieces(of_job, int(sys.argv[1]), tuple(int(size) for size in sys.argv[2].split(",")))
+    mpi.finish()
+    print("all right")  # noqa: T201

@@ -1,0 +1,88 @@
+"""Jobs of real ranks that are kept: what mpirun, Python and the imports take, a job is spared.
+
+MPI knows a rank by variables that mpirun gives it. An mpirun whose processes only wait lends theirs, to one job after
+another, whose ranks are forked by a process that has imported everything. What tests how ranks start, end or die, or
+what mpirun does, has a job of its own: `tests/cli/running.py`. MPI_Abort ends the mpirun too, and the next job gets
+another one.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from gpubench.hardware.launch.launcher import Flavour, find_launcher, start
+from tests.cli import forking, running
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment
+from tests.mpi.believed_driver import RANKS
+
+_WAITS = 'env -0 > "$0/$OMPI_COMM_WORLD_RANK"; echo kept; read -r _ < "$0.held"'
+_OF_A_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
+
+
+def gpubench(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """A command that launches ranks: as many as `--np` says, as believe in GPUs, or two."""
+    variables = dict(env or environment())
+    usual = RANKS if "GPUBENCH_TEST_LOGS" in variables else 2
+    ranks = int(arguments[arguments.index("--np") + 1]) if "--np" in arguments else usual
+    folder = _kept(ranks)
+    return running.gpubench(*arguments, env=variables | ({forking.KEPT_RANKS: str(folder)} if folder else {}), cwd=cwd)
+
+
+def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """A user's own job of that many ranks."""
+    folder = _kept(ranks)
+    if folder is None or not forking.can_fork(env or environment()):
+        return running.mpirun(ranks, *arguments, env=env)
+    command = [*forking.asking(folder, folder / str(ranks)), *arguments]
+    variables = dict(env or environment()) | MPI_ENVIRONMENT
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=ROOT
+    )
+
+
+def _kept(ranks: int) -> Path | None:
+    """The folder of the ranks that are kept, with that many among them; None where that is not known to work."""
+    mpi = find_launcher()
+    if mpi.flavour is not Flavour.OPEN_MPI:
+        return None
+    folder, _ = _forking()
+    if ranks not in _HELD or _HELD[ranks][0].poll() is not None:
+        _HELD[ranks] = _hold(mpi.path, ranks, folder / str(ranks))
+    return folder
+
+
+_HELD: "dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]]" = {}
+"""By number of ranks, their mpirun, and the pipe on which they wait: this process ends, closing it, and so do they."""
+
+
+@cache
+def _forking() -> "tuple[Path, subprocess.Popen[bytes]]":
+    folder = Path(tempfile.mkdtemp(prefix="kept-ranks-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder, forking.listening(folder, environment(), "numpy", "mpi4py")
+
+
+def _hold(mpirun: str, ranks: int, folder: Path) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
+    folder.mkdir(exist_ok=True)
+    pipe = folder.with_suffix(".held")
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    held = os.fdopen(os.open(pipe, os.O_RDWR), "r+b", buffering=0)
+    given = environment() | MPI_ENVIRONMENT
+    process = start([mpirun, "-n", str(ranks), "sh", "-c", _WAITS, str(folder)], given)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(ranks)] == [b"kept\n"] * ranks
+    for path in folder.iterdir():
+        variables = dict(each.split("=", 1) for each in path.read_text().split("\0") if each)
+        own = {name: value for name, value in variables.items() if given.get(name) != value and name not in _OF_A_SHELL}
+        path.write_text(json.dumps(own))
+    return process, held
