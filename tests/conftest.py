@@ -57,7 +57,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-_WITH_TIME = ("backends", "evidence", "jobs", "overlap", "recordings", "settings", "topo")
+_WITH_TIME = ("backends", "evidence", "jobs", "overlap", "p2p", "recordings", "secrets", "settings", "topo", "trial")
 """Of tests/mpi: those whose jobs have minutes for what takes a second."""
 
 

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpubench.cli import process
 from gpubench.hardware.launch import launcher
 from gpubench.profiles.files import all_profiles
 from tests.modules import load_all_modules
@@ -96,12 +97,11 @@ class _Server:
 @contextmanager
 def for_shells(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A process that forks for a shell's commands while the block lasts: what comes before their arguments there."""
-    process = listening(folder, environment)
-    with process:
+    with listening(folder, environment) as started:
         try:
             yield shlex.join(asking(folder))
         finally:
-            process.kill()
+            started.kill()
 
 
 def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "subprocess.Popen[bytes]":
@@ -196,6 +196,8 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     for folder in sorted(_folders(os.environ).intersection(_INJECTED)):
         runpy.run_path(f"{folder}/sitecustomize.py")
+    # Nothing here ends a rank because another one has ended, so that none has to wait until the first has spoken.
+    vars(process).update(SECONDS_FOR_THE_FIRST_RANK=0.0)
     if KEPT_RANKS in os.environ:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launcher.Flavour.OPEN_MPI)
         launcher.find_launcher = lambda search_path=None: found

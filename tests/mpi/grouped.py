@@ -1,4 +1,4 @@
-"""A rank that does with its group what no other test sees: clocks, barriers, and messages cut into pieces.
+"""A rank that does with its group what no other test sees: clocks, barriers, trials, and messages cut into pieces.
 
 Started by mpirun as `grouped.py MOST_ELEMENTS SIZE,SIZE`: the pieces have so many elements.
 """
@@ -6,10 +6,15 @@ Started by mpirun as `grouped.py MOST_ELEMENTS SIZE,SIZE`: the pieces have so ma
 import sys
 from time import perf_counter, sleep
 
-from gpubench.collectives.registry import COLLECTIVES
+import pytest
+
+from gpubench.collectives.registry import COLLECTIVES, SUMMARIES
 from gpubench.collectives.request import SweepRequest
+from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.mpi import host
+from gpubench.hardware.mpi.trial import SIZES_BYTES, wrong_elements
+from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.timing.native_loop import CallTable
 from gpubench.hardware.timing.starting_line import StartingLine
 from gpubench.jobs.listeners import NullListener
@@ -17,6 +22,7 @@ from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.statistics.sampling import Sampling
+from tests.fakes import cupy_on_numpy
 from tests.fakes.one_variant import measure
 
 ROUNDS = 5
@@ -44,6 +50,16 @@ def check_starting_line(group: mpi.MpiGroup) -> None:
         assert line.passed_at >= max(group.gather(reached))
 
 
+def check_trials(group: mpi.MpiGroup) -> None:
+    """Every operation that is tried on GPU memory, where a GPU is NumPy, has right data."""
+    with pytest.MonkeyPatch.context() as patch:
+        cupy_on_numpy.install(patch, cupy_on_numpy.Runtime(group.size))
+        device = open_device(group.rank, group.size, "h", Driver(version="580", cuda=13000, gpus=3, visible=3))
+        for operation in SUMMARIES:
+            for size in SIZES_BYTES:
+                assert wrong_elements(operation, size, group, device) == 0, (operation, size)
+
+
 def check_pieces(group: mpi.MpiGroup, most_elements: int, sizes: tuple[int, ...]) -> None:
     """Every collective on the host."""
     identities = [RankIdentity(rank=rank, host="h", node=0, local_rank=rank, pid=1) for rank in range(group.size)]
@@ -69,6 +85,7 @@ if __name__ == "__main__":
     of_job = mpi.start(LaunchedBy("test", 0, 1))
     check_clocks(of_job)
     check_starting_line(of_job)
+    check_trials(of_job)
     check_pieces(of_job, int(sys.argv[1]), tuple(int(size) for size in sys.argv[2].split(",")))
     mpi.finish()
     print("all right")  # noqa: T201

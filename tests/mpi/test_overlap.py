@@ -10,16 +10,20 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.jobs.collective.overlap.rank_job import check_caps, check_memory, check_ranks
 from gpubench.model.terms.overlap.asked import OverlapAsked, Partner
-from tests.cli.running import gpubench, mpirun
+from tests.cli import running
+from tests.mpi import kept
 from tests.mpi.test_evidence import believing, document_of
 
-SHORT = ("--seconds", "0.01", "--dtype", "float32", "--ctas", "own,8", "--sizes", "4K")
+SHORT = (
+    *("overlap", "--seconds", "0.01", "--dtype", "float32", "--ctas", "own,1,8", "--sizes", "4K"),
+    *("--partner", "chain", "--width", "100"),
+)
 
 
 @pytest.mark.mpi
 @pytest.mark.skipif(read_driver(os.environ).visible > 0, reason="this machine has GPUs")
 def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
-    result = mpirun(2, "overlap", "--sizes", "1M")
+    result = kept.mpirun(2, "overlap", "--sizes", "1M")
     assert result.returncode == 3
     assert result.stderr.count("no usable GPU") == 1
     assert "--simulate hgx-h200-4" in result.stderr
@@ -28,70 +32,57 @@ def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
 
 @pytest.mark.mpi
 def test_ranks_do_not_simulate() -> None:
-    result = mpirun(2, "overlap", "--simulate", "hgx-h200-4")
+    result = kept.mpirun(2, "overlap", "--simulate", "hgx-h200-4")
     assert result.returncode == 2
     assert result.stderr.count("overlap --simulate under") == 1
 
 
 @pytest.mark.mpi
-def test_a_whole_job_on_believed_gpus() -> None:
-    words = ("overlap", *SHORT[:-1], "4K,1M", "--partner", "gemm,chain", "--format", "json")
-    result = gpubench(*words, env=believing("tuning"))
+def test_a_whole_job_on_believed_gpus(tmp_path: Path) -> None:
+    table = tmp_path / "overlap.txt"
+    result = kept.gpubench(*SHORT, "--format", "json", "--output", str(table), env=believing("tuning"))
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     rows = document["overlap"]
     assert [(row["partner"], row["size_bytes"], row["ctas"]) for row in rows] == [
-        (partner, size, ctas) for partner in ("gemm", "chain") for size in (2**12, 2**20) for ctas in (None, 8)
+        ("chain", 2**12, None),
+        ("chain", 2**12, 8),
     ]
     assert {(row["ranks"], row["origin"], row["backend"]) for row in rows} == {(4, "measured", "nccl")}
     assert {(row["wrong"], row["verified"]) for row in rows} == {(0, "last")}
-    assert {row["capped_by"] for row in rows if row["ctas"]} == {"configuration"}
-    assert [row["channels"] for row in rows] == [1, 8] * 4, "as logged"
+    assert [row["capped_by"] for row in rows] == [None, "configuration"]
+    assert [row["channels"] for row in rows] == [1, 8], "as logged"
     assert {(row["sm_clock_mhz"], row["power_w"], row["throttled_by"]) for row in rows} == {
         (1695, 690.0, "sw_power_cap")
     }
-    assert len(document["rows"]) == 2
-    assert [row["own_drift_percent"] is not None for row in document["shortest_steps"]] == [True] * 4
-    assert {row["measurement"] for row in document["evidence"]} == {"present"}
+    assert len(document["rows"]) == 1
+    assert [row["own_drift_percent"] is not None for row in document["shortest_steps"]] == [True]
+    assert [row["conclusion"] for row in document["fallback"]] == ["direct"]
     assert document["metadata"]["subject"] == "overlap"
+    text = table.read_text()
+    assert "1 CTA: NCCL refused: Error : maxCTAs 1 is less than minCTAs" in text
+    assert "the cap with the shortest step:" in text
 
 
 @pytest.mark.mpi
-def test_rows_come_as_they_are_measured_and_a_refused_cap_has_nccl_s_words() -> None:
-    result = mpirun(4, "overlap", *SHORT, "--ctas", "1", "--width", "100", env=believing("tuning"))
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert any(line.split()[:2] == ["4K", "own"] for line in lines)
-    assert any("1 CTA: NCCL refused: Error : maxCTAs 1 is less than minCTAs" in line for line in lines)
-    assert any(line.split()[:2] == ["4K", "8"] for line in lines)
-    assert "the cap with the shortest step:" in result.stdout
-
-
-@pytest.mark.mpi
-def test_a_staged_job_says_so() -> None:
-    staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
-    result = gpubench("overlap", *SHORT, "--format", "csv", env=staged)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("collective,backend,origin,ranks")
-    assert len(result.stdout.splitlines()) == 3
-    assert "host" in result.stderr
-
-
-@pytest.mark.mpi
-def test_wrong_data_beside_computation_are_exit_code_1(tmp_path: Path) -> None:
-    spoiled = believing("tuning") | {"GPUBENCH_TEST_SPOILED_STEPS": "1"}
-    result = gpubench("overlap", *SHORT, "--output", str(tmp_path / "x.json"), env=spoiled)
+def test_wrong_data_beside_computation_and_a_staged_path_under_a_users_own_mpirun(tmp_path: Path) -> None:
+    output = tmp_path / "overlap.json"
+    ill = believing("p2p-disabled", NCCL_P2P_DISABLE="1", GPUBENCH_TEST_SPOILED_STEPS="1")
+    result = kept.mpirun(4, *SHORT, "--output", str(output), env=ill)
     assert result.returncode == 1, result.stdout + result.stderr
-    document = json.loads((tmp_path / "x.json").read_text())
+    lines = [line.split()[:2] for line in result.stdout.splitlines()]
+    assert ["4K", "own"] in lines
+    assert ["4K", "8"] in lines
+    document = json.loads(output.read_text())
     assert document["verdict"] == "FAIL"
-    assert document["findings"][0]["id"] == "wrong-data"
+    assert [each["id"] for each in document["findings"]][:2] == ["wrong-data", "host-staged"]
     assert all(row["wrong"] for row in document["overlap"])
 
 
 @pytest.mark.mpi
 def test_a_rank_that_hangs_beside_computation_ends_the_run() -> None:
-    stuck = believing("tuning") | {"GPUBENCH_TEST_STUCK_STEPS": "1"}
-    result = gpubench("overlap", *SHORT, "--timeout", "2", env=stuck)
+    stuck = believing("tuning", GPUBENCH_TEST_STUCK_STEPS="1")
+    result = running.gpubench(*SHORT, "--timeout", "2", env=stuck)
     assert result.returncode == 3
     assert "no progress for" in result.stderr
     assert "rank 1" in result.stderr

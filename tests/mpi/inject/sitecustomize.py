@@ -50,6 +50,10 @@ if _logs and not _is_watchdog:
                 "CappedCommunicator": (_steps, "capped"),
                 "usable_driver": (_driver, "usable_driver"),
             },
+            "gpubench.measure.overlap.meter": {
+                "_SECONDS_A_BATCH": (_steps, "OPERATION_SECONDS"),
+                "_MOST_SETTLING_SECONDS": (_steps, "OPERATION_SECONDS"),
+            },
             "gpubench.jobs.collective.path_watch": {"Probe": (_gpus, "Probe"), "NvmlCounters": (_gpus, "Counters")},
         }
     ).install()
