@@ -19,6 +19,7 @@ SMALL = {
     "healthy_speed": ["--help"],
     "hostile_files": ["--only", "profiles", "--name", "dotted"],
     "provoked_causes": ["--help"],
+    "published_collectives": [],
     "nvml_costs": ["--help"],
     "plan_faults": [],
     "plan_steps": ["--help"],

@@ -11,9 +11,9 @@ from typing import Annotated
 import pytest
 
 from docs import generate
+from gpubench.collectives import between_nodes
 from gpubench.conditions.catalogue import catalogue
 from gpubench.conditions.registry import FAMILIES
-from gpubench.hardware.simulated import times
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
@@ -165,8 +165,8 @@ def test_formulas_have_the_thresholds_of_the_code() -> None:
     assert f"more than {p2p.NOISY_SHARE * 100:.0f} % of their median" in text
     assert f"less than {p2p.STILL_SHARE * 100:.0f} % of what was copied" in text
     assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on its way" in text
-    assert f"the NICs' at {times.NIC_EFFICIENCY * 100:.0f} % of their rate" in text
-    assert f"hops of {times.HOP_SECONDS * 1e6:.0f} µs" in text
+    assert f"η = {between_nodes.NIC_EFFICIENCY}" in text
+    assert f"reaches {between_nodes.NVLS_BETWEEN_NODES}" in text
     lanes = re.findall(r"^\| (\d) \| [\d.]+ \| \d+/\d+ \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     assert {int(generation): float(whole) for generation, _, whole in lanes} == {
         generation: round(gb_s * 16, 2) for generation, gb_s in PCIE_GB_S_PER_LANE.items()

@@ -25,6 +25,7 @@ SUPPORT = {
         "record",
         "request",
         "pattern",
+        "between_nodes",
         "curve",
         "expected",
     },

@@ -6,9 +6,11 @@ docs/profiles.md names the order of the sources and the record that the least re
 import math
 from collections.abc import Sequence
 
+from gpubench.collectives.between_nodes import Inside, expected_between
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
+from gpubench.model.paths.busbw_limit import NodeNetwork
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import (
@@ -19,6 +21,7 @@ from gpubench.model.results.speed import (
     OF_ANOTHER_NCCL,
     ExpectedTime,
     Tolerance,
+    between_nodes,
 )
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
@@ -61,6 +64,33 @@ def from_profile(
     tolerance = _tolerance(points, measured, row.size_bytes, nccl, model) if is_usual else model
     kind = ", by a model" if tolerance is model else ""
     return ExpectedTime(time_us, f"profile {profile.name}{kind}", tolerance)
+
+
+def from_network(
+    collective: Collective, row: CollectiveRow, network: NodeNetwork, profile: Profile | None
+) -> ExpectedTime | None:
+    """The time between nodes, by what their NICs carry and what the profile's GPUs reach inside a node.
+
+    None inside a node, where the data go through host memory, for which there is no model, and where the profile does
+    not know such a node. By the algorithm that NCCL's log names, else the one that NCCL's own model takes.
+    """
+    if row.nodes < 2 or row.host_staged or profile is None or profile.match.generic is not None:
+        return None
+    local, rest = divmod(row.ranks, network.nodes)
+    if rest or local > profile.match.visible or network.ranks != row.ranks:
+        return None
+    try:
+        found = expected_between(
+            collective, row.size_bytes, network, Inside.of(profile, collective, local), row.algorithm
+        )
+    except UsageError:
+        return None
+    how = "" if row.algorithm or found.algorithm is None else f", {_NAMES[found.algorithm]} assumed"
+    source = f"{network.nodes} nodes by a model: NICs of {network.node_gb_s:g} GB/s a node, profile {profile.name}{how}"
+    return ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, between_nodes(row.size_bytes))
+
+
+_NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 
 
 def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | None:

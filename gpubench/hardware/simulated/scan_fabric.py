@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import combinations
 
+from gpubench.collectives.between_nodes import NIC_EFFICIENCY
 from gpubench.collectives.curve import curve
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
@@ -12,7 +13,6 @@ from gpubench.hardware.simulated.faults import wrong_value
 from gpubench.hardware.simulated.links import NodeLinks, nic_gb_s, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
 from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.hardware.simulated.times import NIC_EFFICIENCY
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.scan_rounds import (

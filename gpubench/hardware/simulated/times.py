@@ -3,15 +3,16 @@
 Inside a node the times are those of the profile's expected values, straight lines between them; for another number of
 GPUs scaled by the ratio of the busbw factors. A faulty link stretches what is above the latency, and since every rank
 waits for the slowest, it stretches the whole collective; a pair that goes through host memory makes it as slow as
-that. Across nodes the slower of NVLink and the NICs counts, over which NCCL's channels divide the bytes, with
-GPUDirect RDMA assumed, and a latency for every hop.
+that. Across nodes the times are those of `collectives.between_nodes`, over NICs among which NCCL's channels divide the
+bytes, with GPUDirect RDMA assumed.
 """
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gpubench.collectives.between_nodes import Inside, expected_between
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
@@ -19,16 +20,9 @@ from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
 from gpubench.hardware.simulated.channels import rings_gb_s
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
+from gpubench.model.paths.busbw_limit import NodeNetwork
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.terms.units import BYTES_PER_GB
-
-HOP_SECONDS = 5.0e-6
-"""One hop of a tree between nodes with protocol LL, twice log2(nodes) of which make a collective: NCCL's own model
-(src/graph/tuning.cc, hwLat NET). Kind: derived."""
-
-NIC_EFFICIENCY = 0.92
-"""Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
-cluster-readiness-engine quotes it (ADR-021). Kind: derived."""
 
 STAGED_SHARE = {"allreduce": 0.75}
 STAGED_SHARE_OF_OTHERS = 0.66
@@ -45,32 +39,26 @@ _LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003
 _RANK_SPREAD = 0.1
 """Ranks of one row differ by this part of the spread between rows: they wait for each other."""
 
-_NicTime = Callable[[float, int, int, Sequence[float]], float]
-"""From size, ranks a node, all ranks and GB/s by NIC: bytes over GB/s where a node is busiest."""
-
-_NIC_TIMES: Mapping[str, _NicTime] = {
-    # Every rank of a node sends its blocks for all ranks elsewhere; each NIC has the share of the ranks near it.
-    "alltoall": lambda size, local, ranks, nics: local * size * (ranks - local) / ranks / (len(nics) * min(nics)),
-    # All blocks from elsewhere enter, or leave, through the NIC of the root.
-    "gather": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
-    "scatter": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
-    # One rank of every node sends to the next node.
-    "sendrecv": lambda size, _local, _ranks, nics: size / min(nics),
-}
-"""Collectives whose traffic between nodes is no ring's: there size × busbw factor leaves a node over all its NICs."""
-
 
 class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
-    `noise` is the spread of a row's time, as a part of it; else that which real machines have at its size.
+    `noise` is the spread of a row's time, as a part of it; else that which real machines have at its size. With
+    `whole_nodes` the GPUs that take no part are at work in other groups, and the NICs near them carry their share.
     Raises UsageError for a fault on something that the machine does not have.
     """
 
     def __init__(
-        self, machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0, *, noise: float | None = None
+        self,
+        machine: SimulatedMachine,
+        faults: Sequence[Fault] = (),
+        seed: int = 0,
+        *,
+        noise: float | None = None,
+        whole_nodes: bool = False,
     ) -> None:
         check_nodes(machine, faults)
+        self._whole_nodes = whole_nodes
         self._machine = machine
         self._seed = seed
         self._noise = noise
@@ -135,7 +123,8 @@ class CollectiveTimes:
                 expected=f"1 to {self.gpus} ranks a node, and at least 2 in all",
                 reason="one GPU alone has nobody to talk to",
             )
-        return _Model(self._machine, collective, local, self._faulty, self._kinds_of_node())
+        with_nics = self.gpus if self._whole_nodes else local
+        return _Model(self._machine, collective, local, self._faulty, self._kinds_of_node(), with_nics)
 
 
 class _Model:
@@ -148,8 +137,10 @@ class _Model:
         local: int,
         faulty: Mapping[int, NodeLinks],
         kinds: Sequence[NodeLinks],
+        with_nics: int,
     ) -> None:
         self.ranks = local * machine.nodes
+        self._with_nics = with_nics
         self._profile = machine.profile
         self._nodes = machine.nodes
         self._collective = collective
@@ -158,17 +149,16 @@ class _Model:
         self._kinds = kinds
         self._curve: Curve = curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
+        self._inside_node = Inside.of(machine.profile, collective, local) if machine.nodes > 1 else Inside()
         staged = machine.profile.find("p2p.staged_gb_s")
         copied_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
-        """Latency, the slower of the links inside and across nodes, and the hops between nodes."""
-        slowest = max(self._above_latency(links, size_bytes) for links in self._kinds)
-        if self._nodes > 1 and self._collective.name not in _NIC_TIMES:
-            slowest = max(slowest, self._in_rings(size_bytes, self._kinds))
-        hops = 2 * math.ceil(math.log2(self._nodes))
-        return max(self._curve.latency + slowest + hops * HOP_SECONDS, self.least_seconds(size_bytes))
+        """The slower of the links inside the slowest node and of what joins all of them."""
+        slowest = max(self._inside(links, size_bytes) for links in self._kinds)
+        across = self._across(self._kinds, size_bytes)
+        return max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
 
     def least_seconds(self, size_bytes: int) -> float:
         """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""
@@ -194,7 +184,7 @@ class _Model:
         return worst * self._local + (links.slowest(self._local)[0] if staged is None else staged)
 
     def _above_latency(self, links: NodeLinks, size_bytes: int) -> float:
-        return max(self._inside(links, size_bytes), self._across(links, size_bytes))
+        return max(self._inside(links, size_bytes), self._across([links], size_bytes))
 
     def _inside(self, links: NodeLinks, size_bytes: int) -> float:
         if self._local == 1:
@@ -209,24 +199,23 @@ class _Model:
         staged = STAGED_SECONDS + size_bytes * self._factor / (self._staged_gb_s * BYTES_PER_GB)
         return max(stretched, staged)
 
-    def _across(self, links: NodeLinks, size_bytes: int) -> float:
+    def _across(self, kinds: Sequence[NodeLinks], size_bytes: int) -> float:
+        """Seconds above the latency inside a node, where nodes have these links."""
         if self._nodes == 1:
             return 0.0
-        if not links.nics_gb_s:
+        if not all(links.nics_gb_s for links in kinds):
             raise CouldNotMeasureError(
                 "a simulated node has no NIC that is up and whose rate is known",
                 expected="one, to reach the other nodes",
             )
-        special = _NIC_TIMES.get(self._collective.name)
-        if special is not None:
-            busy = special(size_bytes, self._local, self.ranks, links.nics_gb_s)
-            return busy / (NIC_EFFICIENCY * BYTES_PER_GB)
-        return self._in_rings(size_bytes, [links])
-
-    def _in_rings(self, size_bytes: int, kinds: Sequence[NodeLinks]) -> float:
-        """Seconds for what leaves a node, where nodes have these links."""
-        gb_s = rings_gb_s(links.nics_gb_s for links in kinds)
-        return size_bytes * self._factor / (gb_s * NIC_EFFICIENCY * BYTES_PER_GB)
+        slowest = min(min(links.nics_gb_s) for links in kinds)
+        most = self._with_nics * self._profile.gpu.host_gb_s
+        alike = min(len(links.nics_gb_s) for links in kinds) * slowest
+        node_gb_s = alike if self._collective.point_to_point else rings_gb_s(links.nics_gb_s for links in kinds)
+        network = NodeNetwork(self._nodes, self.ranks, min(node_gb_s, most), min(slowest, most))
+        share = min(links.slowest(self._local)[1] for links in kinds)
+        inside = replace(self._inside_node, share=share)
+        return expected_between(self._collective, size_bytes, network, inside).seconds - self._curve.latency
 
 
 def _spread(size_bytes: int) -> float:

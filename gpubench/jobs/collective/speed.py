@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from gpubench.collectives.record import Collective
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
+from gpubench.model.paths.busbw_limit import networks
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import MEASURED, OF_THE_PAST, ExpectedTime
+from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 
@@ -45,7 +46,9 @@ def speed_judge_of(
         node = None if circumstances is None else circumstances.nodes.get(ranks[0].node)
         profile = profile_of_ranks(ranks, node, asked_profile)
         version = None if nccl is None else nccl.split(" ")[0]
-        sources = ExpectedTimes(collective=collective, profile=profile, nccl=version)
+        joined = None if circumstances is None else networks(circumstances.wiring)
+        network = None if joined is None else joined[1]
+        sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network)
         return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
 
     return make
@@ -72,7 +75,7 @@ def judge_of_model(
             return None
         seconds = times.healthy_seconds(collective.name, row.size_bytes, ranks_per_node=per_node)
         source = f"profile {profile.name}, {row.nodes} nodes by a model"
-        return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, MEASURED)
+        return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, between_nodes(row.size_bytes))
 
     # Its figures stand for those of the NCCL that the profile's were measured with.
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}

@@ -137,7 +137,7 @@ class FoundCurves:
         per_node = max(1, group.ranks // group.nodes)
         simulated = SimulatedMachine(profile, group.nodes)
         try:
-            times = CollectiveTimes(simulated, self.faults, noise=0.0)
+            times = CollectiveTimes(simulated, self.faults, noise=0.0, whole_nodes=True)
             local = min(per_node, times.gpus)
             points = [
                 CurvePoint(size, max(times.seconds(collective, size, row=0, ranks_per_node=local))) for size in SIZES

@@ -61,7 +61,10 @@ class FaultModel:
             machine = SimulatedMachine(self.machine.profile, group.nodes)
             local = max(1, min(group.ranks // group.nodes, machine.profile.match.visible))
             reached = [found for each in self.faults if (found := _within(each, group.nodes, local)) is not None]
-            self._times[group] = (CollectiveTimes(machine, noise=0.0), CollectiveTimes(machine, reached, noise=0.0))
+            self._times[group] = (
+                CollectiveTimes(machine, noise=0.0, whole_nodes=True),
+                CollectiveTimes(machine, reached, noise=0.0, whole_nodes=True),
+            )
         return self._times[group]
 
 

@@ -10,7 +10,7 @@ from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, ke
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.idle_gpu import IdleGpu
-from gpubench.model.paths.busbw_limit import Work, busbw_limit, exchange_limit
+from gpubench.model.paths.busbw_limit import Work, busbw_limit, exchange_limit, network_limit, networks
 from gpubench.model.paths.selection import Used, without_idle
 from gpubench.model.paths.topology import Limit
 from gpubench.model.results.report import CollectiveRow
@@ -64,6 +64,9 @@ class PathJudge:
         wiring = self.observations.circumstances.wiring
         if len(expected_bytes) == 1:
             return Limit(None, "one rank: nothing passes a link")
+        joined = networks(wiring)
+        if joined is not None:
+            return network_limit(algorithm, collective, joined[0])
         if collective.point_to_point:
             work = Work(collective.busbw_factor(len(expected_bytes)), expected_bytes)
             return exchange_limit(work, used.pairs, wiring)

@@ -16,6 +16,7 @@ from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding,
 if TYPE_CHECKING:
     from gpubench.conditions.ranking import Named
     from gpubench.measure.paths.diagnosis import Explained
+    from gpubench.model.paths.busbw_limit import NodeNetwork
     from gpubench.model.profiles.profile import Profile
 
 _MOST_TRIES = 3
@@ -41,27 +42,32 @@ def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTimes:
-    """The sources of what is expected of rows, asked in their order: a profile, this machine's past, the limit.
+    """The sources of what is expected of rows, asked in their order: a profile, this machine's past, a model of what
+    joins its nodes, the limit.
 
-    `nccl` is the version that measures.
+    `nccl` is the version that measures; `network` is what joins the nodes, None where that is not known.
     """
 
     collective: Collective
     profile: "Profile | None" = None
     nccl: str | None = None
     past: PastTime = _no_past
+    network: "NodeNetwork | None" = None
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
             return self.past(row)
-        from gpubench.collectives.expected import from_limit, from_profile
+        from gpubench.collectives.expected import from_limit, from_network, from_profile
 
         found = None
         if self.profile is not None:
             like_model = row.backend == _SIMULATED
             found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
-        return found or self.past(row) or from_limit(self.collective, row)
+        found = found or self.past(row)
+        if found is None and self.network is not None:
+            found = from_network(self.collective, row, self.network, self.profile)
+        return found or from_limit(self.collective, row)
 
 
 def _is_one_call_of_nccl(row: CollectiveRow) -> bool:

@@ -1,11 +1,12 @@
-"""The ceiling of busbw on the links that an operation uses, derived from the bytes that have to pass through them.
+"""The ceiling of busbw on the links and NICs that an operation uses, derived from the bytes that have to pass them.
 
 t is the time, S the size, f the factor between algbw and busbw, w(i) the GB/s that rank i's links carry one way to the
 ranks that it sends to. The derivations stand in docs/limits.md.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gpubench.model.paths.selection import RING, Pair
 from gpubench.model.paths.topology import Limit
@@ -15,6 +16,123 @@ TOTAL_BOUND = ("TREE", "PAT")
 """Algorithms that move at least as much in all as a ring does, in shares that differ between ranks."""
 
 _SENT, _RECEIVED = 0, 1
+
+
+class BusbwFactor(Protocol):
+    """A collective, by its name and the factor between algbw and busbw."""
+
+    @property
+    def name(self) -> str:
+        """'allreduce'."""
+
+    @property
+    def busbw_factor(self) -> Callable[[int], float]:
+        """f(n)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNetwork:
+    """Nodes, or NVLink domains, with equally many ranks, that NICs join.
+
+    `node_gb_s` is what leaves one of them over all NICs that NCCL uses, `nic_gb_s` what leaves over one of them.
+    """
+
+    nodes: int
+    ranks: int
+    node_gb_s: float
+    nic_gb_s: float
+
+    @property
+    def local(self) -> int:
+        """Ranks of a node."""
+        return max(1, self.ranks // self.nodes)
+
+    def leaving(self, algorithm: str, collective: BusbwFactor, *, as_nccl: bool = False) -> float:
+        """Bytes that leave the busiest node for a byte of the size.
+
+        A ring crosses the border of a node once: f(n). An all-reduce by two trees of half the data each sends S from
+        either of two nodes; with three the inner node of a tree passes on S and is the end of the other, 1.5 S; with
+        more an inner node sends half of S up and to two children, and half of S up as a leaf, 2 S. `as_nccl` counts
+        2 S for three nodes too, as NCCL does when it chooses (src/graph/tuning.cc). Reduction in the network's
+        switches (CollNet) sends S once.
+        """
+        name = nccl_name(algorithm)
+        if collective.name != "allreduce" or name not in (*_TREES, *_IN_SWITCHES):
+            return collective.busbw_factor(self.ranks)
+        if name in _IN_SWITCHES or self.nodes == 2:
+            return 1.0
+        return 1.5 if self.nodes == 3 and not as_nccl else 2.0
+
+    def exchanged(self, collective: BusbwFactor) -> float | None:
+        """The most algbw where data go straight from rank to rank, in GB/s; None for other collectives.
+
+        In an all-to-all every rank of a node sends a block to all ranks elsewhere, over the NICs near it. Of a gather
+        or scatter all blocks from elsewhere pass the NIC of the root; of sendrecv one rank of a node sends to the next.
+        """
+        elsewhere = (self.ranks - self.local) / self.ranks
+        passing = {
+            "alltoall": self.node_gb_s / (self.local * elsewhere),
+            "gather": self.nic_gb_s / elsewhere,
+            "scatter": self.nic_gb_s / elsewhere,
+            "sendrecv": self.nic_gb_s,
+        }
+        return passing.get(collective.name)
+
+
+_TREES = ("TREE", "NVLSTREE")
+_IN_SWITCHES = ("COLLNETDIRECT", "COLLNETCHAIN", "NVLS")
+
+
+def nccl_name(algorithm: str | None) -> str:
+    """An algorithm as NCCL_ALGO names it, in capitals: 'NVLSTREE' of 'NVLS_TREE'; empty where it is not known."""
+    return (algorithm or "").upper().replace("_", "")
+
+
+def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
+    """What joins the nodes of a run at its weakest and its strongest node; None where that is not known.
+
+    NCCL takes the NICs nearest to the ranks' GPUs. On all nodes alike they are what the machine has; one node with
+    less is slower than its siblings, and what is expected is what the strongest would carry.
+    """
+    positions: dict[int, list[int]] = {}
+    for position, gpu in enumerate(wiring.gpus):
+        positions.setdefault(gpu.node, []).append(position)
+    counts = {len(each) for each in positions.values()}
+    if len(positions) < 2 or len(counts) > 1:
+        return None
+    carried = [_node_gb_s(wiring, each) for each in positions.values()]
+    known = [each for each in carried if each is not None]
+    if len(known) < len(carried):
+        return None
+    found = [NodeNetwork(len(positions), len(wiring.gpus), node, nic) for node, nic in known]
+    return min(found, key=lambda each: each.node_gb_s), max(found, key=lambda each: each.node_gb_s)
+
+
+def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:
+    """GB/s that leave a node over the NICs near its ranks' GPUs, and over the slowest of them."""
+    nics = {nic.name: limit.gb_s for position in positions for nic, limit in wiring.near_nics(position)}
+    rates = [gb_s for gb_s in nics.values() if gb_s is not None]
+    to_host = [limit.gb_s for limit in map(wiring.to_host, positions) if limit.gb_s is not None]
+    if not rates or len(rates) < len(nics):
+        return None
+    most = sum(to_host) if len(to_host) == len(positions) else sum(rates)
+    return min(sum(rates), most or sum(rates)), min(rates)
+
+
+def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> Limit:
+    """The ceiling of busbw between nodes, in GB/s: what leaves the busiest node passes its NICs.
+
+    Of an unknown algorithm it is that of the one which allows most, and the note says which.
+    """
+    factor = collective.busbw_factor(network.ranks)
+    exchanged = network.exchanged(collective)
+    if exchanged is not None:
+        return Limit(factor * exchanged, f"{network.nic_gb_s:g} GB/s a NIC, {network.node_gb_s:g} a node")
+    names = (nccl_name(algorithm),) if algorithm else (RING, "TREE")
+    allowed = {name: network.node_gb_s * factor / network.leaving(name, collective) for name in names}
+    name = max(allowed, key=allowed.__getitem__)
+    assumed = "" if algorithm else f"; algorithm not known, {name.lower()} assumed"
+    return Limit(allowed[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +187,12 @@ def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
     if unknown is not None:
         return unknown
     nvlink = [limit.gb_s or 0.0 for pair, limit in limits.items() if wiring.has_nvlinks(pair)]
-    pcie = [limit.gb_s or 0.0 for pair, limit in limits.items() if not wiring.has_nvlinks(pair)]
+    network = [limit.gb_s or 0.0 for pair, limit in limits.items() if not wiring.together(pair)]
+    pcie = [
+        limit.gb_s or 0.0 for pair, limit in limits.items() if wiring.together(pair) and not wiring.has_nvlinks(pair)
+    ]
     carried = _capped(nvlink, wiring.nvlink_total(rank)) + _capped(pcie, wiring.to_host(rank))
+    carried += _capped(network, wiring.to_network(rank)) if network else 0.0
     return Limit(carried, f"links of rank {rank}")
 
 

@@ -200,6 +200,11 @@ class Topology:
         """GB/s per direction of a device's PCIe path to the CPU: of the narrowest of its link and those above."""
         return self._narrowest({device.device: loaded_link(device)} | self._above(device.place, 0), device)
 
+    def nic_limit(self, nic: NicFacts) -> Limit:
+        """The ceiling of a NIC, in GB/s per direction: of its port, or of its slot where that carries less."""
+        port, slot = _rate_limit(nic), self.pcie_total(nic)
+        return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
+
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
         """The GPUs with the shortest PCIe path to a NIC; none where no path is known."""
         paths = {gpu.index: self.pcie_path(gpu, nic) for gpu in self.gpus}

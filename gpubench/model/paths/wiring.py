@@ -8,7 +8,7 @@ from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
 from gpubench.model.paths.evidence import Evidence, State
 from gpubench.model.paths.peer_policy import Refusal, is_policy_known, nccl_keeps_off, refusal_of
 from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.topology import UNKNOWN_PATH, Limit, PeerAccess, Topology
+from gpubench.model.paths.topology import PATH_CLASSES, UNKNOWN_PATH, Limit, PeerAccess, Topology
 from gpubench.model.terms.rank_identity import RankIdentity
 
 NETWORK = "NET"
@@ -61,9 +61,9 @@ class Wiring:
         return UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
     def limit(self, pair: Pair) -> Limit:
-        """The ceiling of a pair on one node, in GB/s per direction."""
+        """The ceiling of a pair, in GB/s per direction; between nodes that of the NICs nearest to its GPUs."""
         if not self.together(pair):
-            return Limit(None, "between nodes it depends on which NICs NCCL takes")
+            return min((self.to_network(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         facts = self._facts(pair)
         return Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
@@ -139,6 +139,32 @@ class Wiring:
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
         """The RDMA NICs of a GPU's node that are up."""
         return self._nics.get(self.gpus[gpu].node, [])
+
+    def near_nics(self, gpu: int) -> list[tuple[NicFacts, Limit]]:
+        """The NICs of a node that are nearest to a GPU, with the ceiling of port and slot; RDMA ones if any is up.
+
+        All of them where no path tells which are nearest.
+        """
+        facts, number = self._found[gpu], self.gpus[gpu].node
+        if facts is None:
+            return []
+        node = self.nodes[number]
+        nics = self._nics[number] or [nic for nic in node.nics if nic.state == _ACTIVE and nic.rate_gbit_s]
+        paths = {nic.name: node.pcie_path(facts, nic) for nic in nics}
+        nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
+        near = [nic for nic in nics if paths[nic.name] == nearest]
+        return [(nic, node.nic_limit(nic)) for nic in near]
+
+    def to_network(self, gpu: int) -> Limit:
+        """The ceiling of a GPU towards other nodes: its nearest NICs, and its own way to them."""
+        near = self.near_nics(gpu)
+        unknown = next((limit for _, limit in near if limit.gb_s is None), None)
+        if not near or unknown is not None:
+            return unknown or Limit(None, "no NIC of known rate is near the GPU")
+        total = sum(limit.gb_s or 0.0 for _, limit in near)
+        own = self.to_host(gpu).gb_s
+        names = ", ".join(nic.name for nic, _ in near)
+        return Limit(total if own is None else min(total, own), f"{self.host(gpu)}: {names}")
 
     @cached_property
     def _nics(self) -> dict[int, list[NicFacts]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpubench.collectives.movement import exchanges, least_moved
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.model.paths.busbw_limit import Work, busbw_limit, exchange_limit
+from gpubench.model.paths.busbw_limit import NodeNetwork, Work, busbw_limit, exchange_limit, network_limit, networks
 from gpubench.model.paths.selection import Pair, without_idle
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.operation import DataType
@@ -72,8 +72,8 @@ def test_exchanges_over_nvswitch_reach_a_gpus_links(name: str) -> None:
 def test_what_is_not_known_says_why() -> None:
     two = machine("hgx-h200-2*2")
     work, pairs = work_of("alltoall", 4)
-    assert "between nodes" in busbw_limit("RING", ring(0, 1, 2, 3), two).note
-    assert "between nodes" in exchange_limit(work, pairs, two).note
+    assert "no NIC of known rate" in exchange_limit(work, pairs, two).note
+    assert networks(two) is None
     one = machine("hgx-h200-4")
     assert busbw_limit("NVLS", ring(0, 1, 2, 3), one).note == "no ceiling is derived for NVLS"
     for nobody in (busbw_limit("RING", [], one), exchange_limit(work, [], one)):
@@ -100,3 +100,22 @@ def test_no_algorithm_promises_more_than_the_links(down: list[int], order: list[
     work, pairs = work_of("alltoall", 4)
     straight = exchange_limit(work, pairs, wires).gb_s
     assert straight == pytest.approx(slowest)
+
+
+def test_between_nodes_the_nics_near_the_ranks_gpus_count() -> None:
+    both = networks(machine("hgx-h100-8*2", "node1.nic0:rate=200"))
+    assert both is not None
+    weakest, strongest = both
+    assert (weakest.node_gb_s, strongest.node_gb_s) == (375, 400)
+    assert (weakest.nic_gb_s, strongest.nic_gb_s) == (25, 50)
+    assert networks(machine("hgx-h100-8")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("alltoall", 93.75), ("gather", 93.75), ("scatter", 93.75), ("sendrecv", 50), ("reduce", 400)],
+)
+def test_what_goes_straight_from_rank_to_rank_is_bounded_by_the_nics_too(name: str, expected: float) -> None:
+    """Of an all-to-all each of 16 ranks sends 8 of 16 blocks over a NIC of 50 GB/s: 50 / 0.5 × 15/16."""
+    collective = next(each for each in COLLECTIVES if each.name == name)
+    assert network_limit("RING", collective, NodeNetwork(2, 16, 400.0, 50.0)).gb_s == pytest.approx(expected)

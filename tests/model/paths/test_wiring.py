@@ -77,9 +77,15 @@ def test_between_nodes_it_is_the_nics_that_count() -> None:
     both = nodes_of("hgx-h100-8*2")
     wires = wiring(both)
     assert wires.path((0, 2)) == "NET"
-    assert wires.limit((0, 2)).gb_s is None
+    assert wires.limit((0, 2)).gb_s == 50
+    assert wires.limit((0, 2)).note == "node0: mlx5_0"
+    slow = wiring(nodes_of("hgx-h100-8*2", "node1.nic0:rate=100"))
+    assert slow.limit((0, 2)).gb_s == 12.5
+    narrow = wiring(nodes_of("hgx-h100-8*2", "node1.nic0:generation=3,width=8"))
+    assert narrow.limit((0, 2)).gb_s == pytest.approx(7.88, abs=0.01)
     assert wires.capability((0, 2)).state is State.PRESENT
     bare = wiring([replace(node, nics=()) for node in both])
+    assert bare.limit((0, 2)).gb_s is None
     assert bare.capability((0, 2)).state is State.CONTRADICTING
     assert "no RDMA NIC is active on" in bare.by_design((0, 2))
     closed = [

@@ -1,0 +1,167 @@
+"""Hold the model of collectives between nodes against what others published of their machines.
+
+`tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants were
+chosen, the held-out ones were not. `state` is what the source says of the machine: healthy, questioned (somebody asks
+whether it is), ill. Run as `python -m benchmarks.published_collectives`.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpubench.collectives.expected import from_network
+from gpubench.collectives.registry import collective_named
+from gpubench.model.paths.busbw_limit import NodeNetwork, network_limit
+from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.results.speed import ExpectedTime
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.statistics.sampling import Mode
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size
+from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.profiles.files import load, names
+
+FIGURES = Path(__file__).parents[1] / "tests" / "published" / "collectives.csv"
+LARGE_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One published figure, with its row and what is expected of it."""
+
+    use: str
+    state: str
+    source: str
+    row: CollectiveRow
+    expected: ExpectedTime
+    limit_gb_s: float
+
+    @property
+    def predicted_gb_s(self) -> float:
+        """The expected busbw."""
+        return self.row.busbw_gb_s * self.row.time_us / self.expected.time_us
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published busbw."""
+        return self.predicted_gb_s / self.row.busbw_gb_s
+
+    @property
+    def is_near(self) -> bool:
+        """True within 25 % from 128 MiB on, and within a factor of 2 below."""
+        most = 1.25 if self.row.size_bytes >= LARGE_BYTES else 2.0
+        return 1 / most <= self.ratio <= most
+
+    def verdict(self, slower: float = 1.0) -> Verdict:
+        """The verdict on the figure, or on that of a machine so many times slower."""
+        return self.expected.verdict(replace(self.row, time_us=slower * self.row.time_us))
+
+
+def read() -> list[Published]:
+    """All figures of machines that a profile knows."""
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["profile"] in names()]
+    return [_published(line) for line in lines]
+
+
+def _published(line: dict[str, str]) -> Published:
+    nodes, local, size = (int(line[key]) for key in ("nodes", "ranks_per_node", "size_bytes"))
+    count, rate = map(int, line["nics_gbit_s"].split("x"))
+    collective, busbw = collective_named(line["collective"]), float(line["busbw_gb_s"])
+    ranks = nodes * local
+    factor = collective.busbw_factor(ranks)
+    time_us = size * factor / busbw / BYTES_PER_GB * MICROSECONDS_PER_SECOND
+    row = CollectiveRow(
+        collective=collective.name,
+        backend="nccl",
+        origin=Origin.RECORDED,
+        ranks=ranks,
+        nodes=nodes,
+        size_bytes=size,
+        count=size // 4,
+        dtype=DataType.FLOAT32,
+        op=ReduceOp.SUM,
+        root=None,
+        placement=Placement.OUT_OF_PLACE,
+        mode=Mode.THROUGHPUT,
+        graph=0,
+        iterations=20,
+        time_us=time_us,
+        time_us_fastest_rank=None,
+        time_us_slowest_rank=None,
+        slowest_rank=None,
+        algbw_gb_s=busbw / factor,
+        busbw_gb_s=busbw,
+        wrong=None,
+        verified=Verified.NO,
+        verdict=None,
+        algorithm=line["algorithm"] or None,
+    )
+    network = NodeNetwork(nodes, ranks, count * rate / 8, rate / 8)
+    expected = from_network(collective, row, network, load(line["profile"]))
+    if expected is None:
+        raise ValueError(f"{line['source']}: nothing is expected")
+    limit = network_limit(row.algorithm, collective, network).gb_s or 0.0
+    return Published(line["use"], line["state"], line["source"], row, expected, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far predictions are off, and what verdicts healthy machines and those of half their speed get.
+
+    Verdicts are of tables, the gravest of their rows each, as the last line of a report tells it.
+    """
+
+    near: int
+    figures: int
+    false_fails: int
+    false_warnings: int
+    halves_seen: int
+    tables: int
+
+    @classmethod
+    def of(cls, figures: Sequence[Published]) -> "Bounds":
+        """Over the healthy figures of these."""
+        healthy = [each for each in figures if each.state == "healthy"]
+        tables: dict[str, list[Published]] = {}
+        for each in healthy:
+            tables.setdefault(each.source, []).append(each)
+        verdicts = [overall(each.verdict() for each in table) for table in tables.values()]
+        halves = [overall(each.verdict(slower=2.0) for each in table) for table in tables.values()]
+        return cls(
+            near=sum(each.is_near for each in healthy),
+            figures=len(healthy),
+            false_fails=verdicts.count(Verdict.FAIL),
+            false_warnings=verdicts.count(Verdict.WARN),
+            halves_seen=len(halves) - halves.count(Verdict.PASS),
+            tables=len(tables),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.near} of {self.figures} figures within 25 % from 128 MiB on and a factor of 2 below; "
+            f"{self.tables} tables: {self.false_fails} false FAIL, {self.false_warnings} WARN; "
+            f"at half the speed {self.halves_seen} not PASS"
+        )
+
+
+def main() -> None:
+    """Print every figure with its prediction, and the bounds."""
+    figures = read()
+    print("use       state       size  published  predicted  limit  off    verdict  source")
+    for each in figures:
+        row = each.row
+        print(
+            f"{each.use:9} {each.state:10} {format_size(row.size_bytes):>5} {row.busbw_gb_s:10.4g} "
+            f"{each.predicted_gb_s:10.4g} {each.limit_gb_s:6.4g} {each.ratio - 1:+5.0%}  {each.verdict():8} "
+            f"{row.collective} {row.algorithm or ''} {each.source}"
+        )
+    for use in ("tuned", "held-out"):
+        print(f"{use}: {Bounds.of([each for each in figures if each.use == use])}")
+    ill = [each for each in figures if each.state == "ill"]
+    print(f"ill: {sum(each.verdict() is not Verdict.PASS for each in ill)} of {len(ill)} not PASS")
+
+
+if __name__ == "__main__":
+    main()

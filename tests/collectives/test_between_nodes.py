@@ -1,0 +1,81 @@
+"""The model of collectives between nodes, against figures that others published of their machines."""
+
+import pytest
+
+from benchmarks.published_collectives import Bounds, read
+from gpubench.collectives.between_nodes import Inside, expected_between
+from gpubench.collectives.registry import COLLECTIVES, collective_named
+from gpubench.model.paths.busbw_limit import NodeNetwork, network_limit
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles.files import load
+
+FIGURES = read()
+ALL_REDUCE = collective_named("allreduce")
+
+
+@pytest.mark.parametrize("use", ["tuned", "held-out"])
+def test_no_healthy_machine_fails_and_one_at_half_speed_does_not_pass(use: str) -> None:
+    bounds = Bounds.of([each for each in FIGURES if each.use == use])
+    assert bounds.false_fails == 0
+    assert bounds.false_warnings <= 0.1 * bounds.tables
+    assert bounds.halves_seen >= 0.95 * bounds.tables
+
+
+def test_predictions_are_near_what_was_published() -> None:
+    """Four of the five large figures that are further off are of one table: 2 × p5 on EKS."""
+    large = [each for each in FIGURES if each.state == "healthy" and each.row.size_bytes >= 2**27]
+    assert sum(each.is_near for each in large) >= 0.85 * len(large)
+    tuned = [each for each in FIGURES if each.state == "healthy" and each.use == "tuned"]
+    assert sum(each.is_near for each in tuned) >= 0.95 * len(tuned)
+
+
+def test_ill_machines_do_not_pass() -> None:
+    ill = [each for each in FIGURES if each.state == "ill"]
+    assert ill
+    assert not [each.source for each in ill if each.verdict() is Verdict.PASS]
+
+
+def test_no_published_figure_is_above_its_limit() -> None:
+    """But for reductions in the network's switches, which no table names."""
+    named = [each for each in FIGURES if "SHARP" not in each.source]
+    assert not [each.source for each in named if each.row.busbw_gb_s > each.limit_gb_s]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "nodes", "expected"),
+    [("RING", 2, 400.0), ("TREE", 2, 750.0), ("NVLS_TREE", 2, 750.0), ("TREE", 3, 511.1), ("TREE", 4, 387.5)],
+)
+def test_the_limit_is_that_of_the_algorithm(algorithm: str, nodes: int, expected: float) -> None:
+    """Eight GPUs and 400 GB/s of NICs a node."""
+    found = network_limit(algorithm, ALL_REDUCE, NodeNetwork(nodes, 8 * nodes, 400.0, 50.0))
+    assert found.gb_s == pytest.approx(expected, abs=0.1)
+
+
+def test_the_limit_of_an_unknown_algorithm_says_which_is_assumed() -> None:
+    assert "tree assumed" in network_limit(None, ALL_REDUCE, NodeNetwork(2, 16, 400.0, 50.0)).note
+    assert "ring assumed" in network_limit(None, ALL_REDUCE, NodeNetwork(8, 64, 400.0, 50.0)).note
+
+
+@pytest.mark.parametrize("name", [each.name for each in COLLECTIVES])
+@pytest.mark.parametrize("nodes", [2, 3, 16])
+def test_times_rise_with_size_and_fall_with_the_rate_of_the_nics(name: str, nodes: int) -> None:
+    collective = collective_named(name)
+    inside = Inside.of(load("hgx-h100-8"), collective, 8)
+    weak, strong = (NodeNetwork(nodes, 8 * nodes, 8 * rate, rate) for rate in (12.5, 50.0))
+    sizes = [2**power for power in range(3, 35)]
+    slow, fast = (
+        [expected_between(collective, size, each, inside).seconds for size in sizes] for each in (weak, strong)
+    )
+    assert slow == sorted(slow)
+    assert fast == sorted(fast)
+    assert all(one >= other for one, other in zip(slow, fast, strict=True))
+    assert slow[-1] > 1.2 * fast[-1]
+
+
+def test_a_named_algorithm_is_held_against_its_own_time() -> None:
+    network = NodeNetwork(2, 16, 400.0, 50.0)
+    inside = Inside.of(load("hgx-h100-8"), ALL_REDUCE, 8)
+    ring = expected_between(ALL_REDUCE, 2**33, network, inside, "RING")
+    own = expected_between(ALL_REDUCE, 2**33, network, inside)
+    assert (ring.algorithm, own.algorithm) == ("RING", "NVLSTREE")
+    assert ring.seconds > own.seconds
