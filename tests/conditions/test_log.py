@@ -110,6 +110,8 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (inside(network="Socket", process=told(NCCL_SHM_DISABLE="1")), "nccl-shm-disabled"),
         (inside(network="Socket", process=told(NCCL_P2P_DISABLE="1")), "shm-not-shared"),
         (inside(network="Socket", process=told(NCCL_HOSTID="a"), one_node=False), "nccl-hostid"),
+        (inside(network="Socket", process=told(NCCL_HOSTID="a")), "unknown"),
+        (inside(process=told(NCCL_HOSTID="a"), one_node=False), "unknown"),
         (inside(network="Socket", process=NO_RDMA, one_node=False), "shm-not-shared"),
         (across(NOTHING), "unknown"),
         (across(NO_RDMA), "no-rdma-nic"),

@@ -389,6 +389,22 @@ def test_an_init_that_does_not_end(kept: tuple[str, ...], verdict: Verdict) -> N
     assert report.findings[0].seen == "rank 0-3 of 4 began its init and did not end it"
 
 
+def test_an_init_that_waits_for_a_rank_without_a_log_is_a_doubt() -> None:
+    started = [f"{JOB.head(rank)}{JOB.communicator(rank, 'Init START')}\n" for rank in range(4)]
+    found = {len(logs): report_of(*logs).findings[0] for logs in (started, started[:3])}
+    assert {ranks: (each.id, each.severity) for ranks, each in found.items()} == {
+        4: ("nccl-init-unfinished", Verdict.FAIL),
+        3: ("nccl-init-unfinished", Verdict.WARN),
+    }
+
+
+def test_warnings_that_gpubench_does_not_know_are_counted() -> None:
+    first, *others = JOB.logs()
+    warned = "".join(f"nodeA:100:100 [0] file.cc:1 NCCL WARN something new {each}\n" for each in "abc")
+    (finding,) = report_of(first + warned, *others).findings
+    assert finding.seen == "NCCL warns: something new a; and of 2 more"
+
+
 def test_the_init_of_another_communicator_that_does_not_end_is_a_doubt() -> None:
     other = Job(id="0xabc2", handle=0x9000)
     started = "".join(f"{other.head(rank)}{other.communicator(rank, 'Init START')}\n" for rank in range(4))

@@ -245,6 +245,13 @@ def test_a_refusal_of_both_gpus_explains_their_pair_if_its_path_is_sys(
     assert [row["id"] for row in rows(report_of(*shared.logs()), "causes")] == causes
 
 
+def test_of_a_machine_that_has_several_names_peer_access_is_expected() -> None:
+    named = {rank: [f"NCCL_HOSTID set by environment to n{rank}"] for rank in range(2)}
+    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", hosts=("a", "a"), one_machine=True)
+    (finding,) = report_of(*replace(job, notes_of=named).logs()).findings
+    assert (finding.cause.partition(":")[0], finding.expected) == ("nccl-hostid", "peer access (P2P)")
+
+
 def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
     """NCCL_HOSTID keeps ranks apart only where they are on one host."""
     across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.measure.plan import events
 from gpubench.measure.plan.events import Contention, StreamTask, simulate
 
 GRADIENTS = "gradients"
@@ -69,6 +70,18 @@ def test_both_slow_each_other_while_both_run() -> None:
     assert timeline.seconds == pytest.approx(8.8)
     assert timeline.devices[0].slowed == pytest.approx(0.8)
     assert timeline.devices[0].compute == pytest.approx(8)
+
+
+def test_time_goes_on_to_an_end_and_no_oftener(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance, times = events._Simulation._advance, list[float]()
+
+    def advanced(simulation: events._Simulation) -> None:
+        advance(simulation)
+        times.append(simulation._now)
+
+    monkeypatch.setattr(events._Simulation, "_advance", advanced)
+    simulate([compute(8), communicate(2, contention=Contention(1.25, 2.0))])
+    assert times == pytest.approx([4, 8.8])
 
 
 def test_a_slowed_communication_speeds_up_once_computation_has_ended() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.watch.course import Course, needs_closer_look, observe
+from gpubench.measure.watch.course import Course, joined_by, needs_closer_look, observe
 from gpubench.measure.watch.report import report_on
 from gpubench.measure.watch.selection import WatchedJobs
 from gpubench.model.facts.gpu_process import GpuProcess
@@ -133,6 +133,14 @@ def test_machines_without_nvlinks_raise_no_alarm() -> None:
     report = watched([job(STAGED, STAGED)] * 3, name="l40s-8")
     assert report.verdict is Verdict.ERROR
     assert [each.id for each in report.findings] == ["path-unknown"]
+
+
+def test_of_a_gpu_that_the_node_does_not_have_it_is_not_known_whether_nvlinks_join_it() -> None:
+    node = machine()
+    own, other = str(node.gpus[0].bus_id), str(node.gpus[1].bus_id)
+    joined = joined_by(node)
+    assert (joined(own, other), joined(own, "elsewhere"), joined("elsewhere", own)) == (True, None, None)
+    assert joined_by(None)(own, other) is None
 
 
 def test_a_driver_that_is_silent_is_an_error_and_the_rest_is_kept() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.measure.watch.course import observe
 from gpubench.measure.watch.rules import RULES, decide
-from gpubench.measure.watch.signals import Members, NetworkUse, Nvlinks, Pcie, Signals
+from gpubench.measure.watch.signals import BUSY_GB_S, Members, NetworkUse, Nvlinks, Pcie, Signals
 from gpubench.model.facts.traffic_rates import NicRates, NodeRates
 from gpubench.model.results.rows.watch import Way
 from tests.measure.watch.traffic import (
@@ -65,6 +65,9 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
         (job((0.0, 0.0, 50.0, 1.0), (0.0, 0.0, 50.0, 1.0)), Way.UNKNOWN),
         # Copy engines at work: kernels ran for 3 % of the time, and cannot have sent that much.
         (job(BOTH, BOTH, kernels_percent=2.5), Way.UNKNOWN),
+        # In a thousandth of the time kernels send no more than 0.128 GB/s.
+        (job((0.0, 0.0, BUSY_GB_S, 0.0), (0.0, 0.0, 0.0, BUSY_GB_S), kernels_percent=0.1), Way.UNKNOWN),
+        (job((0.0, 0.0, BUSY_GB_S, 0.0), (0.0, 0.0, 0.0, BUSY_GB_S), kernels_percent=98.0), Way.STAGED),
         (job(STAGED, STAGED, kernels_percent=98.0), Way.STAGED),
         # What PCIe or NVLinks carry is not known.
         (job((40.0, 40.0, None, None), (40.0, 40.0, 0.1, 0.1)), Way.UNKNOWN),
