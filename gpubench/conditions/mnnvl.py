@@ -10,7 +10,6 @@ from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.results.rows.causes import Effect
 
 _IMEX = "nvidia-imex"
-_NO_CLUSTER = ("", "0", "00000000-0000-0000-0000-000000000000")
 
 
 def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
@@ -18,9 +17,8 @@ def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
     found: dict[str, dict[int, set[int | None]]] = {}
     for number, node in run.nodes.items():
         for gpu in node.gpus:
-            uuid = gpu.fabric.cluster_uuid if gpu.fabric is not None else None
-            if gpu.fabric is not None and uuid is not None and uuid not in _NO_CLUSTER:
-                found.setdefault(uuid, {}).setdefault(number, set()).add(gpu.fabric.clique)
+            if gpu.fabric is not None and gpu.fabric.cluster_uuid is not None and gpu.fabric.spans_nodes:
+                found.setdefault(gpu.fabric.cluster_uuid, {}).setdefault(number, set()).add(gpu.fabric.clique)
     return {uuid: nodes for uuid, nodes in found.items() if len(nodes) > 1}
 
 

@@ -24,20 +24,13 @@ from gpubench.model.paths.links import active_links, usual_active_links
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.peer_policy import is_switched, lost_its_switches, lost_links_between
 from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
 _FABRIC_MANAGER = "nv-fabricmanager"
 _MODES = ("min", "half", "3quarter")
-
-
-def _disabled(node: Topology) -> str:
-    settings = node.snapshot.driver_settings
-    parameter = (settings.parameters or {}).get("NvLinkDisable")
-    if parameter not in (None, "", "0"):
-        return f"NvLinkDisable: {parameter} in the driver's parameters"
-    return "NVML says that the NVLink bandwidth mode is off" if settings.nvlink_bandwidth_mode == "off" else ""
 
 
 def _limited(node: Topology) -> str:
@@ -120,7 +113,8 @@ def _down(run: Circumstances) -> Found:
     """
     for position, node, gpu in run.gpus():
         active, usual = active_links(gpu), usual_active_links(node.gpus, gpu.name)
-        if active is None or active >= usual or lost_its_switches(node, gpu):
+        due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
+        if active is None or active >= due or lost_its_switches(node, gpu):
             continue
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
         bare = active == 0 and bridged
@@ -135,6 +129,14 @@ def _down(run: Circumstances) -> Found:
             effects=(Effect.SLOW,),
         )
     yield from _pairs_without(run)
+
+
+def _least_links(profile: Profile | None, usual: int) -> int:
+    """The NVLinks that a GPU has at least where the machine is a part of a board on which links differ by pair."""
+    nvlink = None if profile is None else profile.nvlink
+    if profile is None or nvlink is None or profile.match.visible == profile.match.board:
+        return usual
+    return nvlink.least_links(profile.match.visible, profile.match.board)
 
 
 def _pairs_without(run: Circumstances) -> Found:
@@ -198,7 +200,7 @@ NVLINK = Family.of(
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
         cure="take the setting out of /etc/modprobe.d and reboot",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=of_every_node(_disabled, unknown="parameters"),
+        look=of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
     ),
     Condition(

@@ -113,8 +113,9 @@ def _below(run: Circumstances) -> Found:
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[str, str]]:
     """Shortfalls of all GPUs against the profile; those of some are found by comparing siblings."""
-    if profile.nvlink is not None and active_links(gpu) == most < profile.nvlink.links:
-        yield f"{most} NVLinks active on every GPU", f"{profile.nvlink.links} NVLinks"
+    due = profile.nvlink.least_links(profile.match.visible, profile.match.board) if profile.nvlink is not None else 0
+    if active_links(gpu) == most < due:
+        yield f"{most} NVLinks active on every GPU", f"{due} NVLinks"
     link = gpu.pcie
     reaches = pcie_gb_s(link.max_generation, link.max_width)
     if reaches is not None and reaches < profile.gpu.pcie_gb_s:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench import __version__
 from gpubench.hardware.launch import launcher
+from gpubench.model.facts.gpu_process import MPS, MPS_SETTINGS, mps_in_use
 from gpubench.model.results.report import Metadata
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _SETTINGS = (
     *("OMPI_MCA_opal_cuda", "OMPI_MCA_mpi_cuda", "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_", "MPICH_RDMA_ENABLED_CUDA"),
     *("MV2_USE_CUDA", "MVP_USE_CUDA", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OFI_NCCL_", "GGML_CUDA_"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"),
+    MPS_SETTINGS,
 )
 """What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
 many variables of its own, so of those only the frameworks that carry messages or know of GPUs count."""
@@ -66,10 +68,14 @@ def metadata_of(
     known: dict[str, Any] = {}
     if machines is not None:
         driver = machines.nodes[0].snapshot.driver
+        mps = mps_in_use((gpu for node in machines.nodes for gpu in node.gpus), machines.environment)
         known = {
             "origin": machines.origin,
             "hosts": [node.snapshot.host for node in machines.nodes],
-            "libraries": {"driver": f"{driver.version} (runs CUDA {driver.cuda})"} if driver.version else {},
+            "libraries": {
+                **({"driver": f"{driver.version} (runs CUDA {driver.cuda})"} if driver.version else {}),
+                **({MPS: mps} if mps else {}),
+            },
             "environment": machines.environment,
             "topology": Counter(node.fingerprint() for node in machines.nodes).most_common(1)[0][0],
             "source": machines.source,

@@ -10,21 +10,10 @@ from gpubench.profiles.files import all_profiles
 
 @dataclass(frozen=True, slots=True)
 class ProfileMatch:
-    """The profile for a machine of `gpus` visible GPUs."""
+    """The profile for a machine, and what part of the board the machine is; `note` is empty where it is a whole one."""
 
     profile: Profile
-    gpus: int
-
-    @property
-    def is_slice(self) -> bool:
-        """True where the machine shows a part of a larger board: cards in slots of their own have none."""
-        has_board = self.profile.match.board_gpus is not None or _is_switched(self.profile) is True
-        return has_board and self.gpus < self.profile.match.board
-
-    @property
-    def note(self) -> str:
-        """Of a part of a board: which part; else empty."""
-        return f"{self.gpus} of {self.profile.match.board} GPUs: a slice of the board" if self.is_slice else ""
+    note: str = ""
 
     def __str__(self) -> str:
         return f"{self.profile.name} ({self.note})" if self.note else self.profile.name
@@ -41,7 +30,7 @@ def match_any(
     if found is not None or not count:
         return found
     generic = Generic.NVLINK if joined else Generic.PCIE
-    return next((ProfileMatch(each, count) for each in all_profiles() if each.match.generic is generic), None)
+    return next((ProfileMatch(each) for each in all_profiles() if each.match.generic is generic), None)
 
 
 def match(
@@ -49,8 +38,8 @@ def match(
 ) -> ProfileMatch | None:
     """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
 
-    One for this very number comes first, then that of the next larger one: fewer GPUs are a slice of its board. GPUs
-    of several models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
+    One for this very number comes first, then the part of the next larger one that so many GPUs are. GPUs of several
+    models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
     to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches.
     """
     models = set(gpu_names)
@@ -64,7 +53,17 @@ def match(
     ]
     if not models or not fitting:
         return None
-    return ProfileMatch(min(fitting, key=lambda each: each.match.visible), count)
+    whole = min(fitting, key=lambda each: each.match.visible)
+    return ProfileMatch(whole.part(count), _part_of_board(whole, count))
+
+
+def _part_of_board(profile: Profile, count: int) -> str:
+    """'3 of 8 GPUs: a slice of the board'; cards in slots of their own have no board."""
+    board, has_switches = profile.match.board, _is_switched(profile) is True
+    if count == 1 and profile.nvlink is not None and not has_switches and profile.match.board_gpus is None:
+        return "one GPU of it"
+    has_board = profile.match.board_gpus is not None or has_switches
+    return f"{count} of {board} GPUs: a slice of the board" if has_board and count < board else ""
 
 
 def _is_switched(profile: Profile) -> bool | None:

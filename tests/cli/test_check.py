@@ -101,10 +101,22 @@ def test_a_silent_driver_is_exit_code_3() -> None:
 
 
 def test_one_gpu_has_nobody_to_talk_to_and_passes() -> None:
-    code, document = checked("--simulate", "hgx-h200-1")
+    code, document = checked("--simulate", "hgx-h200-4/1")
     assert (code, document["verdict"]) == (0, "PASS")
     notes = {row["note"] for row in document["checks"] if row["check"] in ("p2p_bandwidth", "stragglers")}
     assert notes == {"one GPU: it has nobody to copy to", "one GPU: it has nobody to talk to"}
+
+
+def test_a_recorded_gpu_that_stands_alone_is_healthy_although_the_driver_hides_its_nvlinks() -> None:
+    machine = str(Path(__file__).parents[1] / "machines" / "h100x1-vm")
+    code, document = checked("--replay", machine)
+    assert (code, document["verdict"], document["findings"]) == (0, "PASS", [])
+    assert document["metadata"]["profile"]["note"] == "one GPU of it"
+    shown = gpubench("--replay", machine).stdout
+    assert "NVLinks hidden by the driver" in shown
+    assert shown.splitlines()[-1].startswith("PASS")
+    topo = gpubench("topo", "--replay", machine, "--strict")
+    assert (topo.returncode, topo.stdout.splitlines()[-1][:4]) == (0, "PASS")
 
 
 def test_full_measures_all_collectives() -> None:

@@ -41,7 +41,7 @@ def completions(words: str, shell: str = "bash", cwd: Path = ROOT, **variables: 
         ("gpubench topo --str", ["--strict"]),
         ("gpubench expl", ["explain"]),
         ("gpubench repo", ["report"]),
-        ("gpubench topo --simulate hgx-h200-", ["hgx-h200-1", "hgx-h200-2", "hgx-h200-4", "hgx-h200-8"]),
+        ("gpubench topo --simulate hgx-h200-", ["hgx-h200-2", "hgx-h200-4", "hgx-h200-8"]),
         ("gpubench check --profile dgx", ["dgx-1-v100"]),
         ("gpubench p2p --profile hgx-b", ["hgx-b200-8"]),
         ("gpubench allreduce --dtype flo", ["float16", "float32", "float64"]),

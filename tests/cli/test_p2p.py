@@ -123,7 +123,7 @@ def test_nvbandwidth_s_parameters() -> None:
 
 
 def test_one_gpu_copies_with_host_memory_only() -> None:
-    result = gpubench("p2p", "--simulate", "hgx-h200-1")
+    result = gpubench("p2p", "--simulate", "hgx-h200-4/1")
     assert result.returncode == 0, result.stderr
     assert "one GPU: copies with host memory only" in result.stdout
     assert "to GPU, pinned" in result.stdout
@@ -301,7 +301,7 @@ def test_colours_show_what_is_slow() -> None:
 
 
 def test_sizes_on_a_single_gpu_say_that_it_has_nobody_to_copy_to() -> None:
-    result = gpubench("p2p", "--simulate", "hgx-h200-1", "--sizes", "1M")
+    result = gpubench("p2p", "--simulate", "hgx-h200-4/1", "--sizes", "1M")
     assert result.returncode == 3
     assert result.stderr.startswith("gpubench: error: 1 GPU: it has nobody to copy to\n")
     assert "Traceback" not in result.stderr

@@ -44,7 +44,6 @@ def test_a_profile_s_points_are_as_sure_as_they_are_near(
         ("hgx-h200-4", {"nodes": 2, "ranks": 8}),
         ("hgx-h200-4", {"ranks": 1}),
         ("generic-nvlink", {"ranks": 8}),
-        ("hgx-h200-1", {"ranks": 2}),
     ],
 )
 def test_a_profile_knows_nothing_of_other_machines(profile: str, changes: dict[str, Any]) -> None:

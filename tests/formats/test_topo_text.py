@@ -161,7 +161,7 @@ def test_a_column_all_alike_becomes_part_of_the_sentence() -> None:
 
 
 def test_one_gpu_speaks_for_itself() -> None:
-    assert "  GPU0: NVIDIA H200; memory" in shown(machine("hgx-h200-1"), width=44)
+    assert "  GPU0: NVIDIA H200; memory" in shown(machine("hgx-h200-4/1"), width=44)
 
 
 def test_what_is_peculiar_to_some_is_said_of_them() -> None:

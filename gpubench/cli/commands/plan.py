@@ -55,7 +55,7 @@ class PlanOptions:
         "WORDS", "ddp, zero1, zero2 or fsdp, with tpN, sp, ppN, vN, ringN, ulyssesN, epN. Repeatable. Default: all."
     )
     simulate: str | None = option(
-        "NAME[*NODES]", "A machine by its profile in place of this one.", autocompletion=completed("simulate")
+        "NAME[/GPUS][*NODES]", "A machine by its profile in place of this one.", autocompletion=completed("simulate")
     )
     profile: str | None = option(
         "NAME|FILE", "What to expect where nothing was measured.", autocompletion=completed("profile")

@@ -22,8 +22,9 @@ class SimulationOptions:
     help_group: ClassVar = SIMULATE
 
     simulate: str | None = option(
-        "NAME[*NODES]",
-        "A machine that does not exist, from its profile: hgx-h200-4, or 'hgx-h100-8*16' for 16 nodes.",
+        "NAME[/GPUS][*NODES]",
+        "A machine that does not exist, from its profile: hgx-h200-4; 'hgx-h100-8*16' for 16 nodes, hgx-h100-8/1 for "
+        "one GPU of its board.",
         autocompletion=completed("simulate"),
     )
     fault: list[str] | None = option(

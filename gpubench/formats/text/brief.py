@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpubench.formats.text.page import ReportView
+from gpubench.model.facts.gpu_process import MPS
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.facts.visible_gpus import HIDDEN_GPUS
 from gpubench.model.results.curves import HOST
@@ -56,6 +57,8 @@ class BriefView(ReportView):
     def _software(self, report: Report) -> Iterator[str]:
         metadata, nodes = self._metadata, report.rows("nodes", NodeRow)
         yield from dict.fromkeys(map(_driver, nodes))
+        if MPS in metadata.libraries:
+            yield f"{MPS} {metadata.libraries[MPS]}"
         yield from dict.fromkeys(f"Linux {row.kernel}" for row in nodes[:1] if row.kernel)
         if report.rows("gpus", GpuRow):
             yield f"profile {metadata.profile['name']}" if metadata.profile else "no profile of this machine"
@@ -95,7 +98,8 @@ def _machine(report: Report, hidden: object) -> Iterator[str]:
 
 def _gpu(row: GpuRow) -> tuple[str, str, str]:
     memory = "" if row.memory_bytes is None else format_memory(row.memory_bytes)
-    links = "" if row.nvlinks_active is None else "no NVLink"
+    hidden = "NVLinks hidden by the driver" if row.unknown.get("nvlinks") else ""
+    links = hidden or ("" if row.nvlinks_active is None else "no NVLink")
     if row.nvlinks:
         ends = some_of(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
         of_all = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"

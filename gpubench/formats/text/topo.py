@@ -9,6 +9,7 @@ from gpubench.formats.text.machine.devices import gpu_columns, gpu_sentences, ni
 from gpubench.formats.text.machine.tree import draw, is_worth_drawing
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import ReportView
+from gpubench.model.facts.gpu_process import MPS
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.topology import PeerAccess
 from gpubench.model.results.report import Report
@@ -65,6 +66,8 @@ class TopoView(ReportView):
         if metadata.profile:
             note = f": {metadata.profile['note']}" if "note" in metadata.profile else ""
             self._page.wrap(f"{INDENT}profile {metadata.profile['name']}{note}")
+        if MPS in metadata.libraries:
+            self._page.wrap(f"{INDENT}{MPS} {metadata.libraries[MPS]}")
         for line in setting_lines(metadata.environment, verbose=self._page.verbose):
             self._page.wrap(line)
         self._page.defaults(metadata)

@@ -20,7 +20,7 @@ from gpubench.profiles.files import load, names
 
 MOST_NODES = 16384
 
-_MACHINE = re.compile(r"(?P<name>[^*\s]+)(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
+_MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
 _IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
 """Namespace of the UUIDs of simulated GPUs: made up once, so that equal seeds give equal machines."""
 
@@ -33,25 +33,38 @@ class SimulatedMachine:
     nodes: int = 1
 
     def __str__(self) -> str:
-        return self.profile.name + (f"*{self.nodes}" if self.nodes > 1 else "")
+        match = self.profile.match
+        part = f"/{match.visible}" if match.visible < load(self.profile.name).match.visible else ""
+        return self.profile.name + part + (f"*{self.nodes}" if self.nodes > 1 else "")
 
 
 def parse_machine(text: str) -> SimulatedMachine:
-    """A machine as `NAME[*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'.
+    """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'; 'hgx-h100-8/1' shows one of its eight GPUs.
 
-    Raises UsageError for another form, an unknown profile, or a number of nodes that is none.
+    Raises UsageError for another form, an unknown profile, or a number of GPUs or nodes that is none.
     """
     match = _MACHINE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
             f"--simulate {text!r} is no machine",
-            expected="NAME[*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16'",
+            expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
             next_step=f"one of {', '.join(names())}",
         )
     nodes = int(match["nodes"] or 1)
     if not 1 <= nodes <= MOST_NODES:
         raise UsageError(f"--simulate {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
-    return SimulatedMachine(load(match["name"]), nodes)
+    return SimulatedMachine(_shown(load(match["name"]), match["gpus"], text), nodes)
+
+
+def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
+    """The part of a board that a virtual machine shows; all of it without a number."""
+    if gpus is None:
+        return profile
+    most = profile.match.visible
+    if not 1 <= int(gpus) <= most:
+        raise UsageError(f"--simulate {text!r} has {gpus} GPUs", expected=f"1 to {most}" if most else "no number")
+    part = profile.part(int(gpus))
+    return part if part is profile else replace(part, node=replace(part.node, virtual_machine=True))
 
 
 def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:

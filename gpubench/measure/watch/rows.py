@@ -101,7 +101,8 @@ def traffic_rows(
 
 def _user(process: GpuProcess, names: Mapping[int, str | None]) -> str:
     name = names.get(process.pid) or process.name
-    return f"{process.pid} ({name})" if name else str(process.pid)
+    named = f"{process.pid} ({name})" if name else str(process.pid)
+    return f"{named} under MPS" if process.mps else named
 
 
 def _note(unknown: Mapping[str, str]) -> str | None:

@@ -49,3 +49,11 @@ class DriverSettings:
     nvlink_bandwidth_mode: str | None = None
     nvlink_bandwidth_reduced: tuple[str, ...] | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nvlink_disabled(self) -> str:
+        """The setting that disables NVLink on the whole node, in words; empty where none does."""
+        parameter = (self.parameters or {}).get("NvLinkDisable")
+        if parameter not in (None, "", "0"):
+            return f"NvLinkDisable: {parameter} in the driver's parameters"
+        return "NVML says that the NVLink bandwidth mode is off" if self.nvlink_bandwidth_mode == "off" else ""

@@ -143,6 +143,11 @@ class Fabric:
     cluster_uuid: str | None = None
     health_mask: int | None = None
 
+    @property
+    def spans_nodes(self) -> bool:
+        """True in an NVLink domain of several nodes; fabrics of one node have a cluster of zeros, or none."""
+        return bool(set(self.cluster_uuid or "") - {"0", "-"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemappedRows:

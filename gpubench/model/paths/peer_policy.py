@@ -102,8 +102,12 @@ def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> 
 
 
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
-    return is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
+    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none.
+
+    The only GPU of a node misses none, unless NVLinks lead to other nodes: it has no other to reach.
+    """
+    has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
+    return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
 
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:

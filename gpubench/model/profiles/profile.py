@@ -5,8 +5,9 @@ them. GB/s is 1e9 bytes/s, one direction.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import combinations
 
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.links import nvlink_gb_s, pcie_gb_s
@@ -16,6 +17,7 @@ SHARE = "_share"
 TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
+_HOST_COPIES = ("host_to_device", "device_to_host")
 
 
 class ExpectedKind(StrEnum):
@@ -118,6 +120,16 @@ class NvlinkKind:
     def pair_links(self) -> int:
         """The most links that one transfer between two GPUs can use: all through a switch, else those of the pair."""
         return self.links if self.to is NvlinkPeer.SWITCH else max((pair[2] for pair in self.pairs), default=0)
+
+    def least_links(self, gpus: int, board: int) -> int:
+        """The NVLinks that each GPU has at least to the others, whichever `gpus` of the board's GPUs are there."""
+        if gpus < 2 or self.to is NvlinkPeer.SWITCH:
+            return self.links if gpus > 1 else 0
+        return min(
+            sum(links for one, other, links in self.pairs if gpu in (one, other) and {one, other} <= set(part))
+            for part in combinations(range(board), gpus)
+            for gpu in part
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +265,28 @@ class Profile:
     expected: tuple[Expected, ...] = ()
     curve: tuple[TimeCurve, ...] = ()
     sha256: str = ""
+
+    def part(self, gpus: int) -> "Profile":
+        """The profile of a machine that shows only the first `gpus` of these GPUs.
+
+        A GPU alone has nobody to talk to: its own facts and its copies with host memory are all that is left.
+        """
+        if not 0 < gpus < self.match.visible:
+            return self
+        alone = gpus == 1
+        pairs = tuple(pair for pair in self.nvlink.pairs if max(pair[:2]) < gpus) if self.nvlink else ()
+        return replace(
+            self,
+            match=replace(self.match, visible=gpus, board_gpus=self.match.board),
+            gpu=replace(self.gpu, places=self.gpu.places[:gpus]),
+            nvlink=None if alone or self.nvlink is None else replace(self.nvlink, pairs=pairs),
+            expected=tuple(
+                replace(each, gpus=self.gpus_of(each))
+                for each in self.expected
+                if not alone or each.quantity.startswith(_HOST_COPIES)
+            ),
+            curve=() if alone else tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
+        )
 
     @property
     def link_gb_s(self) -> float:

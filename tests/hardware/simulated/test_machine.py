@@ -521,9 +521,9 @@ def test_what_cannot_be_simulated_says_why() -> None:
     with pytest.raises(UsageError, match="5 ranks on each of 1 nodes of hgx-h200-4"):
         times("hgx-h200-4").ideal_seconds("allreduce", 8, ranks_per_node=5)
     with pytest.raises(UsageError, match="1 ranks on each of 1 nodes"):
-        times("hgx-h200-1").ideal_seconds("allreduce", 8)
+        times("hgx-h200-4/1").ideal_seconds("allreduce", 8)
     with pytest.raises(UsageError, match="expects no time of allreduce"):
-        times("hgx-h200-1*2").ideal_seconds("allreduce", 8)
+        times("hgx-h200-4/1*2").ideal_seconds("allreduce", 8)
     other = replace(profiles.load("hgx-h200-4"), expected=(), curve=())
     with pytest.raises(UsageError, match="expects no time of allreduce"):
         Times(SimulatedMachine(other)).ideal_seconds("allreduce", 8)

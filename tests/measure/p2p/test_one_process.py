@@ -79,11 +79,11 @@ def request(gpus: int, **changes: Any) -> P2pRequest:
 
 
 def machine_of(copies: FakeCopies, busy: dict[int, int] | None = None, profile: str = "") -> CopyMachine:
-    node = snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]
+    node = snapshots(parse_machine(f"hgx-h200-8/{len(copies.gpus)}"))[0]
     used = {gpu: (GpuProcess(pid=pid),) for gpu, pid in (busy or {}).items()}
     gpus = [replace(gpu, processes=used.get(gpu.index, ()), idle=gpu.index not in used) for gpu in node.gpus]
     node = replace(node, gpus=tuple(gpus))
-    matched = ProfileMatch(load(profile), len(gpus)) if profile else None
+    matched = ProfileMatch(load(profile)) if profile else None
     wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
     return CopyMachine(wiring, copies.gpus, (), matched, Origin.MEASURED, unreachable_pairs(copies))
 
@@ -343,17 +343,17 @@ def host_calls(copies: FakeCopies, memory: HostMemory, gpu: int) -> int:
 def test_slow_pinned_memory_is_measured_again_and_pageable_memory_never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     healthy, slow = FakeCopies(1), FakeCopies(1)
     asked = request(1, series=(), patterns=())
-    _, rows, _ = run(healthy, asked, profile="hgx-h200-1")
+    _, rows, _ = run(healthy, asked, profile="hgx-h200-2")
     assert [row.verdict for row in rows] == [Verdict.PASS, Verdict.PASS, None, None]
     assert [row.bandwidth_gb_s for row in rows] == [pytest.approx(55.0)] * 4
     assert [row.limit_percent for row in rows] == [pytest.approx(100 * 55 / 63, rel=0.01)] * 4
     monkeypatch.setattr(fake_copies, "HOST_GB_S", 20.0)
-    _, rows, _ = run(slow, asked, profile="hgx-h200-1")
+    _, rows, _ = run(slow, asked, profile="hgx-h200-2")
     assert [row.verdict for row in rows] == [Verdict.FAIL, Verdict.FAIL, None, None]
     calls = [host_calls(each, HostMemory.PINNED, 0) for each in (healthy, slow)]
     assert calls == [4, 4 * 4]
     assert host_calls(slow, HostMemory.PAGEABLE, 0) == 4
-    _, rows, _ = run(FakeCopies(1), replace(asked, host_bytes=SIZE // 2), profile="hgx-h200-1")
+    _, rows, _ = run(FakeCopies(1), replace(asked, host_bytes=SIZE // 2), profile="hgx-h200-2")
     assert {row.verdict for row in rows} == {None}
 
 

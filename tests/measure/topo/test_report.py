@@ -91,7 +91,7 @@ def test_ranks_are_checked_too() -> None:
 
 
 def test_a_node_with_nothing_in_it_is_shown() -> None:
-    (node,) = cluster("hgx-h200-1")
+    (node,) = cluster("hgx-h200-4/1")
     empty = Topology(replace(node.snapshot, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="no driver")))
     report = examine([empty])
     assert report.verdict is Verdict.SKIP

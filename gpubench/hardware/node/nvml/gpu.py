@@ -226,11 +226,18 @@ def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
     computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
     if computing is None:
         return None
-    found = {each.pid: each for each in computing}
-    for function in ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
-        found |= {each.pid: each for each in answers.ask("processes", function) or () if each.pid not in found}
+    drawing, under_mps = (
+        answers.ask("processes", f"nvmlDeviceGet{kind}RunningProcesses") or () for kind in ("Graphics", "MPSCompute")
+    )
+    found = {each.pid: each for each in (*under_mps, *drawing, *computing)}
+    clients = {each.pid for each in under_mps}
     return tuple(
-        GpuProcess(pid=pid, name=_process_name(answers.library, pid), memory_bytes=found[pid].usedGpuMemory)
+        GpuProcess(
+            pid=pid,
+            name=_process_name(answers.library, pid),
+            memory_bytes=found[pid].usedGpuMemory,
+            mps=pid in clients,
+        )
         for pid in sorted(found)
     )
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpubench.model.facts.fabric_health import describe_health
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import Fabric, NvLink, PcieLink, RemappedRows
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvLink, PcieLink, RemappedRows
 from gpubench.model.paths.links import active_links, nvlink_gb_s
 from gpubench.model.paths.nodes import MachineKind, condense
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, rounded
@@ -35,7 +36,8 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             nvlink_errors=_errors(gpu.nvlinks or ()),
             **_fabric(gpu.fabric),
             **_remapped(gpu.remapped_rows),
-            users=None if gpu.processes is None else [_user(each.pid, each.name) for each in gpu.processes],
+            users=None if gpu.processes is None else [_user(each) for each in gpu.processes],
+            unknown={**gpu.unknown, **_hidden_nvlinks(node, gpu)},
             driver=node.snapshot.driver.version,
             cuda=node.snapshot.driver.cuda,
             origin=node.snapshot.origin,
@@ -175,5 +177,10 @@ def _far_end(node: Topology, link: NvLink) -> str:
     return {"gpu": "a GPU", "switch": "NVSwitch", "cpu": "CPU"}.get(link.peer or "", "unknown")
 
 
-def _user(pid: int, name: str | None) -> str:
-    return f"{pid} {name}" if name else str(pid)
+def _hidden_nvlinks(node: Topology, gpu: GpuFacts) -> dict[str, str]:
+    setting = node.snapshot.driver_settings.nvlink_disabled
+    return {"nvlinks": f"the driver hides them: {setting}"} if gpu.nvlinks == () and setting else {}
+
+
+def _user(process: GpuProcess) -> str:
+    return " ".join(filter(None, (str(process.pid), process.name, "under MPS" if process.mps else "")))

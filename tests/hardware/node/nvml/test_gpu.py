@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
 from gpubench.hardware.node.nvml.library import read_nvml
 from gpubench.model.facts.gpu_limits import GpuLimits
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess, mps_in_use
 from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer, PcieLink, RemappedRows
 from gpubench.model.terms.cpu_ranges import ranges_of
 from tests.fakes.nvml import FabricV1, FabricV2, FakeGpu, FakeNvml, NVMLError, fields, process
@@ -258,6 +259,23 @@ def test_processes_are_told_once_each() -> None:
         GpuProcess(pid=4, memory_bytes=1),
         GpuProcess(pid=9, name="python3", memory_bytes=5),
     )
+
+
+def test_clients_of_mps_are_marked_and_named() -> None:
+    replies = {
+        "nvmlDeviceGetComputeRunningProcesses": [process(3, 7)],
+        "nvmlDeviceGetGraphicsRunningProcesses": [],
+        "nvmlDeviceGetMPSComputeRunningProcesses": [process(5, 2)],
+    }
+    gpu = only(FakeGpu(replies=replies), names={3: b"/usr/bin/nvidia-cuda-mps-server", 5: b"python3"})
+    server, client = gpu.processes or ()
+    assert (server.mps, client.mps, client.label) == (False, True, "process 5 (python3) under MPS")
+    assert mps_in_use([gpu], {}) == "in use on GPU0"
+    assert mps_in_use([replace(gpu, processes=(server,))], {}) == "in use on GPU0"
+    alone, pipes = replace(gpu, processes=(GpuProcess(pid=8),)), {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/pipes"}
+    assert mps_in_use([alone], {}) == ""
+    assert mps_in_use([alone], pipes) == "asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/pipes"
+    assert mps_in_use([gpu], pipes) == "in use on GPU0; asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/pipes"
 
 
 UUID = (ctypes.c_uint8 * 16)(*range(16))
