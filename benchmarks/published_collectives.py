@@ -98,11 +98,15 @@ def _published(line: dict[str, str]) -> Published:
         verdict=None,
         algorithm=line["algorithm"] or None,
     )
-    network = NodeNetwork(nodes, ranks, count * rate / 8, rate / 8)
-    expected = from_network(collective, row, network, load(line["profile"]))
+    profile = load(line["profile"])
+    joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
+    network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8)
+    expected = from_network(collective, row, network, profile)
     if expected is None:
         raise ValueError(f"{line['source']}: nothing is expected")
-    limit = network_limit(row.algorithm, collective, network).gb_s or 0.0
+    # In one domain no NIC is a limit, and NVLS reduces in the switches: 2(n-1)/(n+1) times the NVLinks.
+    inside = profile.link_gb_s * 2 * (ranks - 1) / (ranks + 1)
+    limit = inside if network.nodes == 1 else network_limit(row.algorithm, collective, network).gb_s or 0.0
     return Published(line["use"], line["state"], line["source"], row, expected, limit)
 
 

@@ -1,8 +1,10 @@
 """NVLinks between nodes (MNNVL) that are there and not used."""
 
+from collections.abc import Callable
+
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
 from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import of_node, unread
 from gpubench.model.paths.evidence import Confidence
@@ -17,8 +19,9 @@ def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
     found: dict[str, dict[int, set[int | None]]] = {}
     for number, node in run.nodes.items():
         for gpu in node.gpus:
-            if gpu.fabric is not None and gpu.fabric.cluster_uuid is not None and gpu.fabric.spans_nodes:
-                found.setdefault(gpu.fabric.cluster_uuid, {}).setdefault(number, set()).add(gpu.fabric.clique)
+            domain = None if gpu.fabric is None else gpu.fabric.domain
+            if domain is not None:
+                found.setdefault(domain[0], {}).setdefault(number, set()).add(domain[1])
     return {uuid: nodes for uuid, nodes in found.items() if len(nodes) > 1}
 
 
@@ -55,18 +58,22 @@ def _cliques(run: Circumstances) -> Found:
             )
 
 
-def _cumem(run: Circumstances) -> Found:
-    if "0" not in run.values("NCCL_CUMEM_ENABLE"):
-        return
-    names = ("NCCL_CUMEM_ENABLE",)
-    places = places_of(names, run.facts)
-    for number in _in_clusters(run):
-        yield Sighting(
-            subject=run.on(number),
-            seen=f"NCCL_CUMEM_ENABLE=0 in {' and '.join(places)}",
-            gpus=run.gpus_of(number),
-            cure=removal(names, places),
-        )
+def _switched_off(variable: str) -> Callable[[Circumstances], Found]:
+    """Nodes of an NVLink cluster on which a variable is 0."""
+
+    def look(run: Circumstances) -> Found:
+        if "0" not in run.values(variable):
+            return
+        places = places_of((variable,), run.facts)
+        for number in _in_clusters(run):
+            yield Sighting(
+                subject=run.on(number),
+                seen=f"{variable}=0 in {' and '.join(places)}",
+                gpus=run.gpus_of(number),
+                cure=removal((variable,), places),
+            )
+
+    return look
 
 
 _log_mnnvl = remark_in_log(
@@ -115,13 +122,23 @@ MNNVL = Family.of(
         look=_cliques,
     ),
     Condition(
+        id="nccl-mnnvl-disabled",
+        title="NCCL_MNNVL_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
+        detection="the variable, of ranks on nodes of one NVLink cluster",
+        settles="run with it unset: P2P/MNNVL in NCCL's log",
+        cure="unset NCCL_MNNVL_ENABLE",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        look=_switched_off("NCCL_MNNVL_ENABLE"),
+    ),
+    Condition(
         id="nccl-cumem-disabled",
         title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
         detection="the variable, of ranks on nodes of one NVLink cluster",
         settles="run with it unset: P2P/MNNVL in NCCL's log",
         cure="unset NCCL_CUMEM_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-        look=_cumem,
+        look=_switched_off("NCCL_CUMEM_ENABLE"),
     ),
-    effects=(Effect.SOCKETS, Effect.NO_GPUDIRECT),
+    effects=(Effect.SOCKETS, Effect.NO_GPUDIRECT, Effect.SLOW),
+    slows=(Slowed.NETWORK,),
 )

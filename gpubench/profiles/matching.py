@@ -40,13 +40,15 @@ def match(
 
     One for this very number comes first, then the part of the next larger one that so many GPUs are. GPUs of several
     models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
-    to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches.
+    to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches. A profile of an NVLink
+    domain is for its nodes together, and no node's.
     """
     models = set(gpu_names)
     fitting = [
         each
         for each in (all_profiles() if among is None else among)
         if each.match.generic is None
+        and each.domain is None
         and models <= set(each.match.gpus)
         and 1 <= count <= each.match.visible
         and (switched is None or _is_switched(each) in (None, switched))
@@ -64,6 +66,13 @@ def _part_of_board(profile: Profile, count: int) -> str:
         return "one GPU of it"
     has_board = profile.match.board_gpus is not None or has_switches
     return f"{count} of {board} GPUs: a slice of the board" if has_board and count < board else ""
+
+
+def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
+    """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
+    models = set(gpu_names)
+    found = (each for each in (*among, *all_profiles()) if each.domain is not None and models <= set(each.match.gpus))
+    return next(found, None) if models else None
 
 
 def _is_switched(profile: Profile) -> bool | None:

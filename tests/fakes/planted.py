@@ -414,6 +414,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("imex-channel-missing", lambda: with_ranks(_clustered(), lambda each: replace(each, imex_channels=()), 3)),
     Plant("mnnvl-clique-differs", lambda: with_nodes(_clustered(), lambda node: _fabric(node, clique=2), 1)),
+    Plant("nccl-mnnvl-disabled", lambda: _set(_clustered(), NCCL_MNNVL_ENABLE="0")),
     Plant("nccl-cumem-disabled", lambda: _set(_clustered(), NCCL_CUMEM_ENABLE="0")),
     Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_DISABLE="1")),
     Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_LEVEL="LOC")),

@@ -240,6 +240,12 @@ def _node_change(node: Snapshot, settings: Mapping[str, str]) -> Snapshot:
     )
     if "peermem" in settings:
         node = replace(node, gpudirect=replace(node.gpudirect, peermem=settings["peermem"] == "yes"))
+    if "clique" in settings:
+        gpus = tuple(
+            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, clique=int(settings["clique"])))
+            for gpu in node.gpus
+        )
+        node = replace(node, gpus=gpus)
     if "silent" in settings:
         failure = ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
         node = replace(_SILENCED[settings["silent"]](node), failures=(*node.failures, failure))

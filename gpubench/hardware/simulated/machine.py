@@ -13,16 +13,22 @@ from gpubench.errors import UsageError
 from gpubench.hardware.simulated.faults import apply_faults, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.hardware.simulated.surroundings import with_faults_around, with_surroundings
+from gpubench.model.facts.driver_settings import Service
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.profiles.fault import Fault
+from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.profiles.files import load, names
+from gpubench.profiles.matching import match
 
 MOST_NODES = 16384
 
 _MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
 _IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
 """Namespace of the UUIDs of simulated GPUs: made up once, so that equal seeds give equal machines."""
+
+
+_OF_DOMAINS = ("clique", "imex", "mnnvl")
+"""Keys of faults that a node without an NVLink domain of several nodes cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,13 @@ class SimulatedMachine:
     def __str__(self) -> str:
         match = self.profile.match
         part = f"/{match.visible}" if match.visible < load(self.profile.name).match.visible else ""
-        return self.profile.name + part + (f"*{self.nodes}" if self.nodes > 1 else "")
+        count = self.nodes // (1 if self.profile.domain is None else self.profile.domain.nodes)
+        return self.profile.name + part + (f"*{count}" if count > 1 else "")
+
+    @property
+    def domain_nodes(self) -> int:
+        """Nodes of an NVLink domain; 1 where NVLinks lead to no other node."""
+        return 1 if self.profile.domain is None else min(self.nodes, self.profile.domain.nodes)
 
 
 def parse_machine(text: str) -> SimulatedMachine:
@@ -43,17 +55,18 @@ def parse_machine(text: str) -> SimulatedMachine:
 
     Raises UsageError for another form, an unknown profile, or a number of GPUs or nodes that is none.
     """
-    match = _MACHINE.fullmatch(text.strip())
-    if match is None:
+    found = _MACHINE.fullmatch(text.strip())
+    if found is None:
         raise UsageError(
             f"--simulate {text!r} is no machine",
             expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
             next_step=f"one of {', '.join(names())}",
         )
-    nodes = int(match["nodes"] or 1)
+    profile = load(found["name"])
+    nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
     if not 1 <= nodes <= MOST_NODES:
         raise UsageError(f"--simulate {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
-    return SimulatedMachine(_shown(load(match["name"]), match["gpus"], text), nodes)
+    return SimulatedMachine(_shown(profile, found["gpus"], text), nodes)
 
 
 def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
@@ -70,10 +83,34 @@ def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
 def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
     """Raise UsageError where a fault is on a node that the machine does not have."""
     for fault in faults:
+        if machine.domain_nodes == 1 and any(fault.get(key) for key in _OF_DOMAINS):
+            raise wrong_value(fault, f"{machine} has no NVLink domain of several nodes", "gb200-nvl72, gb300-nvl72")
         if fault.node_number >= machine.nodes:
             raise wrong_value(
                 fault, f"there is no node {fault.node_number}", f"{machine} has nodes 0 to {machine.nodes - 1}"
             )
+
+
+def by_domains(machine: SimulatedMachine, faults: Sequence[Fault]) -> tuple[SimulatedMachine, list[Fault]]:
+    """The machine with each NVLink domain as one node of all its GPUs and NICs, and the faults on these.
+
+    A node that takes no part in its domain leaves NCCL the NICs for all of them: then every node is one of its own.
+    """
+    size = machine.domain_nodes
+    if machine.profile.domain is None:
+        return machine, list(faults)
+    if any(fault.get(key) for fault in faults for key in _OF_DOMAINS):
+        tray = match([machine.profile.gpu.name], machine.profile.match.visible)
+        assert tray is not None
+        return SimulatedMachine(tray.profile, machine.nodes), list(faults)
+    moved = []
+    for fault in faults:
+        domain, place = divmod(fault.node_number, size)
+        step = place * (len(machine.profile.nic) if fault.subject is Subject.NIC else machine.profile.match.visible)
+        index = None if fault.index is None else fault.index + step
+        second = None if fault.second is None else fault.second + step
+        moved.append(replace(fault, node=domain, index=index, second=second))
+    return SimulatedMachine(machine.profile.domain_as_node(size), machine.nodes // size), moved
 
 
 def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
@@ -90,7 +127,28 @@ def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int
         )
         for number in {fault.node_number for fault in faults}
     }
-    return [broken.get(number) or _named(whole, number, seed) for number in range(machine.nodes)]
+    found = [broken.get(number) or _named(whole, number, seed) for number in range(machine.nodes)]
+    if machine.domain_nodes == 1:
+        return found
+    stopped = {fault.node_number for fault in faults if fault.get("imex")}
+    return [
+        _in_domain(node, _identity(seed, f"domain{number // machine.domain_nodes}"), imex=number not in stopped)
+        for number, node in enumerate(found)
+    ]
+
+
+def _in_domain(node: Snapshot, cluster: str, *, imex: bool) -> Snapshot:
+    """The node with its GPUs in the cluster of its domain, in the clique that they have, and the service IMEX."""
+    settings = node.driver_settings
+    return replace(
+        node,
+        kernel=replace(node.kernel, imex=True),
+        driver_settings=replace(settings, services={**settings.services, "nvidia-imex": Service(running=imex)}),
+        gpus=tuple(
+            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, cluster_uuid=cluster))
+            for gpu in node.gpus
+        ),
+    )
 
 
 def _on(faults: Sequence[Fault], number: int) -> list[Fault]:

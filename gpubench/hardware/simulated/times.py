@@ -19,7 +19,7 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
 from gpubench.hardware.simulated.channels import rings_gb_s
 from gpubench.hardware.simulated.links import NodeLinks, node_links
-from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
+from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, check_nodes
 from gpubench.model.paths.busbw_limit import NodeNetwork
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.terms.units import BYTES_PER_GB
@@ -59,6 +59,9 @@ class CollectiveTimes:
     ) -> None:
         check_nodes(machine, faults)
         self._whole_nodes = whole_nodes
+        self._given = machine
+        machine, faults = by_domains(machine, faults)
+        self._joined = self._given.nodes // machine.nodes
         self._machine = machine
         self._seed = seed
         self._noise = noise
@@ -71,7 +74,7 @@ class CollectiveTimes:
     @property
     def gpus(self) -> int:
         """GPUs that every node has: the ranks a node where nothing else is said."""
-        return min(len(links.gpus) for links in self._kinds_of_node())
+        return min(len(links.gpus) for links in self._kinds_of_node()) // self._joined
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
         """Seconds of one operation by rank, node after node.
@@ -95,11 +98,12 @@ class CollectiveTimes:
 
     def healthy_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
         """Seconds on the same machine without faults and noise. Raises as `seconds`."""
-        healthy = CollectiveTimes(self._machine, noise=0.0)
+        healthy = CollectiveTimes(self._given, noise=0.0)
         return healthy.seconds(name, size_bytes, row=0, ranks_per_node=ranks_per_node)[0]
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
         """Ordered pairs of ranks, node after node, whose copies a fault makes go through host memory."""
+        ranks_per_node *= self._joined
         return [
             (number * ranks_per_node + source, number * ranks_per_node + destination)
             for number, links in self._faulty.items()
@@ -117,14 +121,14 @@ class CollectiveTimes:
             raise invalid_choice("collective", name, tuple(SUMMARIES))
         collective = collective_named(name)
         local = self.gpus if ranks_per_node is None else ranks_per_node
-        if not 1 <= local <= self.gpus or local * self._machine.nodes < 2:
+        if not 1 <= local <= self.gpus or local * self._given.nodes < 2:
             raise UsageError(
-                f"{local} ranks on each of {self._machine.nodes} nodes of {self._machine}",
+                f"{local} ranks on each of {self._given.nodes} nodes of {self._given}",
                 expected=f"1 to {self.gpus} ranks a node, and at least 2 in all",
                 reason="one GPU alone has nobody to talk to",
             )
-        with_nics = self.gpus if self._whole_nodes else local
-        return _Model(self._machine, collective, local, self._faulty, self._kinds_of_node(), with_nics)
+        with_nics = (self.gpus if self._whole_nodes else local) * self._joined
+        return _Model(self._machine, collective, local * self._joined, self._faulty, self._kinds_of_node(), with_nics)
 
 
 class _Model:

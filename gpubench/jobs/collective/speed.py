@@ -48,6 +48,10 @@ def speed_judge_of(
         version = None if nccl is None else nccl.split(" ")[0]
         joined = None if circumstances is None else networks(circumstances.wiring)
         network = None if joined is None else joined[1]
+        if circumstances is not None and circumstances.wiring.domain(0) is not None:
+            from gpubench.profiles.matching import domain_of
+
+            profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network)
         return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
 

@@ -65,7 +65,7 @@ class PathJudge:
         if len(expected_bytes) == 1:
             return Limit(None, "one rank: nothing passes a link")
         joined = networks(wiring)
-        if joined is not None:
+        if joined is not None and joined[0].nodes > 1:
             return network_limit(algorithm, collective, joined[0])
         if collective.point_to_point:
             work = Work(collective.busbw_factor(len(expected_bytes)), expected_bytes)

@@ -148,6 +148,11 @@ class Fabric:
         """True in an NVLink domain of several nodes; fabrics of one node have a cluster of zeros, or none."""
         return bool(set(self.cluster_uuid or "") - {"0", "-"})
 
+    @property
+    def domain(self) -> tuple[str, int | None] | None:
+        """The NVLink domain of several nodes: cluster and clique; None where the NVLinks lead to no other node."""
+        return (self.cluster_uuid or "", self.clique) if self.spans_nodes else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemappedRows:

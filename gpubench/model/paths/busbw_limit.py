@@ -91,17 +91,21 @@ def nccl_name(algorithm: str | None) -> str:
 def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
     """What joins the nodes of a run at its weakest and its strongest node; None where that is not known.
 
-    NCCL takes the NICs nearest to the ranks' GPUs. On all nodes alike they are what the machine has; one node with
+    Nodes of one NVLink domain count as one: of a single domain the network has one node. NCCL takes the NICs nearest to
+    the ranks' GPUs. On all nodes alike they are what the machine has; one node with
     less is slower than its siblings, and what is expected is what the strongest would carry.
     """
-    positions: dict[int, list[int]] = {}
+    positions: dict[object, list[int]] = {}
     for position, gpu in enumerate(wiring.gpus):
-        positions.setdefault(gpu.node, []).append(position)
+        positions.setdefault(wiring.domain(position) or gpu.node, []).append(position)
     counts = {len(each) for each in positions.values()}
-    if len(positions) < 2 or len(counts) > 1:
+    if len({gpu.node for gpu in wiring.gpus}) < 2 or len(counts) > 1:
         return None
     carried = [_node_gb_s(wiring, each) for each in positions.values()]
     known = [each for each in carried if each is not None]
+    if len(positions) == 1:
+        alone = NodeNetwork(1, len(wiring.gpus), 0.0, 0.0)
+        return alone, alone
     if len(known) < len(carried):
         return None
     found = [NodeNetwork(len(positions), len(wiring.gpus), node, nic) for node, nic in known]
@@ -110,7 +114,11 @@ def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
 
 def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:
     """GB/s that leave a node over the NICs near its ranks' GPUs, and over the slowest of them."""
-    nics = {nic.name: limit.gb_s for position in positions for nic, limit in wiring.near_nics(position)}
+    nics = {
+        (wiring.gpus[position].node, nic.name): limit.gb_s
+        for position in positions
+        for nic, limit in wiring.near_nics(position)
+    }
     rates = [gb_s for gb_s in nics.values() if gb_s is not None]
     to_host = [limit.gb_s for limit in map(wiring.to_host, positions) if limit.gb_s is not None]
     if not rates or len(rates) < len(nics):
@@ -187,7 +195,11 @@ def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
     if unknown is not None:
         return unknown
     nvlink = [limit.gb_s or 0.0 for pair, limit in limits.items() if wiring.has_nvlinks(pair)]
-    network = [limit.gb_s or 0.0 for pair, limit in limits.items() if not wiring.together(pair)]
+    network = [
+        limit.gb_s or 0.0
+        for pair, limit in limits.items()
+        if not wiring.together(pair) and not wiring.has_nvlinks(pair)
+    ]
     pcie = [
         limit.gb_s or 0.0 for pair, limit in limits.items() if wiring.together(pair) and not wiring.has_nvlinks(pair)
     ]

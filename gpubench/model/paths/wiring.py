@@ -11,7 +11,7 @@ from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import PATH_CLASSES, UNKNOWN_PATH, Limit, PeerAccess, Topology
 from gpubench.model.terms.rank_identity import RankIdentity
 
-NETWORK = "NET"
+NETWORK, MNNVL = "NET", "P2P/MNNVL"
 
 _ACTIVE = "active"
 _NOT_DESCRIBED = "nothing described these GPUs"
@@ -44,6 +44,15 @@ class Wiring:
         """True where both are on one node."""
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
+    def domain(self, gpu: int) -> tuple[str, int | None] | None:
+        """The NVLink domain of several nodes that a GPU is in; None where it is in none."""
+        facts = self._found[gpu]
+        return None if facts is None or facts.fabric is None else facts.fabric.domain
+
+    def in_one_domain(self, pair: Pair) -> bool:
+        """True where NVLinks join two GPUs, of one node or of several."""
+        return self.domain(pair[0]) is not None and self.domain(pair[0]) == self.domain(pair[1])
+
     def host(self, gpu: int) -> str:
         """The name of a GPU's node: of two that call themselves alike, what the second was renamed to."""
         node = self.nodes.get(self.gpus[gpu].node)
@@ -54,14 +63,16 @@ class Wiring:
         return self._found[gpu]
 
     def path(self, pair: Pair) -> str:
-        """The path class; NET between nodes."""
+        """The path class; between nodes P2P/MNNVL in one NVLink domain, else NET."""
         if not self.together(pair):
-            return NETWORK
+            return MNNVL if self.in_one_domain(pair) else NETWORK
         facts = self._facts(pair)
         return UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
     def limit(self, pair: Pair) -> Limit:
         """The ceiling of a pair, in GB/s per direction; between nodes that of the NICs nearest to its GPUs."""
+        if not self.together(pair) and self.in_one_domain(pair):
+            return min((self.nvlink_total(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         if not self.together(pair):
             return min((self.to_network(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         facts = self._facts(pair)
@@ -69,7 +80,9 @@ class Wiring:
 
     def has_nvlinks(self, pair: Pair) -> bool:
         """True where NVLinks join a pair."""
-        facts = self._facts(pair) if self.together(pair) else None
+        if not self.together(pair):
+            return self.in_one_domain(pair)
+        facts = self._facts(pair)
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
     def nvlink_total(self, gpu: int) -> Limit:
@@ -94,6 +107,8 @@ class Wiring:
 
     def capability(self, pair: Pair) -> Evidence:
         """The evidence that the path of a pair could be direct, or could not."""
+        if not self.together(pair) and self.in_one_domain(pair):
+            return Evidence(State.PRESENT, "both are in one NVLink domain")
         if not self.together(pair):
             nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
             return self._between_nodes.get(nodes) or self._between_nodes.setdefault(nodes, self._of_nodes(pair))
@@ -118,7 +133,7 @@ class Wiring:
     def by_design(self, pair: Pair) -> str:
         """The reason why NCCL takes a pair through host memory, where that is no fault; else empty."""
         if not self.together(pair):
-            bare = self._nodes_without_rdma(pair)
+            bare = [] if self.in_one_domain(pair) else self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
         if self.peer_access(pair).possible is False:
             return self.refused_by_design(pair)

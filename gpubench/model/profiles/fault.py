@@ -147,6 +147,9 @@ FAULT_KEYS = (
     FaultKey(Subject.NODE, "peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
     FaultKey(Subject.NODE, "acs", "PCIe ports send what GPUs send each other up to the root and back", words=("on",)),
     FaultKey(Subject.NODE, "iommu", "the IOMMU translates addresses", words=("on",)),
+    FaultKey(Subject.NODE, "clique", "its GPUs are in this clique of the NVLink domain", ValueKind.COUNT),
+    FaultKey(Subject.NODE, "imex", "the service nvidia-imex does not run there", words=("down",)),
+    FaultKey(Subject.NODE, "mnnvl", "NCCL uses no NVLinks to other nodes, and nothing says why", words=("off",)),
     FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
     FaultKey(

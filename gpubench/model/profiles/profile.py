@@ -243,6 +243,13 @@ class TimeCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DomainKind:
+    """An NVLink domain of several nodes, each of which is what the profile's facts say."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One machine type. `sha256` is of the file's bytes, its first 12 hexadecimal digits.
 
@@ -258,6 +265,7 @@ class Profile:
     gpu: GpuKind = NO_GPU
     note: str | None = None
     nvlink: NvlinkKind | None = None
+    domain: DomainKind | None = None
     peer_access: ExpectedPeerAccess = ExpectedPeerAccess()
     switch: tuple[SwitchKind, ...] = ()
     nic: tuple[NicKindOfMachine, ...] = ()
@@ -292,6 +300,27 @@ class Profile:
     def link_gb_s(self) -> float:
         """The most that a GPU can send to its peers, in GB/s: over all its NVLinks, or over PCIe where it has none."""
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
+
+    def domain_as_node(self, nodes: int | None = None) -> "Profile":
+        """A domain, or so many nodes of it, as one node of all its GPUs and NICs; itself where there is none.
+
+        What is expected of as many nodes as the domain has is expected of that many GPUs.
+        """
+        if self.domain is None:
+            return self
+        whole = self.domain.nodes
+        nodes = nodes or whole
+        return replace(
+            self,
+            domain=None,
+            match=replace(self.match, visible=nodes * self.match.visible),
+            nic=nodes * self.nic,
+            expected=tuple(
+                replace(each, nodes=1, gpus=each.nodes * self.gpus_of(each))
+                for each in self.expected
+                if each.nodes == whole or (each.nodes == 1 and not each.quantity.endswith((TIME, BUSBW)))
+            ),
+        )
 
     @property
     def all_expected(self) -> tuple[Expected, ...]:

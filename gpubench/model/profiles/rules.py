@@ -76,6 +76,8 @@ def check_profile(profile: Profile, where: str) -> None:
     elif profile.match.generic is not Generic.HOST:
         raise UsageError(f"{where} has no [gpu]", expected='one, or match.generic = "host"')
     _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
+    if profile.domain is not None:
+        _check_counts({"domain.nodes": profile.domain.nodes}, where)
     _check_nvlink(profile, where)
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
@@ -90,9 +92,9 @@ def check_profile(profile: Profile, where: str) -> None:
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
     """The most that the profile's own links allow for a bandwidth, in the value's unit; None for times.
 
-    For collectives, n GPUs in all and k nodes: the links of a GPU; with NVLS reductions, which send a GPU's data once
-    where a ring sends it 2(n-1)/(n+1) times, that much more; across nodes at most the NICs of a GPU × (n-1)/(k-1),
-    what a hierarchical algorithm can reach.
+    For collectives, n GPUs in all and k nodes: the links of a GPU, in one NVLink domain of several nodes too; with
+    NVLS reductions, which send a GPU's data once where a ring sends it 2(n-1)/(n+1) times, that much more; across nodes
+    at most the NICs of a GPU × (n-1)/(k-1), what a hierarchical algorithm can reach.
     """
     if not expected.quantity.endswith("_gb_s"):
         return None
@@ -116,7 +118,7 @@ def _pair_gb_s(profile: Profile, path: str | None) -> float:
 def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> float:
     ranks = gpus * nodes
     inside = profile.link_gb_s * (2 * (ranks - 1) / (ranks + 1) if nvls else 1)
-    if nodes == 1:
+    if nodes == 1 or (profile.domain is not None and nodes <= profile.domain.nodes):
         return inside
     nics_gb_s = sum(nic.rate_gbit_s or 0.0 for nic in profile.nic) / _BITS_PER_BYTE
     return min(inside, nics_gb_s / gpus * (ranks - 1) / (nodes - 1))

@@ -348,6 +348,10 @@ def test_every_key_of_the_table_does_something() -> None:
             continue
         where = {Subject.GPU: "gpu1", Subject.NIC: "nic1", Subject.LINK: "link0-1", Subject.NODE: "node0"}[key.subject]
         fault = f"{where}:{key.key}={value}"
+        if key.key in ("clique", "imex", "mnnvl"):
+            rack = "gb200-nvl72"
+            assert (node(rack, fault) == node(rack)) is (key.key == "mnnvl"), fault
+            continue
         assert (node("hgx-h100-8", fault) == node("hgx-h100-8")) is ((key.subject, key.key) in silent), fault
         if (key.subject, key.key) in silent:
             slower = times("hgx-h100-8", fault).ideal_seconds("allreduce", 2**30)
@@ -537,3 +541,35 @@ def test_a_healthy_node_has_no_name_of_its_own_yet() -> None:
     bare = healthy_node(profiles.load("hgx-h200-4"))
     assert bare.host == ""
     assert {gpu.uuid for gpu in bare.gpus} == {None}
+
+
+def test_a_rack_is_one_nvlink_domain_and_two_racks_are_two() -> None:
+    racks = snapshots(parse_machine("gb200-nvl72*2"))
+    domains = [{gpu.fabric.domain for gpu in each.gpus if gpu.fabric is not None} for each in racks]
+    assert len(racks) == 36
+    assert all(len(each) == 1 for each in domains)
+    assert len(set.union(*domains[:18])) == len(set.union(*domains[18:])) == 1
+    assert domains[0] != domains[18]
+    assert str(parse_machine("gb200-nvl72*2")) == "gb200-nvl72*2"
+
+
+@pytest.mark.parametrize("fault", ["node3:imex=down", "node3:clique=1", "node3:mnnvl=off"])
+def test_a_rack_that_one_node_leaves_uses_the_nics(fault: str) -> None:
+    """834 GB/s are published of a rack, 184 of its NICs."""
+    size = 8 * 2**30
+    whole, split = (times("gb200-nvl72", *each).ideal_seconds("allreduce", size) for each in ((), (fault,)))
+    factor = size * 2 * 71 / 72 / 1e9
+    assert factor / whole == pytest.approx(834.57)
+    assert factor / split < 200
+
+
+def test_a_fault_in_a_rack_is_on_its_gpu() -> None:
+    model = times("gb200-nvl72", "node7.gpu2:nvlink=9")
+    seconds = model.seconds("allreduce", 2**33, row=0)
+    assert len(seconds) == 72
+    assert max(range(72), key=seconds.__getitem__) == 7 * 4 + 2
+
+
+def test_what_has_no_domain_cannot_leave_it() -> None:
+    with pytest.raises(UsageError, match="no NVLink domain"):
+        snapshots(parse_machine("hgx-h100-8*2"), [parse_fault("node1:imex=down")])

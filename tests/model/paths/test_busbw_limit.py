@@ -119,3 +119,12 @@ def test_what_goes_straight_from_rank_to_rank_is_bounded_by_the_nics_too(name: s
     """Of an all-to-all each of 16 ranks sends 8 of 16 blocks over a NIC of 50 GB/s: 50 / 0.5 × 15/16."""
     collective = next(each for each in COLLECTIVES if each.name == name)
     assert network_limit("RING", collective, NodeNetwork(2, 16, 400.0, 50.0)).gb_s == pytest.approx(expected)
+
+
+def test_an_nvlink_domain_counts_as_one_node() -> None:
+    alone, racks = networks(machine("gb200-nvl72")), networks(machine("gb200-nvl72*2"))
+    assert alone is not None
+    assert racks is not None
+    assert alone[0].nodes == 1
+    assert (racks[0].nodes, racks[0].local, racks[0].node_gb_s) == (2, 72, 72 * 50)
+    assert busbw_limit("RING", ring(*range(72)), machine("gb200-nvl72")).gb_s == 900

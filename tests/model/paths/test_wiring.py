@@ -117,3 +117,12 @@ def test_gpus_that_nobody_described_are_unknown() -> None:
     assert wires.rdma_nics(0) == []
     across = Wiring(wiring(nodes_of("hgx-h100-8*2")).gpus, {})
     assert across.capability((0, 2)).state is State.ABSENT
+
+
+def test_nodes_of_one_clique_are_joined_by_nvlink() -> None:
+    rack = wiring(nodes_of("gb200-nvl72"))
+    assert (rack.path((0, 2)), rack.limit((0, 2)).gb_s) == ("P2P/MNNVL", 900)
+    assert rack.has_nvlinks((0, 2))
+    assert rack.capability((0, 2)).state is State.PRESENT
+    split = wiring(nodes_of("gb200-nvl72", "node1:clique=1"))
+    assert (split.path((0, 2)), split.path((0, 4))) == ("NET", "P2P/MNNVL")
