@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 
 from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
+from gpubench.conditions.definition.severity import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
 from gpubench.model.results.rows.causes import Effect
 
@@ -38,14 +39,54 @@ tests/logs come; this catalogue itself was checked on recorded and simulated mac
 not on hardware that has what it names.
 """
 
+_SEVERITY_HEAD = """\
+## Severity
+
+A condition has one severity, in every command. `gpubench check`, the prolog and node gates of
+[recipes](recipes/README.md), `--exit-style` and JUnit follow it: FAIL and ERROR drain a node (exit code 1 and 3), WARN
+keeps it in service (exit code 0, and 1 with `--strict`). A finding that a condition explains is as grave as the
+condition, or as the figure where that is graver. A cause without a row is FAIL where it takes a direct path away, and
+WARN where it makes a path slower.
+
+Sources: DCGM's words are those of its [table of errors](https://github.com/NVIDIA/DCGM/blob/master/dcgmlib/src/dcgm_errors.c)
+(monitor: can work; triage; configuration; drain and reset; isolate: cannot work); AzNHC is
+[Azure's node health checks](https://github.com/Azure/azurehpc-health-checks); NVML is
+[its reference](https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html). A row without one of them
+says gpubench's own reason.
+
+| condition | severity | a gate | source | other severities |
+|---|---|---|---|---|"""
+
 
 def catalogue(families: Iterable[Family]) -> str:
     """The page, by family: each condition with what people see, how it is found, what settles a doubt, and the cure."""
-    parts = [_HEAD]
+    families = tuple(families)
+    parts = [_HEAD, *_severities(each for family in families for each in family.conditions)]
     for family in families:
         parts.append(f"## {family.title}\n")
         parts += map(_entry, family.conditions)
     return "\n".join(parts)
+
+
+_GRAVEST_FIRST = ("FAIL", "ERROR", "WARN")
+_GATE = {True: "drains", False: "keeps"}
+
+
+def _severities(conditions: Iterable[Condition]) -> list[str]:
+    """The table of severities, the gravest first."""
+    graded = [each for each in conditions if each.id in SEVERITIES]
+    graded.sort(key=lambda each: _GRAVEST_FIRST.index(SEVERITIES[each.id].severity))
+    rows = [
+        f"| {' | '.join((f'`{each.id}`', grade.severity, _GATE[grade.drains], grade.source, grade.degrees))} |"
+        for each in graded
+        for grade in (SEVERITIES[each.id],)
+    ]
+    return [_SEVERITY_HEAD, *rows, ""]
+
+
+def _severity(condition: Condition) -> str:
+    grade = SEVERITIES.get(condition.id)
+    return "" if grade is None else "; ".join(filter(None, (grade.severity, grade.degrees)))
 
 
 def _entry(condition: Condition) -> str:
@@ -53,9 +94,9 @@ def _entry(condition: Condition) -> str:
     marks = [mark for mark, holds in known.items() if holds]
     if condition.look is nothing_in_facts:
         marks.append("log alone")
-    severity = f", {condition.severity}" if condition.severity else ""
     lines = {
-        "check": f"`{condition.check}`{severity}" if condition.check else "",
+        "check": f"`{condition.check}`" if condition.check else "",
+        "severity": _severity(condition),
         "seen as": ", ".join(f"`{each}`" for each in condition.seen_as),
         "explains": "; ".join(condition.effects),
         "slows down": ", ".join(condition.slows) if Effect.SLOW in condition.effects else "",

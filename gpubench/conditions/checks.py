@@ -55,7 +55,7 @@ CHECKS: tuple[Check, ...] = (
         "node.driver.version|driver.absent",
         without_gpus=True,
     ),
-    _wiring("gpu_present", "every GPU of the machine answers", "gpu.bus_id"),
+    _wiring("gpu_present", "every GPU of the machine answers", "gpu.bus_id", in_part=subjects.count_of_gpus),
     _wiring(
         "nvlink_active", "as many NVLinks are active as on sibling GPUs", "gpu.nvlinks.active", lack=subjects.nvlinks
     ),
@@ -95,12 +95,18 @@ CHECKS: tuple[Check, ...] = (
         "no memory row waits to be remapped, or cannot be",
         "gpu.remapped_rows|retirement_pending",
     ),
-    _wiring("throttle", "no GPU is slowed down by heat or power supply", "gpu.throttle_reasons"),
+    _wiring(
+        "throttle",
+        "no GPU is slowed down by heat or power supply",
+        "gpu.throttle_reasons",
+        in_part=subjects.capped_at_work,
+    ),
     _wiring(
         "nic_state",
         "RDMA ports are active, at the rate of their siblings",
         *("nic.state", "nic.rate_gbit_s"),
         lack=subjects.rdma_nics,
+        in_part=subjects.rates_of_cards,
         without_gpus=True,
     ),
     _wiring("gpudirect", "RDMA NICs can reach GPU memory", lack=subjects.rdma_nics),
@@ -112,7 +118,11 @@ CHECKS: tuple[Check, ...] = (
         lack=subjects.ranks_to_compare,
         without_gpus=True,
     ),
-    Check("gpu_model", "GPUs are of one model, and of the profile's", reads=("gpu.name",)),
+    Check(
+        "gpu_model",
+        "GPUs are of one model, with all its parts, and of the profile's",
+        reads=("gpu.name", "gpu.memory_bytes"),
+    ),
     Check("mig", "no GPU is split that should be whole", reads=("gpu.mig",)),
     Check(
         "ecc",

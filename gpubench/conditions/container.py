@@ -12,7 +12,6 @@ from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.verdict import Verdict
 
 _SMALLEST_SHM_BYTES = 64 * 2**20
 """Docker's default."""
@@ -184,7 +183,6 @@ CONTAINER = Family.of(
         detection="st_dev of /dev/shm differs between ranks of one host; in NCCL's log `via NET` inside a node",
         settles="stat -c %d /dev/shm in every rank",
         check="ranks_alike",
-        severity=Verdict.FAIL,
         expected="one /dev/shm for all ranks of a host",
         likely="a container of its own for each rank: NCCL then uses the network inside the host",
         cure="run the ranks in one container, or share it: docker run --ipc=host, hostIPC: true in Kubernetes",

@@ -12,7 +12,6 @@ from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.measured_copies import is_busy
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
 
 _MOST_USED_SHARE = 0.02
 """Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""
@@ -133,7 +132,6 @@ def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look:
         detection=detection,
         effects=(Effect.SLOW,),
         check="gpu_free",
-        severity=Verdict.WARN,
         expected=expected,
         likely="a job that was not ended, or one in another container, whose processes are not visible here",
         settles="nvidia-smi pmon -s um",

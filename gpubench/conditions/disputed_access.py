@@ -121,7 +121,6 @@ DISPUTED_ACCESS = Family.of(
         detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
         settles="gpubench p2p on these GPUs: it verifies every byte, and reads the counters",
         check="peer_access",
-        severity=Verdict.WARN,
         expected="CUDA and NVML agree",
         likely="a container or virtual machine shows another topology than the driver has, a fabric that is not "
         "ready, or a driver bug: believe neither before data has arrived",

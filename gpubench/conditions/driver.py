@@ -9,7 +9,6 @@ from gpubench.conditions.definition.condition import Condition, Family, Found
 from gpubench.conditions.definition.sightings import of_every_node, of_node
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
 from gpubench.model.paths.topology import Topology
-from gpubench.model.terms.verdict import Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
 _KERNEL_LOG = "dmesg | grep -i -E 'NVRM|Xid'"
@@ -69,7 +68,6 @@ DRIVER = Family.of(
         title="nvidia-smi hangs: the NVIDIA driver does not answer",
         detection="every source of facts is read in a process of its own with a deadline",
         check="driver",
-        severity=Verdict.ERROR,
         expected="an answer within the time-out",
         likely="a GPU fell off the bus, or the driver hangs in the kernel",
         cure=f"{_KERNEL_LOG}; then nvidia-smi, which may hang the same way",
@@ -81,7 +79,6 @@ DRIVER = Family.of(
         title="CUDA error 802: system not yet initialized, although nvidia-smi works",
         detection="cuInit answers CUDA_ERROR_SYSTEM_NOT_READY, and NVML answers",
         check="driver",
-        severity=Verdict.FAIL,
         expected="CUDA on every GPU that NVML lists",
         likely="the fabric manager is not up, or of another version than the driver",
         cure=f"systemctl status nvidia-fabricmanager; {_KERNEL_LOG}",
@@ -94,7 +91,6 @@ DRIVER = Family.of(
         title="NVML, CUDA or /sys cannot be read (library crashed, or of another driver version)",
         detection="how the process ends that reads them",
         check="driver",
-        severity=Verdict.ERROR,
         expected="facts",
         cure=f"nvidia-smi; {_KERNEL_LOG}",
         link=_XID,
@@ -105,7 +101,6 @@ DRIVER = Family.of(
         title="NVIDIA GPUs on the PCI bus and no driver loaded (NVIDIA-SMI has failed)",
         detection="NVIDIA devices in /sys/bus/pci, and whether libnvidia-ml finds a driver",
         check="driver",
-        severity=Verdict.ERROR,
         expected="the NVIDIA driver, loaded",
         likely="the driver is not installed or its module failed to load; a container was started without GPUs",
         cure="modprobe nvidia && nvidia-smi; in a container: docker run --gpus all",

@@ -11,10 +11,12 @@ from gpubench.model.facts.gpu_condition import LEAST_CLOCK_SHARE
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.verdict import Verdict
 
-_HARMFUL = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake")
-"""Reasons that mean trouble; a power cap is how a busy GPU runs."""
+_BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
+"""Reasons for which the hardware divides its clocks by two or more (NVML, clocks event reasons)."""
+
+_BY_SOFTWARE = ("sw_thermal_slowdown",)
+_POWER_CAP, _SYNC_BOOST = "sw_power_cap", "sync_boost"
 
 _MOST_ABOVE_SIBLINGS_C = 20
 """Idle GPUs of one server differ by some 10 °C from the first to the last in the air."""
@@ -26,15 +28,38 @@ _LOW_POWER_SHARE = 0.6
 """Of the default limit."""
 
 
-@in_each_node
-def _throttled(run: Circumstances) -> Found:
+def _throttled(*harmful: str) -> Look:
     """As its node was read, and as it was at work for a rank."""
+
+    @in_each_node
+    def look(run: Circumstances) -> Found:
+        for position, _, gpu in run.gpus():
+            then = run.at_work.get(position)
+            every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
+            reasons = [reason for reason in dict.fromkeys(every) if reason in harmful]
+            if reasons:
+                yield of_gpu(run, position, f"clocks are lowered: {joined(reasons).replace('_', ' ')}")
+
+    return look
+
+
+@in_each_node
+def _held_back(run: Circumstances) -> Found:
+    """A power cap is how a busy GPU runs: it means trouble where no process uses the GPU. A sync boost group means that
+    one slow GPU of the group slows the others.
+    """
     for position, _, gpu in run.gpus():
-        then = run.at_work.get(position)
-        every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
-        reasons = [reason for reason in dict.fromkeys(every) if reason in _HARMFUL]
-        if reasons:
-            yield of_gpu(run, position, f"clocks are lowered: {joined(reasons).replace('_', ' ')}")
+        reasons = gpu.throttle_reasons or ()
+        if _SYNC_BOOST in reasons:
+            expected, likely = "clocks of its own", "a group of GPUs that run at one clock: dcgmi or nvidia-smi set it"
+            yield of_gpu(
+                run, position, "clocks are held to those of a sync boost group", expected=expected, likely=likely
+            )
+        elif _POWER_CAP in reasons and gpu.processes == () and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
+            expected, likely = "a power cap at work alone", "a low power limit, or a power supply that has failed"
+            yield of_gpu(
+                run, position, "a power cap lowers its clocks, and no process uses it", expected=expected, likely=likely
+            )
 
 
 @in_each_node
@@ -142,7 +167,6 @@ GPU = Family.of(
         title="GPU has fallen off the bus (Xid 79), GPU is lost",
         detection="NVML's answer for every GPU",
         check="gpu_present",
-        severity=Verdict.FAIL,
         expected="a GPU that answers",
         likely="it fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
         cure="dmesg | grep Xid; a reboot or power cycle brings it back, or it has to be replaced",
@@ -150,19 +174,44 @@ GPU = Family.of(
         look=of_every_gpu(lambda gpu: gpu.lost),
     ),
     Condition(
-        id="gpu-throttled",
-        title="GPU clocks are throttled (HW Slowdown, SW Thermal Slowdown, Power Brake)",
-        seen_as=("HW Slowdown : Active", "SW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
+        id="gpu-hw-slowdown",
+        title="GPU clocks are throttled by the hardware (HW Slowdown, HW Thermal Slowdown, HW Power Brake)",
+        seen_as=("HW Slowdown : Active", "HW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
         effects=(Effect.SLOW,),
-        detection="nvmlDeviceGetCurrentClocksEventReasons, without idling and power caps",
+        detection="nvmlDeviceGetCurrentClocksEventReasons: clocks are divided by two or more",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
-        severity=Verdict.WARN,
         expected="no slowdown by heat or power",
         likely="cooling, or the power supply's brake signal",
         cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
+        link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
+        look=_throttled(*_BY_HARDWARE),
+        aliases=("gpu-throttled",),
+    ),
+    Condition(
+        id="gpu-throttled",
+        title="GPU clocks are throttled by the driver for heat (SW Thermal Slowdown)",
+        seen_as=("SW Thermal Slowdown : Active",),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetCurrentClocksEventReasons: the driver lowers clocks for heat",
+        settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        check="throttle",
+        expected="no slowdown by heat",
+        likely="cooling: a fan, a cold plate, a blocked duct",
+        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
-        look=_throttled,
+        look=_throttled(*_BY_SOFTWARE),
+    ),
+    Condition(
+        id="clocks-capped",
+        title="A GPU's clocks are capped by power while it idles, or held to those of a sync boost group",
+        seen_as=("SW Power Cap : Active", "Sync Boost : Active"),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap only where no process uses the GPU",
+        settles="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
+        check="throttle",
+        cure="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
+        look=_held_back,
     ),
     Condition(
         id="clocks-held-down",
@@ -173,7 +222,6 @@ GPU = Family.of(
         f"operations below {LEAST_CLOCK_SHARE:.0%} of the highest, with no reason of the driver's",
         settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
         check="clocks",
-        severity=Verdict.WARN,
         likely="somebody set them, for even results or to save power",
         cure="nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU, as root",
         look=_clocks_held_down,
@@ -187,7 +235,6 @@ GPU = Family.of(
         f"{_LOW_POWER_SHARE:.0%} of it",
         settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU, while it works",
         check="clocks",
-        severity=Verdict.WARN,
         likely="somebody set it, or the data centre caps its power",
         cure="nvidia-smi -q -d POWER -i GPU; then nvidia-smi -pl with its default power limit, as root",
         look=_power_limited,
@@ -200,7 +247,6 @@ GPU = Family.of(
         detection="nvmlDeviceGetRemappedRows",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
-        severity=Verdict.FAIL,
         expected="no row pending or failed",
         likely="uncorrectable memory errors, and no spare row left",
         cure="replace the GPU (RMA)",
@@ -216,7 +262,6 @@ GPU = Family.of(
         detection="nvmlDeviceGetRemappedRows",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
-        severity=Verdict.WARN,
         expected="no row pending or failed",
         likely="an uncorrectable memory error since the last reset",
         cure="nvidia-smi --gpu-reset -i GPU, when nobody uses it, or reboot",
@@ -229,7 +274,6 @@ GPU = Family.of(
         title="Page retirement pending: a memory page is retired at the next reset (double bit ECC error)",
         detection="nvmlDeviceGetRetiredPagesPendingStatus",
         check="memory_rows",
-        severity=Verdict.WARN,
         likely="memory errors since the last reset",
         cure="nvidia-smi -q -d PAGE_RETIREMENT; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
         link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
@@ -240,7 +284,6 @@ GPU = Family.of(
         title="ECC is disabled on a GPU",
         detection="nvmlDeviceGetEccMode against siblings and the profile",
         check="ecc",
-        severity=Verdict.FAIL,
         likely="somebody switched it off",
         cure="nvidia-smi -e 1 -i GPU, then reboot",
         look=_ecc_off,
@@ -250,7 +293,6 @@ GPU = Family.of(
         title="Uncorrectable ECC memory errors",
         detection="nvmlDeviceGetTotalEccErrors, uncorrected and volatile; what came during the run",
         check="ecc",
-        severity=Verdict.WARN,
         likely="a cell of its memory fails, or a particle hit it once",
         cure="nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
         link=_MEMORY,
@@ -263,7 +305,6 @@ GPU = Family.of(
         detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
         settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
         check="clocks",
-        severity=Verdict.WARN,
         likely="another VBIOS or power limit",
         cure="nvidia-smi -q -d CLOCK,POWER -i GPU; nvidia-smi -q | grep VBIOS",
         look=_low_clocks,
@@ -275,7 +316,6 @@ GPU = Family.of(
         settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU, while it works",
         detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
         check="temperature",
-        severity=Verdict.WARN,
         likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
         cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
         look=_hot,

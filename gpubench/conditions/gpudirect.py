@@ -13,7 +13,6 @@ from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, is_within, le
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.verdict import Verdict
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _DENIES = "2"
@@ -213,7 +212,6 @@ GPUDIRECT = Family.of(
         seen_as=("GPU Direct RDMA Disabled for HCA",),
         detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
         check="gpudirect",
-        severity=Verdict.WARN,
         expected="nvidia-peermem, or dma-buf",
         likely="the module was not loaded after the network driver, or the closed kernel module is in use",
         aliases=("gpudirect-rdma-unavailable",),
@@ -271,7 +269,6 @@ GPUDIRECT = Family.of(
         id=_ONE_SIDE,
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
         detection="GPUDirect RDMA is possible on some nodes of the job and not on others",
-        severity=Verdict.WARN,
         settles="`/GDRDMA` on one end of a connection and not on the other in NCCL's log",
         cure="make the named node like the others: modprobe nvidia-peermem",
         link="https://github.com/NVIDIA/nccl/issues/897",

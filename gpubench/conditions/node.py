@@ -4,15 +4,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, Slowed, joined
-from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_node, unread
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Look,
+    Sighting,
+    Slowed,
+    in_each_node,
+    joined,
+)
+from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_node, rdma_nics, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nodes import condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.units import compress_names
-from gpubench.model.terms.verdict import Verdict
 
 _MOST_CPUS = 65_536
 
@@ -111,6 +119,15 @@ def _node_differs(run: Circumstances) -> Found:
             yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
 
 
+@in_each_node
+def _network_down(run: Circumstances) -> Found:
+    """All that a node without RDMA has to reach others by."""
+    for number, node in run.nodes.items():
+        if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
+            names = tuple(run.named(number, nic) for nic in node.nics)
+            yield of_node(run, number, "every network interface is down", names=names)
+
+
 def _settings_differ(run: Circumstances) -> Found:
     """On the hosts of ranks that have another value than most; of two that are as frequent, unset is usual."""
     for name in sorted({name for rank in run.facts for name in rank.environment if name.startswith("NCCL_")}):
@@ -157,14 +174,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 _COMPARE = "check.md"
 
 
-def _differs(id_: str, title: str, detection: str, severity: Verdict, look: Look) -> Condition:
+def _differs(id_: str, title: str, detection: str, look: Look) -> Condition:
     """A condition of drivers or libraries that differ between nodes."""
     return Condition(
         id=id_,
         title=title,
         detection=detection,
         check="versions",
-        severity=severity,
         likely="a node that was updated, or not; another image, module or LD_LIBRARY_PATH",
         cure="nvidia-smi --version; ldconfig -p | grep nccl, on both nodes",
         link=_COMPARE,
@@ -192,7 +208,6 @@ NODE = Family.of(
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
         effects=(Effect.NO_GPUDIRECT, Effect.SLOW),
         detection="a virtual machine whose GPUs and RDMA NICs all hang on one host bridge, without NCCL_TOPO_FILE",
-        severity=Verdict.WARN,
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
         cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
@@ -227,18 +242,27 @@ NODE = Family.of(
         title="A node differs from the others of its kind",
         detection="devices, links, settings and versions of nodes with the same GPUs",
         check="nodes_alike",
-        severity=Verdict.WARN,
         likely="a fault, or another image, firmware or setting than on the other nodes",
         cure="gpubench topo on that node alone",
         link=_COMPARE,
         look=_node_differs,
     ),
     Condition(
+        id="network-down",
+        title="Every network interface of a node is down",
+        detection="/sys/class/net/*/operstate of nodes without RDMA NICs",
+        check="nic_state",
+        expected="one that is up",
+        likely="cable, switch port or driver; a machine that works alone needs none",
+        cure="ip link; ethtool $(ls /sys/class/net)",
+        link=_COMPARE,
+        look=_network_down,
+    ),
+    Condition(
         id="settings-differ",
         title="NCCL_ variables are not the same on all ranks",
         detection="the environment of every rank",
         check="ranks_alike",
-        severity=Verdict.WARN,
         expected="the same on every rank",
         likely="the launcher does not pass it on, or a host's profile sets it",
         cure="mpirun -x NAME ..., or srun --export=ALL",
@@ -249,14 +273,12 @@ NODE = Family.of(
         "driver-differs",
         "Nodes have different versions of the NVIDIA driver",
         "the driver's version on every node; of two the older one is named",
-        Verdict.FAIL,
         _driver_differs,
     ),
     _differs(
         "library-differs",
         "Ranks load different files of a library (NCCL, MPI, UCX)",
         "the libraries that every rank has loaded",
-        Verdict.WARN,
         _library_differs,
     ),
 )

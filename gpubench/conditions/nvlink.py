@@ -56,13 +56,13 @@ def _not_ready(run: Circumstances) -> Found:
     """By the fabric's own word; else by refusals, which the check of peer access reports."""
     troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
-        yield of_gpu(run, position, trouble, severity=Verdict.FAIL)
+        yield of_gpu(run, position, trouble)
     refused = _wired_and_refused(run)
     pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair))
     if pairs:
         reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
         seen = f"NVLinks to NVSwitches are active, yet the driver refuses peer access: {reasons}"
-        yield of_pairs(run, pairs, seen, Confidence.LIKELY)
+        yield of_pairs(run, pairs, seen, Confidence.LIKELY, quiet=True)
 
 
 def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
@@ -97,6 +97,32 @@ def _manager(run: Circumstances, *, stopped: bool) -> Found:
             yield of_node(run, number, "nv-fabricmanager does not run")
         elif not stopped and service.running and service.version and driver and service.version != driver:
             yield of_node(run, number, f"the fabric manager is {service.version}, the driver {driver}")
+
+
+@in_each_node
+def _domains_differ(run: Circumstances) -> Found:
+    """GPUs outside the NVLink domain that most GPUs of their node are in.
+
+    Groups of several GPUs that are equally large are partitions that somebody made.
+    """
+    for number, node in run.nodes.items():
+        groups: dict[tuple[str, int], list[int]] = {}
+        for position in sorted(run.gpus_of(number)):
+            known = run.wiring.gpu(position)
+            fabric = None if known is None else known.fabric
+            if fabric is None or fabric.state != "completed" or fabric.cluster_uuid is None or fabric.clique is None:
+                continue
+            groups.setdefault((fabric.cluster_uuid, fabric.clique), []).append(position)
+        sizes = [len(group) for group in groups.values()]
+        most = max(sizes, default=0)
+        if len(groups) < 2 or (most > 1 and len(set(sizes)) == 1):
+            continue
+        usual = next(each for each, group in groups.items() if len(group) == most)
+        for domain, group in groups.items():
+            for position in group if domain != usual else ():
+                seen = f"clique {domain[1]} of cluster {domain[0]}"
+                expected = f"clique {usual[1]} of cluster {usual[0]}, as {most} of {len(node.gpus)} GPUs"
+                yield of_gpu(run, position, seen, expected=expected)
 
 
 def _unhealthy(gpu: GpuFacts) -> str:
@@ -249,12 +275,24 @@ NVLINK = Family.of(
         implies=_FOLLOWS[1:],
     ),
     Condition(
+        id="fabric-differs",
+        title="A GPU is in another NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
+        effects=(Effect.STAGED,),
+        detection="nvmlDeviceGetGpuFabricInfo: clique and cluster of every GPU whose fabric is ready, against its node",
+        settles="nvidia-smi -q | grep -A 12 Fabric",
+        check="fabric",
+        likely="a partition of the fabric manager's that leaves this GPU out, or a GPU that joined at another time",
+        cure="systemctl restart nvidia-fabricmanager, when nobody uses the GPUs; fmpm -l lists the partitions",
+        link=_AZURE,
+        look=_domains_differ,
+        implies=_FOLLOWS[1:],
+    ),
+    Condition(
         id="nvlinks-all-down",
         title="All NVLinks of a GPU are inactive on a board with NVSwitches",
         effects=(Effect.STAGED, Effect.SLOW),
         detection="no active link of a GPU that has some, beside NVSwitches, or whose fabric was ready",
         check="nvlink_active",
-        severity=Verdict.FAIL,
         likely="the board, its driver settings (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth), or Xid 74",
         aliases=(_DOWN,),
         settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
@@ -270,7 +308,6 @@ NVLINK = Family.of(
         effects=(Effect.STAGED, Effect.SLOW),
         detection="active links of each GPU, and of pairs, against those of its siblings",
         check="nvlink_active",
-        severity=Verdict.FAIL,
         likely="a bridge or board not seated, a failed link (Xid 74), or a setting (NVreg_NvLinkDisable, "
         "NVreg_RmNvlinkBandwidth)",
         settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
@@ -294,7 +331,6 @@ NVLINK = Family.of(
         detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
-        severity=Verdict.FAIL,
         expected="no bad health bit",
         likely="links, switches or routes of the fabric that failed",
         aliases=(_NOT_READY,),
@@ -310,7 +346,6 @@ NVLINK = Family.of(
         "once: totals far above those of siblings",
         settles="nvidia-smi nvlink -e, again after gpubench p2p: do they grow?",
         check="nvlink_errors",
-        severity=Verdict.WARN,
         cure="nvidia-smi nvlink -e, again after gpubench p2p: reseat or replace the link whose counters grow",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,

@@ -156,7 +156,7 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
 _SLOW = (Effect.SLOW,)
 
 
-def _link(id_: str, title: str, detection: str, look: Look, link: str, severity: Verdict, *aliases: str) -> Condition:
+def _link(id_: str, title: str, detection: str, look: Look, link: str, *aliases: str) -> Condition:
     """A condition of links that trained low."""
     return Condition(
         id=id_,
@@ -166,7 +166,6 @@ def _link(id_: str, title: str, detection: str, look: Look, link: str, severity:
         detection=detection,
         settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
         check="pcie_link",
-        severity=severity,
         expected="what both ends of the link can do",
         likely="a riser or slot with fewer lanes, a card not seated, a BIOS setting, dirt on the contacts",
         aliases=aliases,
@@ -186,7 +185,6 @@ PCIE = Family.of(
         "current against maximal width, NVML and /sys current_link_width",
         _width,
         "https://github.com/NVIDIA/nccl/issues/2397",
-        Verdict.FAIL,
     ),
     _link(
         "pcie-uplink",
@@ -194,7 +192,6 @@ PCIE = Family.of(
         "current against maximal width and generation of every upstream port above GPUs and NICs",
         _uplink,
         "https://github.com/local-inference-lab/rtx6kpro/pull/88",
-        Verdict.FAIL,
         "pcie-width",
         "pcie-generation",
     ),
@@ -204,7 +201,6 @@ PCIE = Family.of(
         "current against maximal generation, of GPUs that are not idle",
         _generation,
         "https://github.com/NVIDIA/NVSentinel/issues/890",
-        Verdict.WARN,
     ),
     Condition(
         id="pcie-errors",
@@ -216,7 +212,6 @@ PCIE = Family.of(
         "read once: totals far above those of siblings, or fatal ones",
         settles="the same again after gpubench p2p: do they grow? dmesg | grep AER",
         check="pcie_errors",
-        severity=Verdict.WARN,
         likely="a riser, a slot, dirt on the contacts, or a card that is not seated",
         cure="reseat the card, riser or cable; a slower generation in the BIOS where errors go on",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",

@@ -14,7 +14,6 @@ from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import P2P_STATUS, Topology
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
 _MIB = 2**20
@@ -57,7 +56,7 @@ def _mig(run: Circumstances) -> Found:
             sibling = any(each.mig is False for each in node.gpus)
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"off, as {'its siblings have' if sibling else 'the profile has'} it"
-            yield of_gpu(run, position, "MIG is on", severity=Verdict.WARN if odd else None, expected=expected)
+            yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected)
 
 
 def _confidential(node: Topology) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
-from gpubench.conditions.definition.sightings import of_gpu, of_node
+from gpubench.conditions.definition.sightings import of_gpu, of_node, rdma_nics
+from gpubench.conditions.definition.subjects import is_mesh
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.links import active_links, pcie_gb_s
 from gpubench.model.paths.topology import Topology
@@ -45,9 +46,7 @@ def _is_mesh_with_gaps(node: Topology) -> bool:
     Those to a processor (POWER9), and those of which nothing is known, are no gap.
     """
     here = {gpu.bus_id for gpu in node.gpus}
-    links = [gpu.nvlinks or () for gpu in node.gpus]
-    joined_here = all(any(link.active and link.peer_bus_id in here for link in own) for own in links)
-    return len(links) > 1 and joined_here and all(any(_leads_nowhere(link, here) for link in own) for own in links)
+    return is_mesh(node) and all(any(_leads_nowhere(link, here) for link in gpu.nvlinks or ()) for gpu in node.gpus)
 
 
 def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
@@ -92,6 +91,40 @@ def _model(run: Circumstances) -> Found:
             yield of_gpu(run, position, gpu.name, expected=f"{usual[0][0]}, as its siblings are")
 
 
+@in_each_node
+def _differs(run: Circumstances) -> Found:
+    """A GPU with less memory, fewer multiprocessors or slower NVLinks than others of its very model on the node.
+
+    MIG and error correction take memory away, which is no fault.
+    """
+    for position, node, gpu in run.gpus():
+        alike = [each for each in node.gpus if each.name == gpu.name and each.mig == gpu.mig and each.ecc == gpu.ecc]
+        for what, size in _sizes(gpu).items():
+            most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
+            if size < _AS_LARGE * most:
+                expected = f"{what} {most:g}, as its siblings have"
+                yield of_gpu(run, position, f"{what} {size:g}", expected=expected)
+
+
+def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
+    """True if a GPU has less of anything than another of its model has."""
+    own = _sizes(gpu)
+    return other.name == gpu.name and any(
+        own.get(what, size) < _AS_LARGE * size for what, size in _sizes(other).items()
+    )
+
+
+def _sizes(gpu: GpuFacts) -> dict[str, float]:
+    """What GPUs of one model have in common, by what it is."""
+    links = [link.raw_gb_s for link in gpu.nvlinks or () if link.active and link.raw_gb_s]
+    sizes = {
+        _MEMORY_GB: gpu.memory_bytes and gpu.memory_bytes / 1e9,
+        _PROCESSORS: gpu.multiprocessors,
+        _SLOWEST_LINK: min(links, default=None),
+    }
+    return {what: float(size) for what, size in sizes.items() if size is not None}
+
+
 def _unknown(run: Circumstances) -> Found:
     for number, profile in run.profiles.items():
         gpus = run.nodes[number].gpus
@@ -107,20 +140,38 @@ def _below(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         number = run.wiring.gpus[position].node
         profile = run.exact_profile(number)
-        for seen, expected in _shortfalls(gpu, most[number], profile) if profile is not None else ():
+        alike = profile is not None and not any(_less_than(gpu, other) for other in run.nodes[number].gpus)
+        for seen, expected in _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ():
             yield of_gpu(run, position, seen, expected=f"{expected}, as profile {profile and profile.name} has it")
 
 
-def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[str, str]]:
+def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
     """Shortfalls of all GPUs against the profile; those of some are found by comparing siblings."""
-    due = profile.nvlink.least_links(profile.match.visible, profile.match.board) if profile.nvlink is not None else 0
-    if active_links(gpu) == most < due:
-        yield f"{most} NVLinks active on every GPU", f"{due} NVLinks"
+    links = profile.nvlink.least_links(profile.match.visible, profile.match.board) if profile.nvlink is not None else 0
+    if active_links(gpu) == most < links:
+        yield f"{most} NVLinks active on every GPU", f"{links} NVLinks"
+    due = {_MEMORY_GB: (profile.gpu.memory_bytes or 0) / 1e9, _PROCESSORS: float(profile.gpu.multiprocessors or 0)}
+    due |= {} if profile.nvlink is None else {_SLOWEST_LINK: profile.nvlink.raw_gb_s}
+    for what, size in _sizes(gpu).items() if alike and not gpu.mig and gpu.ecc == profile.gpu.ecc else ():
+        if size < _AS_LARGE * due.get(what, 0.0):
+            yield f"{what} {size:g}", f"{what} {due[what]:g}"
     link = gpu.pcie
     reaches = pcie_gb_s(link.max_generation, link.max_width)
     if reaches is not None and reaches < profile.gpu.pcie_gb_s:
         expected = f"{profile.gpu.pcie_generation} x{profile.gpu.pcie_width}"
         yield f"PCIe at most {link.max_generation} x{link.max_width}", f"PCIe {expected}"
+
+
+@in_each_node
+def _all_gone(run: Circumstances) -> Found:
+    """No RDMA NIC where the profile of the very machine has some. Virtual machines are given others, or none."""
+    for number, node in run.nodes.items():
+        profile = run.exact_profile(number)
+        due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
+        bare = node.snapshot.machine.virtual_machine is False and not node.snapshot.failures
+        if due and bare and node.gpus and not rdma_nics(node):
+            expected = f"{counted(len(due), 'RDMA NIC')}, as profile {profile and profile.name} has it"
+            yield of_node(run, number, "no RDMA NIC", expected=expected)
 
 
 @in_each_node
@@ -141,6 +192,10 @@ def _rates(rates: list[float]) -> str:
     return f"{joined([f'{rate:g}' for rate in sorted(set(rates))], 99)} Gb/s" if rates else "any rate"
 
 
+_MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slowest NVLink in GB/s"
+_AS_LARGE = 0.95
+"""Drivers reserve a few hundred MB of memory, and round rates."""
+
 _PROFILES = "../profiles/README.md"
 GPU_MISSING = "gpu-missing"
 _NO_GPU = "another kind of node than was thought, a driver that is not loaded, or a container without GPUs"
@@ -149,7 +204,6 @@ _MODEL = Condition(
     title="Another number or model of GPUs than the machine should have",
     detection="models among siblings; number and model against --expect-gpus and a profile that was asked for",
     check="gpu_model",
-    severity=Verdict.WARN,
     likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
     cure="nvidia-smi -L; gpubench profiles match",
     look=_model,
@@ -168,7 +222,6 @@ PROFILE = Family.of(
         "lead nowhere, on bare metal, against the profile; against --expect-gpus and a profile that was asked for; "
         "none where other nodes have some",
         check="gpu_present",
-        severity=Verdict.FAIL,
         likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
         cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
         look=_missing,
@@ -176,11 +229,19 @@ PROFILE = Family.of(
     ),
     _MODEL,
     Condition(
+        id="gpu-differs",
+        title="A GPU has less memory, fewer multiprocessors or slower NVLinks than others of its model on the node",
+        detection="nvmlDeviceGetMemoryInfo, CUDA's multiprocessors and the line rates of NVLinks, of GPUs of one model",
+        check="gpu_model",
+        likely="a GPU that was replaced by another variant, or that disabled parts of itself",
+        cure="nvidia-smi -q -i GPU; have it replaced",
+        look=_differs,
+    ),
+    Condition(
         id="profile-unknown",
         title="No profile names these GPUs: only siblings and shares of the limits judge them",
         detection="the models that profiles name",
         check="gpu_model",
-        severity=Verdict.WARN,
         expected="a profile of this machine: only siblings and shares of the limits judge it without one",
         cure="gpubench profiles learn RESULT... on healthy machines, then check --profile FILE",
         look=_unknown,
@@ -190,18 +251,26 @@ PROFILE = Family.of(
         title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
         detection="active NVLinks and maximal PCIe link of every GPU against the profile",
         check="profile",
-        severity=Verdict.FAIL,
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
         "generation in the BIOS), or another machine than the profile's",
         cure="grep -i nvlink /proc/driver/nvidia/params; nvidia-smi nvlink -s",
         look=_below,
     ),
     Condition(
+        id="nics-missing",
+        title="No RDMA NIC on a machine whose profile has some (lspci, ibstat show none)",
+        detection="RDMA NICs of the profile that the GPUs match, on bare metal: virtual machines have others",
+        check="nic_state",
+        likely="drivers of the NICs that are not loaded, NICs that are not on the bus, or a machine built without them",
+        cure="lspci -d 15b3: and dmesg on the node; modprobe mlx5_ib",
+        link="https://github.com/Azure/azurehpc-health-checks",
+        look=_all_gone,
+    ),
+    Condition(
         id="nic-below-profile",
         title="Fewer or slower RDMA NICs than the profile has",
         detection="rates of RDMA ports against a profile that was asked for",
         check="nic_profile",
-        severity=Verdict.FAIL,
         likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
         cure="ibstat; lspci -d 15b3:",
         look=_nics_below,

@@ -8,17 +8,23 @@ from gpubench.conditions.definition.condition import Condition, Family, Found, S
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_device, of_node, rdma_nics, sureness
 from gpubench.model.facts.error_counts import port_errors
 from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
-from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.facts.snapshot import NicFacts, NicKind
 from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.links import card_gbit_s, is_below_card
+from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.speed import is_slow
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
 """The kernel's words for ports that carry nothing (drivers/infiniband/core/sysfs.c)."""
 
 _ROCE_V2 = "RoCE v2"
+_VIRTUAL = "Virtual Function"
+_FAR_BELOW_CARD = 0.25
+"""A ConnectX-7 on a switch of 100 Gb/s is a choice that people make; below that two generations lie between them."""
+
 _BELOW_ITS_SWITCH = ("PIX", "PXB")
 _MOST_ODD = 0.25
 """Of the GPUs of a node: where more of them have fewer NICs than the rest, it may have been built so."""
@@ -33,11 +39,54 @@ def _ports_down(run: Circumstances) -> Found:
         odd = [f"{nic.name} says {state!r}" for nic, state in states if state not in (*_NOT_ACTIVE, "active", None)]
         if odd and not down:
             yield Unread(run.on(number), f"no state of a port: {joined(odd)}")
+        every = len(down) == len(states)
         for nic in down:
-            every = len(down) == len(states)
-            seen = f"port is {nic.state}" + (": none of the node is left" if every and len(down) > 1 else "")
-            confidence = Confidence.PROVEN if every else Confidence.LIKELY
-            yield of_device(run, number, nic, seen, confidence, effects=() if every else _SLOW)
+            if not _is_spare(node, nic):
+                seen = f"port is {nic.state}" + (": none of the node is left" if every and len(down) > 1 else "")
+                confidence = Confidence.PROVEN if every else Confidence.LIKELY
+                yield of_device(run, number, nic, seen, confidence, effects=() if every else _SLOW)
+
+
+@in_each_node
+def _ports_unused(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        for nic in rdma_nics(node):
+            if nic.state in _NOT_ACTIVE and _is_spare(node, nic):
+                yield of_device(run, number, nic, f"port is {nic.state}; jobs may not need it", Confidence.WEAK)
+
+
+def _is_spare(node: Topology, nic: NicFacts) -> bool:
+    """True if nothing says that a port that is down should be up: another port of its card is, or ports of other models
+    are and it is near no GPU, or it is the only one of the node and no InfiniBand.
+    """
+    others = [each for each in rdma_nics(node) if each is not nic]
+    active = [each for each in others if each.state == "active"]
+    if _VIRTUAL in (nic.model or "") or any(_card(each) == _card(nic) for each in active):
+        return True
+    near = any(node.pcie_path(gpu, nic) in _BELOW_ITS_SWITCH for gpu in node.gpus)
+    if near or any(each.model == nic.model for each in active):
+        return False
+    return bool(active) or (not others and nic.kind is not NicKind.INFINIBAND)
+
+
+def _card(nic: NicFacts) -> str:
+    """The card of a port: its PCI address without the function, its name without the port where that is not known."""
+    return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]
+
+
+@in_each_node
+def _below_card(run: Circumstances) -> Found:
+    """Rates that were negotiated against what cards can do; a finding where that is far below, or something is slow."""
+    slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
+    for number, node, _ in nodes_with_rdma(run):
+        for nic in rdma_nics(node):
+            most, rate = card_gbit_s(nic), nic.rate_gbit_s
+            if most is not None and rate is not None and nic.state == "active" and is_below_card(nic):
+                seen = f"the port runs at {rate:g} Gb/s; cards of its model, {nic.model}, reach up to {most:g}"
+                far = rate < _FAR_BELOW_CARD * most
+                expected = f"up to {most:g} Gb/s, if the switch and this variant of the card have it"
+                quiet = not far and not slow
+                yield of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
 
 
 @in_each_node
@@ -96,7 +145,7 @@ def _roce_gid(run: Circumstances) -> Found:
 def _nics_absent(run: Circumstances) -> Found:
     """A NIC that is gone leaves no trace but GPUs with fewer below their PCIe switch than their siblings."""
     for number, node, _ in nodes_with_rdma(run):
-        nics = [nic for nic in rdma_nics(node) if "Virtual Function" not in (nic.model or "")]
+        nics = [nic for nic in rdma_nics(node) if _VIRTUAL not in (nic.model or "")]
         paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
         below = {
             name: sum(path in _BELOW_ITS_SWITCH for path in known) for name, known in paths.items() if None not in known
@@ -139,7 +188,6 @@ RDMA_PORTS = Family.of(
         effects=(Effect.SOCKETS, Effect.SLOW),
         detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
         check="nic_state",
-        severity=Verdict.WARN,
         expected="active",
         likely="cable, transceiver or switch port; without a subnet manager a port stays in init",
         aliases=("nic-down",),
@@ -152,11 +200,34 @@ RDMA_PORTS = Family.of(
         implies=("nics-differ",),
     ),
     Condition(
+        id="rdma-port-unused",
+        title="A spare InfiniBand or RoCE port is down: its card has another one, or its model no active one",
+        detection="ports that are down beside an active port of the same card, or of another model and far from GPUs",
+        check="nic_state",
+        expected="active, if it is used",
+        likely="a port without a cable, which is normal where it is not used",
+        settles="ibstat",
+        cure="NCCL_IB_HCA=^DEVICE keeps NCCL off it; else cable and switch port",
+        link="https://github.com/Azure/azurehpc-health-checks",
+        look=_ports_unused,
+    ),
+    Condition(
+        id="nic-below-card",
+        title="A NIC's port runs at a lower rate than cards of its model can",
+        detection="the rate that was negotiated against the highest of its model, as far as its slot carries that; a "
+        f"finding below {_FAR_BELOW_CARD:.0%}, else a cause alone",
+        check="nic_state",
+        likely="a cable, transceiver or switch of a lower rate, or a variant of the card that has less",
+        settles="ibstat; mlxlink -d DEVICE",
+        cure="mlxlink -d DEVICE shows the rates that card, cable and switch port support",
+        link="https://github.com/NVIDIA/nccl/issues/2397",
+        look=_below_card,
+    ),
+    Condition(
         id="rdma-port-slow",
         title="InfiniBand or RoCE port runs at a lower rate than its siblings",
         detection="/sys/class/infiniband/*/ports/*/rate against active ports of the same model on the node",
         check="nic_state",
-        severity=Verdict.WARN,
         likely="cable, transceiver or switch port",
         aliases=("nic-rate",),
         settles="ibstat; mlxlink -d DEVICE",
@@ -170,10 +241,9 @@ RDMA_PORTS = Family.of(
         detection="InfiniBand, RoCE and EFA devices at PIX or PXB of every GPU; named where a quarter of the GPUs "
         "of the node or less have fewer",
         check="nic_state",
-        severity=Verdict.WARN,
         likely="a NIC that fell off the bus, was not given to this host or container, or has no driver",
         settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
-        cure="lspci -d 15b3: and dmesg on the node: reseat or replace the NIC; where it was built so, ignore it",
+        cure="lspci -d 15b3: and dmesg on the node: reseat or replace the NIC",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_absent,
         implies=("nics-differ",),
@@ -185,7 +255,6 @@ RDMA_PORTS = Family.of(
         "were read once: totals far above those of siblings",
         settles="the same after gpubench allreduce over these nodes: do they grow?",
         check="nic_errors",
-        severity=Verdict.WARN,
         likely="cable, transceiver or switch port",
         aliases=("nic-errors",),
         cure="perfquery -x, again after some traffic: clean or replace cable and transceiver of a port whose "

@@ -21,7 +21,6 @@ from gpubench.model.facts.snapshot import PciDevice
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.verdict import Verdict
 
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _DIRECT = "direct_translated"
@@ -201,7 +200,6 @@ REDIRECTION = Family.of(
         "bridges between two GPUs (needs root); else two GPUs of one switch in different IOMMU groups",
         settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
         check="redirection",
-        severity=Verdict.WARN,
         expected="off below the switches between GPUs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
@@ -217,7 +215,6 @@ REDIRECTION = Family.of(
         "or their IOMMU groups",
         settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
         check="redirection",
-        severity=Verdict.WARN,
         expected="off below the switches between GPUs and NICs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
@@ -232,7 +229,6 @@ REDIRECTION = Family.of(
         effects=(Effect.SLOW, Effect.WRONG),
         detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
         check="redirection",
-        severity=Verdict.WARN,
         expected="identity: iommu=pt, or no IOMMU",
         likely="the kernel's default: peer copies may be slow, or arrive damaged",
         aliases=("iommu-translates",),

@@ -7,7 +7,9 @@ import pytest
 
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.condition import Condition
+from gpubench.conditions.definition.severity import SEVERITIES
 from gpubench.conditions.registry import CONDITIONS, ids_now
+from tests.fakes.planted import CHECKED, PLANTS, Plant
 
 DOCS = Path(__file__).parents[2] / "docs"
 _LINK = re.compile(
@@ -46,3 +48,18 @@ def test_ids_of_earlier_versions_lead_to_those_of_now() -> None:
     assert ids_now("acs-redirects") == ("acs-redirect", "acs-nic-redirect")
     assert {"nccl-p2p-disabled", "nccl-ib-disabled"} <= set(ids_now("fallback-expected"))
     assert ids_now("ecc-off") == ()
+
+
+def test_every_finding_has_a_row_in_the_one_table_of_severities() -> None:
+    ids = {each.id for each in CONDITIONS}
+    assert set(SEVERITIES) <= ids
+    assert {each.id for each in CONDITIONS if each.check and not each.by_design} <= set(SEVERITIES)
+    assert all(grade.source for grade in SEVERITIES.values())
+
+
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_a_condition_has_the_severity_of_the_table_and_no_other_that_it_does_not_name(plant: Plant) -> None:
+    grade = SEVERITIES.get(plant.id)
+    for found in plant.make().findings():
+        if grade is not None and found.id == plant.id:
+            assert found.severity is grade.severity or found.severity in grade.degrees

@@ -91,8 +91,11 @@ def test_healthy_machines_have_no_findings(profile: Any) -> None:
         ("gpu3:width=8", ("pcie-width", "FAIL")),
         ("gpu3:generation=3", ("pcie-generation", "WARN")),
         ("gpu3:lost=yes", ("gpu-lost", "FAIL")),
-        ("gpu3:throttle=hw_thermal_slowdown", ("gpu-throttled", "WARN")),
-        ("gpu3:rows=pending", ("row-remap-pending", "WARN")),
+        ("gpu3:throttle=hw_thermal_slowdown", ("gpu-hw-slowdown", "FAIL")),
+        ("gpu3:throttle=sw_thermal_slowdown", ("gpu-throttled", "WARN")),
+        ("gpu3:throttle=sw_power_cap", ("clocks-capped", "WARN")),
+        ("gpu3:throttle=sync_boost", ("clocks-capped", "WARN")),
+        ("gpu3:rows=pending", ("row-remap-pending", "FAIL")),
         ("gpu3:rows=failure", ("row-remap-failed", "FAIL")),
         ("gpu3:health=route_unhealthy", ("fabric-unhealthy", "FAIL")),
         ("gpu3:health=incorrect_configuration", ("fabric-unhealthy", "FAIL")),
@@ -107,9 +110,9 @@ def test_a_fault_of_a_gpu_is_found_and_nothing_else(fault: str, found: tuple[str
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
-        ("nic3:state=down", ("rdma-port-down", "WARN")),
-        ("nic3:state=init", ("rdma-port-down", "WARN")),
-        ("nic3:rate=200", ("rdma-port-slow", "WARN")),
+        ("nic3:state=down", ("rdma-port-down", "FAIL")),
+        ("nic3:state=init", ("rdma-port-down", "FAIL")),
+        ("nic3:rate=200", ("rdma-port-slow", "FAIL")),
         ("nic3:width=4", ("pcie-width", "FAIL")),
         ("nic3:generation=3", ("pcie-generation", "WARN")),
     ],
@@ -119,7 +122,7 @@ def test_a_fault_of_a_nic_is_found_and_nothing_else(fault: str, found: tuple[str
     assert (finding.id, finding.severity, finding.subject) == (*found, subject_of(HEALTHY.nics[3]))
 
 
-@pytest.mark.parametrize("fault", ["gpu3:ecc=off", "gpu3:busy=77", "gpu3:throttle=sw_power_cap"])
+@pytest.mark.parametrize("fault", ["gpu3:ecc=off", "gpu3:busy=77"])
 def test_what_somebody_may_want_is_no_finding(fault: str) -> None:
     assert examined(machine("hgx-h100-8", fault)) == ()
 
@@ -310,7 +313,7 @@ def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
     ("rows", "found"),
     [
         (RemappedRows(correctable=9, uncorrectable=3, pending=False, failure=False), []),
-        (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=False), [("row-remap-pending", "WARN")]),
+        (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=False), [("row-remap-pending", "FAIL")]),
         (RemappedRows(correctable=0, uncorrectable=1, pending=False, failure=True), [("row-remap-failed", "FAIL")]),
         (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=True), [("row-remap-failed", "FAIL")]),
         (None, []),
@@ -323,14 +326,15 @@ def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[s
 @pytest.mark.parametrize(
     ("reasons", "found"),
     [
-        (("sw_power_cap", "sync_boost"), []),
+        (("sw_power_cap", "sync_boost"), ["clocks are held to those of a sync boost group"]),
+        (("sw_power_cap",), ["a power cap lowers its clocks, and no process uses it"]),
         ((), []),
         (None, []),
         (("sw_power_cap", "hw_slowdown", "hw_power_brake"), ["clocks are lowered: hw slowdown, hw power brake"]),
         (("sw_thermal_slowdown",), ["clocks are lowered: sw thermal slowdown"]),
     ],
 )
-def test_heat_and_power_are_trouble_and_a_power_cap_is_not(reasons: tuple[str, ...] | None, found: list[str]) -> None:
+def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, found: list[str]) -> None:
     assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons)])] == found
 
 

@@ -190,8 +190,8 @@ def rows(found: Report, section: str, kind: type[Any]) -> list[Any]:
     ("facts", "expected"),
     [
         ({"ecc": False}, ("ecc-off", "FAIL")),
-        ({"memory_errors": 3}, ("memory-errors", "WARN")),
-        ({"retirement_pending": True}, ("page-retirement-pending", "WARN")),
+        ({"memory_errors": 3}, ("memory-errors", "FAIL")),
+        ({"retirement_pending": True}, ("page-retirement-pending", "FAIL")),
         ({"temperature_c": 60}, ("gpu-hot", "WARN")),
         ({"pcie_replays": 101}, ("pcie-errors", "WARN")),
         ({"mig": True}, ("mig-on", "WARN")),
@@ -320,7 +320,8 @@ def test_one_slow_direction_is_named_once() -> None:
 
 
 def test_two_gpus_without_siblings_are_compared_with_each_other_and_the_profile() -> None:
-    node = replace(HEALTHY, gpus=HEALTHY.gpus[:2], pairs=(), nvswitches=())
+    among = tuple(each for each in HEALTHY.pairs if {each.source, each.destination} <= {"GPU0", "GPU1"})
+    node = replace(HEALTHY, gpus=HEALTHY.gpus[:2], pairs=among, nvswitches=())
     one_way = Measurements(pairs=(pair(HEALTHY, 0, 1, 376.0), pair(HEALTHY, 1, 0, 300.0)))
     assert "p2p-slow" in dict(ids(report([node], measurements=one_way)))
     both = Measurements(pairs=(pair(HEALTHY, 0, 1, 250.0), pair(HEALTHY, 1, 0, 250.0)))

@@ -249,7 +249,7 @@ def test_a_quota_counts_where_the_ranks_of_its_group_are_more() -> None:
         (GpuCondition(clock_mhz=1500, most_clock_mhz=1980, throttle_reasons=("sw_power_cap",)), {}),
         (
             GpuCondition(clock_mhz=600, most_clock_mhz=1980, throttle_reasons=("hw_slowdown",)),
-            {"gpu-throttled": PROVEN},
+            {"gpu-hw-slowdown": PROVEN},
         ),
     ],
 )

@@ -265,6 +265,19 @@ def _fabric(node: Snapshot, **facts: Any) -> Snapshot:
     return _gpus(node, lambda gpu: replace(gpu, fabric=replace(gpu.fabric or Fabric(), **facts)))
 
 
+def _elsewhere(node: Snapshot) -> Fabric:
+    """The fabric of a GPU that is in another clique."""
+    fabric = node.gpus[0].fabric
+    assert fabric is not None
+    return replace(fabric, clique=7)
+
+
+def _with_second_port(node: Snapshot) -> Snapshot:
+    """A second port on the first card, without a cable."""
+    second = replace(node.nics[0], name="mlx5_9", bus_id=str(node.nics[0].bus_id).replace(".0", ".1"), state="down")
+    return replace(node, nics=(*node.nics, second))
+
+
 def _without_nvlinks(node: Snapshot) -> Snapshot:
     return replace(_gpus(node, lambda gpu: replace(gpu, nvlinks=(), fabric=None)), nvswitches=())
 
@@ -397,6 +410,7 @@ PLANTS: tuple[Plant, ...] = (
         "nvlink-bandwidth-limited",
         lambda: with_nodes(_board(), lambda node: _settings(node, nvlink_bandwidth_mode="half")),
     ),
+    Plant("fabric-differs", lambda: with_nodes(_board(), lambda node: _gpu(node, fabric=_elsewhere(node)))),
     Plant("fabric-unhealthy", lambda: simulated("hgx-h200-4", "gpu0:health=route_unhealthy")),
     Plant(
         "nvlink-errors",
@@ -533,6 +547,8 @@ PLANTS: tuple[Plant, ...] = (
     Plant("no-rdma-nic", lambda: with_nodes(_two(), lambda node: replace(node, nics=(), rdma_ports=()))),
     Plant("sockets-despite-rdma", lambda: replace(_two(), staged=dict.fromkeys(ACROSS, "NET/Socket/0"))),
     Plant("rdma-port-down", lambda: simulated("hgx-h100-8*2", "node1.nic2:state=down")),
+    Plant("rdma-port-unused", lambda: with_nodes(_two(), _with_second_port)),
+    Plant("nic-below-card", lambda: simulated("hgx-h100-8*2", *(f"node1.nic{nic}:rate=40" for nic in range(8)))),
     Plant("rdma-port-slow", lambda: simulated("hgx-h100-8*2", "node1.nic2:rate=100")),
     Plant(
         "rdma-port-errors",
@@ -658,7 +674,10 @@ PLANTS: tuple[Plant, ...] = (
             ),
         ),
     ),
-    Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
+    Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=sw_thermal_slowdown")),
+    Plant("gpu-hw-slowdown", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
+    Plant("clocks-capped", lambda: simulated("hgx-h200-4", "gpu0:throttle=sw_power_cap")),
+    Plant("clocks-capped", lambda: simulated("hgx-h200-4", "gpu0:throttle=sync_boost")),
     Plant(
         "clocks-held-down",
         lambda: with_nodes(_board(), lambda node: _gpu(node, limits=GpuLimits(clock_mhz=600, default_clock_mhz=1980))),
@@ -720,8 +739,11 @@ CHECKED: tuple[Plant, ...] = (
     Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
     Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
     Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),
+    Plant("gpu-differs", lambda: with_nodes(_h100(), lambda node: _gpu(node, 3, memory_bytes=42_949_672_960))),
     Plant("profile-unknown", lambda: replace(_h100(), profile=profiles.load("generic-nvlink"))),
     Plant("below-profile", lambda: _h100(pcie=PcieLink(generation=3, width=16, max_generation=3, max_width=16))),
+    Plant("nics-missing", lambda: _h100(*(f"nic{nic}:missing=yes" for nic in range(8)))),
+    Plant("network-down", lambda: simulated("l40s-8", "nic0:state=down")),
     Plant("nic-below-profile", lambda: _h100("nic2:missing=yes", asked=True)),
     Plant("p2p-slow", lambda: _copies({(0, 3): 200.0, (3, 0): 200.0})),
     Plant("p2p-asymmetric", lambda: _one_way()),

@@ -6,7 +6,7 @@ set -u
 # Slurm hands on no PATH: where gpubench is, and the rest.
 export PATH=/opt/gpubench/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8
 node=${SLURMD_NODENAME:-$(hostname -s)}
-answer=$(timeout --kill-after=5 45 gpubench topo --strict --timeout 20 --exit-style npd 2> /dev/null)
+answer=$(timeout --kill-after=5 45 gpubench check --quick --timeout 20 --exit-style npd 2> /dev/null)
 code=$?
 reason=$(scontrol show node "$node" | sed -n 's/^ *Reason=\(.*\) \[.*$/\1/p')
 case $code in

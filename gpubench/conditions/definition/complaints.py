@@ -44,7 +44,7 @@ class Complained:
 
     form: re.Pattern[str]
     codes: frozenset[int] = frozenset()
-    severity: Verdict = Verdict.FAIL
+    severity: Verdict | None = None
     of_programs: bool = False
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
@@ -100,7 +100,6 @@ def complaint(
     link: str,
     seen_as: tuple[str, ...],
     codes: Iterable[int] = (),
-    severity: Verdict = Verdict.FAIL,
     detection: str = "NCCL's log, or the error that the program reports",
     general: bool = False,
     of_programs: bool = False,
@@ -111,12 +110,11 @@ def complaint(
         title=title,
         seen_as=seen_as,
         detection=detection,
-        severity=severity,
         expected=expected,
         likely=likely,
         cure=cure,
         link=link,
         look=nothing_in_facts,
-        in_job=replace(complained(pattern, codes), severity=severity, of_programs=of_programs),
+        in_job=replace(complained(pattern, codes), of_programs=of_programs),
         general=general,
     )

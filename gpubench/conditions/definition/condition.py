@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.log_evidence import LoggedReason, Staged
+from gpubench.conditions.definition.severity import SEVERITIES
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.paths.selection import Pair
@@ -39,7 +40,7 @@ class Sighting:
     `gpus` are the positions of the GPUs whose paths it touches, None for all of the run; `pairs` the ordered pairs
     alone that it touches, where it is a matter of pairs. `names` are what it is on, one by one, as findings name it,
     and `heading` what stands for all of them. Cure, severity and so on are said where they are not the condition's:
-    one port that is down of eight takes no node off its network.
+    a figure that is a little low is a WARN. A `quiet` one explains paths and is no finding of its own.
     """
 
     subject: str
@@ -54,6 +55,7 @@ class Sighting:
     expected: str = ""
     likely: str = ""
     cure: str = ""
+    quiet: bool = False
 
     def touches(self, pair: Pair) -> bool:
         """True if a pair's path is touched."""
@@ -95,8 +97,9 @@ class Condition:
     `title` is in the words that people search for, `seen_as` what programs print where it holds; `detection` says what
     `look` looks at; `cure` is a command or setting; `link` the source. `aliases` are ids that it had.
 
-    As a check: `check` is the name of the check that reports it, with `severity`, what was `expected` instead and what
-    is `likely` behind it. Without a check it is told where it stands in the way of a path.
+    As a check: `check` is the name of the check that reports it, `expected` what was expected instead and `likely` what
+    is behind it; its severity stands in the table of all conditions. Without a check it is told where it stands in the
+    way of a path.
 
     As a cause: `effects` are what it does to paths, none where it explains nothing of them; `slows` what takes longer
     where it makes them slow, all of it where nothing is said; `settles` what would settle a doubt; `in_log` finds it in
@@ -112,7 +115,6 @@ class Condition:
     look: Look
     link: str = ""
     check: str = ""
-    severity: Verdict | None = None
     expected: str = "none"
     likely: str = ""
     effects: tuple[Effect, ...] = ()
@@ -125,6 +127,12 @@ class Condition:
     by_design: bool = False
     general: bool = False
     aliases: tuple[str, ...] = ()
+
+    @property
+    def severity(self) -> Verdict | None:
+        """Its severity in every command; None for a cause alone, which is as grave as its effects."""
+        grade = SEVERITIES.get(self.id)
+        return None if grade is None else grade.severity
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
         """The findings of this condition's check; a design that somebody may want is none."""
@@ -142,7 +150,7 @@ class Condition:
     def _told(self, sightings: Iterable[Sighting]) -> Iterator[Finding]:
         for each in sightings:
             severity = each.severity or self.severity
-            if severity is not None:
+            if severity is not None and not each.quiet:
                 yield Finding(
                     id=self.id,
                     severity=severity,

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterable
 
 from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.condition import joined
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.facts.visible_gpus import HIDDEN
+from gpubench.model.paths.links import card_gbit_s, is_below_card
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from gpubench.model.terms.units import counted
@@ -32,6 +34,51 @@ def _unless(seen: Iterable[object], reason: str) -> str:
 def rdma_nics(facts: Facts) -> str:
     """A NIC that does RDMA."""
     return _unless((nic for node in facts.nodes for nic in node.nics if nic.rdma), "no RDMA NIC")
+
+
+def rates_of_cards(facts: Facts) -> str:
+    """Rates that siblings alone judge, or that are below what cards of the model can: cable and switch may be so."""
+    active = [nic for node in facts.nodes for nic in node.nics if nic.rdma and nic.state == "active"]
+    low = [nic for nic in active if is_below_card(nic)]
+    if low:
+        rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
+        return f"{counted(len(low), 'port')} below the highest rate of the card's model: {rates}"
+    unknown = any(nic.rate_gbit_s is None or card_gbit_s(nic) is None for nic in active)
+    return "rates compared with siblings only: what the cards can do is not known" if unknown else ""
+
+
+def count_of_gpus(facts: Facts) -> str:
+    """A number of GPUs that nothing is known to compare with: many machines have any number of them."""
+    if facts.expected_gpus is not None:
+        return ""
+    run = facts.circumstances
+    open_ = [
+        node
+        for number, node in run.nodes.items()
+        if node.gpus and not (facts.asked and run.exact_profile(number)) and not shows_its_board(node)
+    ]
+    counts = joined(sorted({str(len(node.gpus)) for node in open_}))
+    return f"GPU count not judged ({counts} found): --expect-gpus N" if open_ else ""
+
+
+def shows_its_board(node: Topology) -> bool:
+    """True if a node shows how many GPUs its board has: by its NVSwitches, or by NVLinks that lead nowhere."""
+    snapshot = node.snapshot
+    return snapshot.machine.virtual_machine is False and (bool(snapshot.nvswitches) or is_mesh(node))
+
+
+def is_mesh(node: Topology) -> bool:
+    """True if NVLinks join every GPU directly with others of its node."""
+    here = {gpu.bus_id for gpu in node.gpus}
+    return len(node.gpus) > 1 and all(
+        any(link.active and link.peer_bus_id in here for link in gpu.nvlinks or ()) for gpu in node.gpus
+    )
+
+
+def capped_at_work(facts: Facts) -> str:
+    """Power caps that may be those of GPUs at work."""
+    capped = any("sw_power_cap" in (gpu.throttle_reasons or ()) and gpu.processes is None for gpu in _gpus(facts))
+    return "a power cap lowers clocks, and whether a process uses the GPU is not known" if capped else ""
 
 
 def nodes_to_compare(facts: Facts) -> str:

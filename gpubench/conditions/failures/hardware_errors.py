@@ -2,7 +2,6 @@
 
 from gpubench.conditions.definition.complaints import complaint
 from gpubench.conditions.definition.condition import Family
-from gpubench.model.terms.verdict import Verdict
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 _AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -43,7 +42,6 @@ HARDWARE_ERRORS = Family.of(
         cure="look whether the process that the line names is of this job; compute-sanitizer on the program",
         link=_XID,
         seen_as=("NVRM: Xid (PCI:0000:1b:00): 31",),
-        severity=Verdict.WARN,
         detection="the kernel's lines in the same text",
         general=True,
     ),
@@ -68,7 +66,6 @@ HARDWARE_ERRORS = Family.of(
         cure="lspci -tv shows what is below that port; gpubench topo shows replays and widths of the GPUs' links",
         link=_AER,
         seen_as=("AER: Corrected error received: 0000:1b:00.0",),
-        severity=Verdict.WARN,
         detection="the kernel's lines in the same text",
         general=True,
         of_programs=True,
@@ -82,7 +79,6 @@ HARDWARE_ERRORS = Family.of(
         cure="ibstat, or ethtool INTERFACE, on that node; gpubench check --quick shows the ports' errors and rates",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         seen_as=("mlx5_core 0000:5e:00.0 ens1np0: Link down",),
-        severity=Verdict.WARN,
         detection="the kernel's lines in the same text",
         of_programs=True,
     ),

@@ -137,7 +137,6 @@ NCCL_START = Family.of(
         title="The init of a communicator began and did not end: the job hangs or died there",
         seen_as=("Init START",),
         detection="`Init START` without `Init COMPLETE` in NCCL's log, of all ranks or of some",
-        severity=Verdict.FAIL,
         expected="Init COMPLETE on every rank",
         likely="a rank that never came, a network that lets nothing through, or a log that was taken too early",
         cure="py-spy dump --pid PID where ranks wait; NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET shows how far they came",

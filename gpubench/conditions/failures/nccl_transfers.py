@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from gpubench.conditions.definition.complaints import REMOTE, complaint
 from gpubench.conditions.definition.condition import Condition, Family, Sighting, joined, nothing_in_facts
 from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.terms.verdict import Verdict
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -184,7 +183,6 @@ NCCL_TRANSFERS = Family.of(
         link=_TROUBLE,
         seen_as=("RuntimeError:",),
         detection="the last line of a traceback in the same text",
-        severity=Verdict.WARN,
         of_programs=True,
         general=True,
     ),
@@ -199,7 +197,6 @@ NCCL_TRANSFERS = Family.of(
         link="https://github.com/NVIDIA/nccl-tests/issues/27",
         seen_as=("#  Rank  0 Group  0", "# nThread 1 nGpus 8 minBytes 8"),
         detection="nccl-tests' headers and last lines in the same text: several headers before the first end",
-        severity=Verdict.WARN,
         of_programs=True,
     ),
     complaint(
@@ -212,7 +209,6 @@ NCCL_TRANSFERS = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/606",
         seen_as=("# nThread 1 nGpus 8 minBytes 8",),
         detection="nccl-tests' headers in the same text, without its last lines",
-        severity=Verdict.WARN,
         of_programs=True,
         general=True,
     ),
@@ -220,7 +216,6 @@ NCCL_TRANSFERS = Family.of(
         id="nccl-warning",
         title="NCCL warns of something that gpubench does not know",
         detection="any other warning in NCCL's log; those after which it goes on as well are left out",
-        severity=Verdict.WARN,
         expected="no warnings",
         likely="see the words",
         cure="search for the warning's words in NVIDIA/nccl's issues",

@@ -10,7 +10,7 @@ from gpubench.conditions.definition.circumstances import Circumstances, Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.conditions.definition.subjects import NOT_THERE
 from gpubench.measure.check.refused_facts import refused_fact
-from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows
 from gpubench.model.results.measurements import Need
@@ -31,7 +31,10 @@ class _Subject:
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """A finding for each device of which a fact that the check needs was asked for and refused."""
+    """A finding for each device of which a fact that the check needs was refused, or is absent though siblings have it.
+
+    A driver gives an answer or a reason for each: what lacks both was lost on the way, or taken out of a recording.
+    """
     wanted = {scope: names for scope, names in _by_scope(check).items() if scope in _AN_ERROR}
     run = facts.circumstances
     if wanted and any(True for _ in _refusals(wanted, run.distinct)):
@@ -42,7 +45,9 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
     for number, node in run.nodes.items():
         told = {each.error for each in node.snapshot.failures}
         for scope, names in wanted.items():
-            for subject in _subjects(scope, run, number, node):
+            subjects = list(_subjects(scope, run, number, node))
+            yield from _gaps(scope, names, subjects, node)
+            for subject in subjects:
                 if subject.unknown:
                     reasons = _reasons(subject.unknown, names)
                     refused = {
@@ -51,6 +56,53 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
                         if each not in told and not _is_not_there(name, each, subject, node)
                     }
                     yield from _findings(scope, subject.name, refused)
+
+
+_READ_WITH = {"memory_used_bytes": ("memory_bytes",), "idle": ("throttle_reasons",)}
+"""Facts that come with another's answer, whose refusal stands there."""
+
+
+def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: Topology) -> Iterator[Finding]:
+    """Facts without a value and without a reason, of devices whose siblings have them; and pairs that are not there
+    although NVML answered.
+    """
+    answered = scope == "pair" and any(gpu.uuid for gpu in node.gpus) and not node.snapshot.failures
+    for name in names:
+        parts = name.split("|")
+        told = {_kind(each) for each in subjects if each.facts is not None and _tells_any(each.facts, parts)}
+        for subject in subjects:
+            if subject.facts is None:
+                absent = answered
+            else:
+                known = _reasons(subject.unknown, (name, *_READ_WITH.get(name, ()))) or _tells_any(subject.facts, parts)
+                absent = not known and (_kind(subject) in told or (bool(told) and _kind(subject) == (None,)))
+            if absent:
+                what = "the pair" if subject.facts is None else name.replace("|", " or ")
+                yield Finding(
+                    id=NOT_LOOKED_AT,
+                    severity=Verdict.ERROR,
+                    subject=subject.name,
+                    seen=f"{what} has neither a value nor a reason",
+                    expected="an answer or a reason, as for its siblings",
+                    cause="a recording that was cut or edited",
+                    next_command="gpubench topo --record DIRECTORY on the machine itself",
+                    subjects=(subject.name,),
+                )
+
+
+def _kind(subject: _Subject) -> tuple[object, ...]:
+    """What siblings have in common: GPUs their model, NICs also their state; all pairs are siblings."""
+    match subject.facts:
+        case GpuFacts(name=name):
+            return (name,)
+        case NicFacts(kind=kind, model=model, state=state, driver=driver):
+            return kind, model, state, driver
+        case _:
+            return ()
+
+
+def _tells_any(facts: object, names: Sequence[str]) -> bool:
+    return any(_tells(facts, each) for each in names)
 
 
 def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
@@ -80,7 +132,7 @@ def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology
         subjects = [each for number, node in nodes.items() for each in _subjects(scope, run, number, node)]
         for name in names:
             for subject in subjects:
-                if subject.facts is None or not any(_tells(subject.facts, each) for each in name.split("|")):
+                if subject.facts is None or not _tells_any(subject.facts, name.split("|")):
                     said = _said(scope, name, subject)
                     found.setdefault(said, []).append(subject.name)
                     every[said] = len(subjects)

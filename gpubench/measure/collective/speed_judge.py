@@ -11,7 +11,7 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_judged, is_slow, judged
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Verdict
+from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Verdict, overall
 
 if TYPE_CHECKING:
     from gpubench.conditions.ranking import Named
@@ -138,6 +138,7 @@ class SpeedJudge:
         return replace(
             found,
             id=cause.cause.id,
+            severity=overall((found.severity, cause.gravity)),
             seen=_seen_where(cause),
             cause=cause.cause.title,
             next_command=cause.with_ids(cause.cure),

@@ -29,6 +29,7 @@ from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
+_PRESENT = "gpu_present"
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 _OF_FILES = ("explain", "compare", "libraries")
@@ -53,7 +54,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
         beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
         well, backends = ", ".join(_well(report, figures)), _beside(metadata, report)
-        parts = _machine(metadata, report), beside, well, backends, _speed(metadata, figures)
+        parts = _machine(metadata, report), _count(report), beside, well, backends, _speed(metadata, figures)
         return "; ".join(filter(None, parts))
     if root is None:
         return _reached(metadata, figures)
@@ -120,6 +121,12 @@ def _machine(metadata: Metadata, report: Report) -> str:
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
     return ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())
+
+
+def _count(report: Report) -> str:
+    """That `check` had nothing to compare the number of GPUs with."""
+    notes = [row.note or "" for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == _PRESENT]
+    return next((note.partition(" (")[0] for note in notes if note.startswith("GPU count")), "")
 
 
 def _checked(metadata: Metadata, report: Report) -> list[str]:

@@ -1,7 +1,7 @@
 """The rules that a recorded snapshot keeps beyond the types of its fields; all later code relies on them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.rank_facts import RankFacts
@@ -20,6 +20,7 @@ _SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
 
 _SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs_providers", "mpi", "unknown")
 
+_MAY_BE_UNKNOWN = (".numa_node", ".iommu_group")
 _NVLINK_PATH = re.compile(r"NV\d{1,3}", re.ASCII)
 
 
@@ -52,7 +53,10 @@ def check_snapshot(snapshot: Snapshot) -> None:
         check_printable(names, f"snapshot.{field}")
     for field in _SAID:
         check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
+    _check_numbers(to_plain(snapshot), "snapshot")
     _check_bridges(snapshot)
+    for field in ("bus_id", "uuid"):
+        _check_unique("gpus", [each for gpu in snapshot.gpus if (each := getattr(gpu, field))], set())
     _check_unique("gpus", [gpu.device for gpu in snapshot.gpus], set())
     _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
     for field in _DEVICES:
@@ -79,6 +83,18 @@ def _check_paths(snapshot: Snapshot) -> None:
             raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
         if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:
             raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
+
+
+def _check_numbers(value: object, where: str) -> None:
+    """Counts, sizes, rates and numbers of devices are never below 0; a NUMA node is -1 where the kernel knows none."""
+    if isinstance(value, Mapping):
+        for name, held in value.items():
+            _check_numbers(held, f"{where}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, held in enumerate(value):
+            _check_numbers(held, f"{where}[{number}]")
+    elif isinstance(value, int | float) and value < (-1 if where.endswith(_MAY_BE_UNKNOWN) else 0):
+        raise UsageError(f"{where} is {value}", expected="0 or more")
 
 
 def _check_bridges(snapshot: Snapshot) -> None:

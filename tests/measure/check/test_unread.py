@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.node.nvml.gpu import read_node
 from gpubench.measure.check.health import judge
@@ -30,7 +31,7 @@ from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, replies
-from tests.fakes.planted import job_of
+from tests.fakes.planted import job_of, simulated
 
 TOP = "0000:01:00.0"
 BUSES = ("06", "07", "08", "09")
@@ -259,3 +260,38 @@ def test_a_source_that_failed_is_told_once() -> None:
     report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
     assert (report.verdict, [each.id for each in report.findings]) == (Verdict.ERROR, ["driver-silent"])
     assert check_row(node, "peer_access").verdict is Verdict.ERROR
+
+
+READ_OF_GPUS = sorted(
+    {name.removeprefix("gpu.") for check in CHECKS for name in check.reads if name.startswith("gpu.")}
+)
+
+
+@pytest.mark.parametrize("name", READ_OF_GPUS)
+def test_what_a_recording_lacks_of_one_gpu_alone_is_an_error(name: str) -> None:
+    node = simulated("hgx-h100-8").nodes[0]
+    for one in name.split("|"):
+        node = replace(node, gpus=(node.gpus[0], _without(node.gpus[1], one), *node.gpus[2:]))
+    found = judged(node)
+    assert NOT_LOOKED_AT in {each.id for each in found.findings}
+    assert found.verdict is not Verdict.PASS
+
+
+def _without(gpu: GpuFacts, name: str) -> GpuFacts:
+    """A GPU without a fact, and without a reason for that."""
+    first, _, rest = name.partition(".")
+    value = None if not rest or first == "nvlinks" else replace(getattr(gpu, first), **{rest: None})
+    return replace(gpu, **{first: value})
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7])
+def test_pairs_that_a_recording_lacks_are_an_error(kept: int) -> None:
+    node = simulated("hgx-h100-8").nodes[0]
+    found = judged(replace(node, pairs=node.pairs[:kept]))
+    assert found.verdict is Verdict.ERROR
+    assert judged(node).verdict is Verdict.PASS
+
+
+def judged(node: Snapshot) -> Report:
+    nodes = [Topology(node)]
+    return judge(Facts(nodes, group(nodes), (), [None], QUICK, False))

@@ -66,7 +66,7 @@ def test_matrices_are_of_the_largest_kind() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "verdict"),
-    [(None, "PASS"), ("gpu3:nvlink=12", "FAIL"), ("gpu3:rows=pending", "WARN"), ("node0:silent=nvml", "ERROR")],
+    [(None, "PASS"), ("gpu3:nvlink=12", "FAIL"), ("gpu3:rows=pending", "FAIL"), ("node0:silent=nvml", "ERROR")],
 )
 def test_the_verdict_follows_from_the_findings(fault: str | None, verdict: str) -> None:
     assert examine(cluster("hgx-h100-8", *([fault] if fault else []))).verdict == verdict

@@ -1,6 +1,8 @@
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,9 +35,11 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.readers.machines.snapshot import read as read_snapshot
 from gpubench.readers.machines.snapshot import recognises, write_snapshot
 from tests.examples import examples
+from tests.machines.test_machines import FOLDER
 
 LINKS = tuple(NvLink(number=i, active=True, version="4.0", raw_gb_s=26.5625) for i in range(18))
 SNAPSHOT = Snapshot(
@@ -291,6 +295,23 @@ rdma_ports = st.builds(
     counters=st.none() | st.dictionaries(names, st.integers(), max_size=2),
     gids=st.none() | st.lists(st.builds(Gid, kind=names, address=names), max_size=2).map(tuple),
 )
+
+
+def positive(value: Any) -> Any:
+    """The same without numbers below 0, which no machine has."""
+    match value:
+        case bool():
+            return value
+        case int() | float():
+            return abs(value)
+        case dict():
+            return {name: positive(held) for name, held in value.items()}
+        case list() | tuple():
+            return [positive(held) for held in value]
+        case _:
+            return value
+
+
 snapshots = st.builds(
     Snapshot,
     pci_devices=st.lists(pci_devices, max_size=2, unique_by=lambda device: device.bus_id).map(tuple),
@@ -302,7 +323,15 @@ snapshots = st.builds(
     taken_at=maybe_text,
     machine=machine,
     driver=st.builds(DriverFacts, version=maybe_text, open_kernel_module=maybe_flag),
-    gpus=st.lists(gpus, max_size=3, unique_by=lambda gpu: gpu.index).map(tuple),
+    gpus=st.lists(
+        gpus,
+        max_size=3,
+        unique_by=(
+            lambda gpu: abs(gpu.index),
+            lambda gpu: gpu.bus_id or ("", abs(gpu.index)),
+            lambda gpu: gpu.uuid or ("", abs(gpu.index)),
+        ),
+    ).map(tuple),
     nics=st.lists(nics, max_size=2, unique_by=lambda nic: nic.name).map(tuple),
     switches=st.lists(st.builds(PciSwitch, bus_id=names, link=pcie, place=places), max_size=2).map(tuple),
     nvswitches=st.lists(st.text(), max_size=2).map(tuple),
@@ -311,7 +340,7 @@ snapshots = st.builds(
         max_size=3,
     ).map(tuple),
     failures=st.lists(st.builds(ProbeFailure, timed_out=st.booleans()), max_size=2).map(tuple),
-)
+).map(lambda snapshot: from_plain(Snapshot, positive(to_plain(snapshot)), "snapshot"))
 
 
 @given(snapshots)
@@ -352,3 +381,21 @@ def test_a_damaged_recording_is_read_or_refused(data: st.DataObject) -> None:
         read_snapshot(
             text[:start] + data.draw(st.text(max_size=4)) + text[start + data.draw(st.integers(0, 40)) :], "x"
         )
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda gpus: gpus[1].update(bus_id=gpus[0]["bus_id"]),
+        lambda gpus: gpus[1].update(uuid=gpus[0]["uuid"]),
+        lambda gpus: gpus[1].update(memory_bytes=-1),
+        lambda gpus: gpus[1].update(pcie_replays=-5),
+        lambda gpus: gpus[1]["nvlinks"][0].update(raw_gb_s=-25.0),
+    ],
+)
+def test_what_no_machine_can_have_is_refused(edit: Callable[[list[dict[str, Any]]], None]) -> None:
+    document = json.loads((FOLDER / "h200x4-vm/nodes/vm.json").read_text(encoding="utf-8"))
+    read_snapshot(json.dumps(document), "x")
+    edit(document["gpus"])
+    with pytest.raises(UsageError, match=r"snapshot\.gpus\[1\]"):
+        read_snapshot(json.dumps(document), "x")

@@ -1,0 +1,138 @@
+"""The severity of every condition: the one table that all commands, gates, recipes and formats follow.
+
+FAIL and ERROR drain a node: `check` ends with 1 or 3, and so does a prolog. WARN leaves it in service.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpubench.model.terms.verdict import Verdict, exit_code
+
+FAIL, WARN, ERROR = Verdict.FAIL, Verdict.WARN, Verdict.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The severity of a condition and the source it rests on; `degrees` says when it is another one."""
+
+    severity: Verdict
+    source: str
+    degrees: str = ""
+
+    @property
+    def drains(self) -> bool:
+        """True if a gate takes a node with it out of service."""
+        return exit_code(self.severity) != 0
+
+
+_NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes")
+_NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended")
+_ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
+_FIGURE = "WARN between 90 % and 75 % of what is expected"
+
+SEVERITIES: Mapping[str, Grade] = {
+    "driver-silent": _NOT_READ,
+    "probe-failed": _NOT_READ,
+    "driver-missing": _NOT_READ,
+    "not-measured": _NOT_READ,
+    "cuda-refuses": Grade(FAIL, "CUDA error 802: no program that uses the GPUs starts"),
+    "gpu-lost": Grade(FAIL, "NVIDIA's Xid catalogue: Xid 79 needs a reset; AzNHC fails check_gpu_count"),
+    "gpu-missing": Grade(
+        FAIL, "AzNHC fails check_gpu_count", "ERROR where a node has no GPU at all and others have some"
+    ),
+    "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
+    "gpu-differs": Grade(FAIL, "GPUs of one model have the same parts; jobs run at the pace of the weakest"),
+    "profile-unknown": Grade(WARN, "less is known of the machine, and nothing against it"),
+    "below-profile": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)"),
+    "gpu-hw-slowdown": Grade(FAIL, "NVML: a hardware slowdown divides clocks by 2 or more"),
+    "gpu-throttled": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_THERMAL (monitor); AzNHC logs it and goes on"),
+    "clocks-capped": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_POWER (monitor); AzNHC logs it and goes on"),
+    "clocks-held-down": Grade(WARN, "a setting, not a fault; AzNHC logs it and goes on"),
+    "power-limited": Grade(WARN, "DCGM_FR_ENFORCED_POWER_LIMIT (configuration)"),
+    "clock-limited": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_VIOLATION (monitor)"),
+    "gpu-hot": Grade(WARN, "DCGM_FR_TEMP_VIOLATION (monitor)"),
+    "row-remap-failed": Grade(FAIL, "DCGM_FR_ROW_REMAP_FAILURE (isolate); AzNHC fails check_gpu_ecc"),
+    "row-remap-pending": Grade(FAIL, "DCGM_FR_PENDING_ROW_REMAP (drain and reset); AzNHC fails check_gpu_ecc"),
+    "page-retirement-pending": Grade(FAIL, "DCGM_FR_PENDING_PAGE_RETIREMENTS (drain and reset)"),
+    "memory-errors": Grade(FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED (isolate); AzNHC fails check_gpu_ecc"),
+    "ecc-off": Grade(FAIL, "DCGM_FR_ECC_DISABLED (configuration)"),
+    "gpu-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
+    "memory-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
+    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault"),
+    "nvlinks-all-down": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status"),
+    "nvlink-down": Grade(
+        FAIL,
+        "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status",
+        "WARN where a machine may have been built without that bridge",
+    ),
+    "nvlink-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
+    "fabric-unhealthy": Grade(FAIL, "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)"),
+    "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
+    "cuda-nvml-disagree": Grade(FAIL, "CUDA refuses what NVML grants: copies go through host memory"),
+    "peer-access-refused": Grade(
+        FAIL, "DESIGN: host memory in the place of NVLink", "WARN where no NVLink joins the pair; SKIP where by design"
+    ),
+    "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)"),
+    "pcie-uplink": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration), of the switch above", "WARN for the generation"),
+    "pcie-generation": Grade(WARN, "DCGM_FR_PCIE_GENERATION (triage)"),
+    "pcie-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "rdma-port-down": Grade(FAIL, "AzNHC fails check_hw_ib; NHC fails a port that is not ACTIVE"),
+    "rdma-port-unused": Grade(WARN, "a second port without a cable is normal, and so is one that broke"),
+    "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib: state and rate have to match"),
+    "nic-absent": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
+    "nics-missing": Grade(WARN, "AzNHC fails check_hw_ib for a device that is not there; some are built without"),
+    "nic-below-card": Grade(WARN, "a card on a slower switch is no fault of the node"),
+    "network-down": Grade(WARN, "nothing says whether the node needs a network"),
+    "nic-below-profile": Grade(FAIL, "AzNHC fails check_hw_ib against the machine type's configuration"),
+    "rdma-port-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "gpudirect-module-missing": Grade(WARN, "jobs run, and RDMA takes host memory"),
+    "gpudirect-one-side": Grade(WARN, "jobs run, and RDMA takes host memory"),
+    "vm-flat-topology": Grade(WARN, "jobs run, and NCCL may pick a far NIC"),
+    "acs-redirect": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
+    "acs-nic-redirect": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
+    "iommu-translating": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
+    "node-differs": Grade(WARN, "a difference is no fault by itself"),
+    "settings-differ": Grade(WARN, "the job's environment, not the node"),
+    "library-differs": Grade(WARN, "the job's environment, not the node"),
+    "driver-differs": Grade(FAIL, "DCGM_FR_DENYLISTED_DRIVER (configuration): a node that missed an update"),
+    "shm-not-shared": Grade(FAIL, "NCCL takes the network between ranks of one host"),
+    "p2p-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
+    "p2p-asymmetric": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
+    "host-copies-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
+    "host-memory-slow": Grade(FAIL, "half of what nodes with the same CPU reach", "WARN between 75 % and 50 %"),
+    "slow-unexplained": Grade(FAIL, "AzNHC fails check_nccl_allreduce", "WARN nearer to what is expected"),
+    "wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
+    "straggler": Grade(WARN, "one late rank may be a busy host"),
+    "nccl-diag-p2p": Grade(FAIL, "NCCL's own check of peer access failed"),
+    "nccl-diag-hardware": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),
+    "nccl-diag-network": Grade(WARN, "NCCL reports it and goes on"),
+    "nccl-diag-ranks-differ": Grade(WARN, "NCCL reports it and goes on"),
+    "gpu-xid": Grade(FAIL, "NVIDIA's Xid catalogue: reset, or replace"),
+    "gpu-xid-doubt": Grade(WARN, "NVIDIA's Xid catalogue: the program may be the reason"),
+    "pcie-fatal-error": Grade(FAIL, "AER: fatal; the link was reset"),
+    "pcie-error-doubt": Grade(WARN, "AER: corrected, or not fatal"),
+    "network-link-down": _ON_THE_WAY,
+    "nvlink-uncorrectable": Grade(FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL (isolate)"),
+    "ecc-uncorrectable": Grade(FAIL, "DCGM_FR_CUDA_DBE (isolate)"),
+    "program-exception": _ON_THE_WAY,
+    "nccl-tests-apart": Grade(WARN, "somebody may have wanted runs side by side"),
+    "nccl-tests-unfinished": Grade(WARN, "the text may end before the run did"),
+    "nccl-warning": _ON_THE_WAY,
+    "nccl-init-unfinished": Grade(FAIL, "the job hangs", "WARN where the log may end before it"),
+    "nccl-tests-wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
+    **dict.fromkeys(
+        (
+            *("rdma-registration-failed", "network-plugin-failed", "rdma-connect-failed", "rdma-retry-exceeded"),
+            *("rdma-completion-error", "collective-timed-out", "remote-process-exited", "nccl-call-failed"),
+            *("program-failed", "nccl-version-mismatch", "nccl-duplicate-gpu", "cuda-device-missing"),
+            *("nccl-no-socket-interface", "nccl-connect-failed", "nccl-no-transport", "cuda-out-of-memory"),
+            *("nvls-setup-failed", "nccl-cuda-call-failed", "nccl-invalid-usage"),
+        ),
+        _NO_JOB,
+    ),
+}
+"""By the id of a condition. DCGM's words are those of dcgm_errors.c: monitor (can work), triage, configuration, reset
+(drain and reset), isolate (cannot work). A condition without a row is a cause alone: FAIL where it takes a direct path
+away, WARN where it makes one slower. `degrees` names every other severity that its detector gives.
+"""
