@@ -508,9 +508,9 @@ def test_some_pairs_are_named_and_others_counted() -> None:
     assert differs.id == "node-differs"
 
 
-def test_a_contradiction_is_a_warning_for_each_pair() -> None:
+def test_a_contradiction_is_told_for_each_pair() -> None:
     found = examined(machine("hgx-h200-2", "gpu1:cuda_peer=no"))
-    assert [(finding.id, finding.severity) for finding in found] == [("cuda-nvml-disagree", "WARN")]
+    assert [(finding.id, finding.severity) for finding in found] == [("cuda-nvml-disagree", "FAIL")]
     gpus = machine("hgx-h200-2")[0].gpus
     one, other = (subject_of(gpu) for gpu in gpus)
     assert found[0].subject == f"{one} → {other}, {other} → {one}"
