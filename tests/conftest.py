@@ -1,10 +1,13 @@
 """Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
 
 import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,18 +46,36 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes.
 
     What is collected stays, and is most of what a worker holds: no search for garbage goes through it.
     """
     gc.disable()
-    load_all_modules()
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) / workers
+    load_all_modules(first)
+    if workers > 1:
+        _load_tests(session, first)
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _load_tests(session: pytest.Session, first: float) -> None:
+    """Import what is collected, beginning with the test module at that part of all.
+
+    In a fresh checkout nothing is compiled: of workers that begin elsewhere each finds what the others have compiled.
+    """
+    root = session.config.rootpath
+    given = [Path(root, argument.partition("::")[0]) for argument in session.config.args]
+    paths = sorted({path for each in given for path in (each.rglob("test_*.py") if each.is_dir() else [each])})
+    begin = int(first * len(paths))
+    for path in paths[begin:] + paths[:begin]:
+        with suppress(Exception, pytest.skip.Exception):  # who collects it says so
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 _WITH_TIME = ("backends", "evidence", "jobs", "overlap", "p2p", "recordings", "secrets", "settings", "topo", "trial")
