@@ -143,9 +143,14 @@ class Condition:
         return self._told(each for each in found if isinstance(each, Sighting))
 
     def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
-        """The findings of this condition in a job's log, where that shows what ended the job."""
+        """The findings of this condition in a job's log, where that shows what ended the job.
+
+        What is no finding by itself, as a small /dev/shm, is a FAIL where a job died of it.
+        """
         if self.in_job is not None:
-            yield from self._told(self.in_job(facts))
+            yield from self._told(
+                replace(each, severity=each.severity or self.severity or Verdict.FAIL) for each in self.in_job(facts)
+            )
 
     def _told(self, sightings: Iterable[Sighting]) -> Iterator[Finding]:
         for each in sightings:

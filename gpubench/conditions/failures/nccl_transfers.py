@@ -145,7 +145,8 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "nccl-call-failed",
         "A call of NCCL's failed: unhandled system error, internal error",
-        r"unhandled|NCCL (?:failure|error|operation)|nccl\w+Error|NcclError|NCCL:",
+        r"unhandled|failed to execute operation \w+ .*retcode [1-9]|NCCL (?:failure|error|operation)"
+        r"|nccl\w+Error|NcclError|NCCL:",
         expected="calls that return",
         likely="what the warning before it says; without one NCCL_DEBUG=WARN shows it",
         cure="NCCL_DEBUG=INFO on all ranks: the first warning of any rank is the reason",
@@ -158,10 +159,9 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "program-failed",
         "The program that uses NCCL ended with an error",
-        r"^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal|noticed that process"
-        r"|detected that one or more|MPI_ABORT|lost communication|BAD TERMINATION|Process received|\btask \d"
-        r"|CANCELLED AT|oom_kill|step aborted|exit code|OOMKilled|died|Killed|Aborted|Segmentation fault|Bus error"
-        r"|\*\*\* SIG|Fatal error in|oom-kill|Primary job|An error occurred in MPI|MPI_ERRORS"
+        r"^a process ended: |^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal"
+        r"|MPI_ABORT|Process received|died|Killed|Aborted|Segmentation fault|Bus error"
+        r"|\*\*\* SIG|Fatal error in|An error occurred in MPI|MPI_ERRORS"
         r"|Caught signal|Assertion|double free|^(?:free|malloc|realloc)\(\)"
         r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that stay until the end",
@@ -169,7 +169,7 @@ NCCL_TRANSFERS = Family.of(
         cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
         link=_TROUBLE,
         seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
-        detection="what nccl-tests, PyTorch, mpirun, srun and Kubernetes print in the same text",
+        detection="a rank, task or process that died, was killed or exited with a code that is not 0, in the same text",
         of_programs=True,
         general=True,
     ),

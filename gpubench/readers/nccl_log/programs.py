@@ -15,11 +15,25 @@ _TYPES = (
 
 _OF_TESTS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
 _OF_ERRORS = (
-    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog", b"Test ", b"rror", b"Exception", b"xit"),
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog", b"Test ", b"rror", b"xception", b"xit"),
     *(b"tation fault", b"illed", b"borted", b"oom", b"Xid (", b"off the bus", b"terminate called", b"ignal"),
     *(b"noticed that", b"detected that", b"MPI_", b"lost communication", b"BAD TERMINATION", b"*** ", b"CANCELLED"),
     *(b"died", b"FAILED", b"Got completion", b"Primary job", b"(): ", b"double free", b"retry", b"Failed status"),
     *(b"Assertion ", b"WARN: Function: ", b"Link down", b"Link is Down", b"DPC: "),
+    *(
+        b"EXIT",
+        b"ERROR",
+        b"KILLED",
+        b"erminat",
+        b"sigquit",
+        b"SIGQUIT",
+        b"unable to ",
+        b"ailed",
+        b"dump signal",
+        b"victed",
+    ),
+    *(b"HW Excep", b"access fault", b"HSA_STATUS", b"is dead", b"crashed", b"illing", b"TERM_", b"low on re"),
+    *(b"DeadlineExceeded", b"BackoffLimit", b"not enough slots", b"Node failure", b"MPI_Abort", b"Abort(", b"abort"),
 )
 _OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
 WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES)
@@ -56,19 +70,72 @@ _PROGRAM_ERROR = re.compile(
     rb"|\bFailed status \d+: wr_id .*"
     rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
     rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
-    rb"|noticed that process rank \d+ .*|detected that one or more processes exited with non-zero status.*"
-    rb"|MPI_ABORT was invoked.*|has lost communication with a remote daemon.*|BAD TERMINATION.*|\*\*\* Process received"
-    rb"|error: .*task \d+.*: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory"
-    rb"|Exited with exit code [1-9]).*|CANCELLED AT .*|Detected \d+ oom[_-]kill.*|Job step aborted.*"
-    rb"|command terminated with exit code [1-9].*|OOMKilled|[Ww]orker (?:proc )?.*died.*|\bproc \S+ died.*"
-    rb"|Primary job +terminated normally, but .*"
+    rb"|MPI_ABORT was invoked.*|\*\*\* Process received"
     rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
     rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
     rb"|\bPCIe Bus Error: severity=.*|\bAER: (?:Multiple )?(?:Unc|C)orrect\w+ .*error .*|\bDPC: containment event.*"
     rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
     rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
-"""What nccl-tests, PyTorch and launchers print where a call returned an error, or did not return, or a rank died."""
+"""What nccl-tests, PyTorch and the kernel print where a call returned an error, or did not return."""
+
+_PROCESS = (
+    rb"\b(?:ranks?|tasks?|proc(?:ess)?(?:es)?|(?:sub|child )process(?:es)?|workers?|workerproc|actors?|child(?:ren)?"
+    rb"|pods?|containers?|jobs?|steps?|executors?|engine\w*|schedulers?|applications?|programs?|raylet|daemons?|nodes?)\b"
+)
+_NOT_ZERO = rb"(?:-?0*[1-9]\d*|0x0*[1-9a-f]|<?\w*SIG[A-Z]|non-?zero)"
+_TOLD = (
+    _PROCESS + rb".{0,160}?\b(?:died\b|crashed\b|killed (?:by|due to)\b|dumped core|failed to start\b"
+    rb"|(?:is|are|was|were|been|got|gets)(?: \w+)? (?:killed|dead)\b"
+    rb"|terminated (?:abruptly|abnormally|unexpectedly|badly)"
+    rb"|exit(?:ed|ing) (?:abnormally|unexpectedly|early|improperly))",
+    rb"\b(?:(?:exit|return)[ _-]?(?:code|status)|exit[ _-]?(?:value|signal))s?(?: code)?(?: (?:is|was|of))?[ :=(]{0,12}"
+    + _NOT_ZERO,
+    rb"\bexit(?:s|ed|ing)? (?:with|on|due to|by) (?:\w+ ){0,2}?(?:code|status|signal)\w*[ :=(]{0,3}" + _NOT_ZERO,
+    rb"\b(?:died|terminated|killed|aborted) (?:with|from|by|on) (?:\w+ )?(?:code|signal|status|<Signals)s?[ :.=(]{0,3}"
+    + _NOT_ZERO,
+    rb"\b(?:with|returned) (?:a )?non-?zero (?:exit )?(?:status|code)",
+    rb"\bexit signals?:? [A-Z][a-z]",
+)
+"""A rank, task, process or proc that died, was killed, or exited with a code that is not 0, whoever tells it."""
+
+_OF_LAUNCHERS = (
+    rb"\btasks? [\d,-]+(?: [^:]{1,60})?: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory)",
+    rb"CANCELLED AT |Detected [1-9]\d* oom[_-]kill|step aborted|Node failure on |Exceeded (?:step|job) memory",
+    rb"First task exited \d+s ago|Terminating StepId|task exit notification .*status=0x0*[1-9a-f]|job killed",
+    rb"TERM_(?:MEM|RUN|CPU|SWAP)LIMIT|noticed that process rank \d|detected that one or more processes",
+    rb"Primary job +terminated normally, but |has lost communication with a remote daemon|BAD TERMINATION",
+    rb"TERMINATED WITH THE EXIT STRING|KILLED BY SIGNAL|has unexpectedly failed|not enough slots available",
+    rb"unable to (?:launch the specified|find the specified exec|reliably start one or more)",
+    rb"application called MPI_Abort|\bAbort\(\d+\) on node|abort(?:ing)? job\b|initiated application termination",
+    rb"sending process \d+ closing signal|signal \d+ \(SIG\w+\) received by PID|Killing subprocess \d",
+    rb"forcefully terminating|terminating remaining workers|job\.exception type=exec",
+)
+_OF_FRAMEWORKS = (
+    rb"received sigquit|sigquit received|EngineCore (?:failed|encountered)|Engine core initialization failed",
+    rb"EngineDeadError|Scheduler hit an exception|JAX distributed service detected fatal",
+    rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
+)
+_OF_MACHINES = (
+    rb"OOMKilled|(?:reason|status)\W{1,6}Evicted|(?-i:\bEvicted) +(?:\d|the |kubelet)|was low on resource",
+    rb"BackoffLimitExceeded|DeadlineExceeded\b.*\bjob|job\b.*\bDeadlineExceeded|Killed process \d|oom-kill:",
+    rb"HW Exception by GPU|Memory access fault by GPU|HSA_STATUS_ERROR",
+)
+_ENDING = re.compile(
+    rb"(?P<told>" + b"|".join(_TOLD) + rb")|" + b"|".join((*_OF_LAUNCHERS, *_OF_FRAMEWORKS, *_OF_MACHINES)),
+    re.IGNORECASE,
+)
+
+_SUPPOSED = re.compile(
+    rb"\b(?:if|unless|in case|would|whenever|(?:will|may|might|can|could|should|to) (?:be|get|have))\b"
+    rb"|\b(?:no|zero|(?<![a-z] )0|none of the|without(?: any| a)?) (?:\w+ )?"
+    + _PROCESS
+    + rb"|\b(?:not|never|n't) (?:\w+ )?(?:killed|died|dead|crashed)",
+    re.IGNORECASE,
+)
+"""In a sentence about processes that end it says that this one only could, or did not."""
+
+_BEFORE_ENDING = 60
 
 
 _BEGIN_OF_TESTS = (re.compile(r"\bnThread \d+ nGpus \d+ minBytes "), HEADER)
@@ -135,7 +202,17 @@ def parse_program_error(line: bytes) -> str | None:
     if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
         return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
     found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
+    if (found is None or _says_exception(found[0])) and (ending := _ending(line)):
+        return ending
     return None if found is None else found[0][:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
+
+
+def _ending(line: bytes) -> str | None:
+    """What a line tells of a process that did not end well."""
+    found = _ENDING.search(line) if _says_errors(line) else None
+    if found is None or (found["told"] and _SUPPOSED.search(line, max(0, found.start() - _BEFORE_ENDING), found.end())):
+        return None
+    return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
 
 
 def parse_diagnostic(line: bytes) -> tuple[str, str] | None:

@@ -1,5 +1,7 @@
 """What ends a job, planted into a log that is healthy but for it: named first, and never passed."""
 
+from pathlib import Path
+
 import pytest
 
 from gpubench.conditions.registry import CONDITIONS
@@ -120,6 +122,7 @@ FAILED = {
         "Primary job  terminated normally, but 1 process returned",
     ],
     "nccl-call-failed": [
+        f"{WARNED}[Proxy Service 0] Failed to execute operation Connect from rank 0, retcode 2",
         f"{JOB.head(0)}transport/shm.cc:590 -> 2\n{JOB.head(0)}transport.cc:183 -> 2\n{JOB.head(0)}group.cc:73 -> 2",
         f"{JOB.head(0)}init.cc:1234 (initTransportsRank) -> 2",
         f"{JOB.head(0)}include/net.h:25 -> 2\n{JOB.head(0)}transport/net.cc:515 -> 2",
@@ -294,6 +297,24 @@ def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str)
 )
 def test_what_nccl_goes_on_after_is_no_failure(text: str) -> None:
     report = report_of(*JOB.logs(), text + "\n")
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+_SAID = (Path(__file__).parent / "endings.txt").read_text().splitlines()
+"""What launchers, schedulers, frameworks and drivers say of processes, behind the verdict that it deserves."""
+
+
+@pytest.mark.parametrize("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
+def test_a_process_that_ended_too_early_is_a_failure_whoever_says_so(line: str) -> None:
+    logs = [log[: log.rindex("Channel")] for log in JOB.logs()]
+    report = report_of(*(f"{log.rpartition(chr(10))[0]}\n" for log in logs), f"{line}\n")
+    assert report.verdict is Verdict.FAIL
+    assert ids(report)[0] in ("program-failed", "nccl-call-failed", "collective-timed-out")
+
+
+@pytest.mark.parametrize("line", [line.removeprefix("PASS ") for line in _SAID if line.startswith("PASS ")])
+def test_a_process_that_ended_well_is_none(line: str) -> None:
+    report = report_of(*JOB.logs(), f"{line}\n")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
 
 
