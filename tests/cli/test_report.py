@@ -175,3 +175,28 @@ def test_how_long_a_run_took_is_kept_and_said_where_all_is_asked_for(tmp_path: P
     told = gpubench("report", str(path), "-v").stdout.splitlines()
     assert told[-2] == f"took {took:.1f} s"
     assert "took" not in gpubench("report", str(path)).stdout.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"verdict": "PASS", "sentence": "PASS: all fine"}, "verdict is PASS, and"),
+        ({"verdict": "WARN", "sentence": "WARN: nearly"}, "verdict is WARN, and"),
+        ({"sentence": "PASS: all fine"}, "the sentence is not"),
+    ],
+)
+def test_a_verdict_that_its_findings_contradict_is_refused(changes: dict[str, Any], seen: str, tmp_path: Path) -> None:
+    path = kept(tmp_path, *STAGED)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    shown = gpubench("report", str(path))
+    assert (shown.returncode, seen in shown.stderr, shown.stdout) == (2, True, "")
+
+
+@pytest.mark.parametrize("field", ["time_us", "busbw_gb_s", "size_bytes"])
+def test_a_figure_below_0_is_refused(field: str, tmp_path: Path) -> None:
+    path = kept(tmp_path, *STAGED)
+    document = json.loads(path.read_text())
+    document["rows"][2][field] = -1
+    path.write_text(json.dumps(document))
+    shown = gpubench("report", str(path))
+    assert (shown.returncode, f"rows[2].{field} is -1" in shown.stderr) == (2, True)

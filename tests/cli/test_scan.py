@@ -330,3 +330,17 @@ def test_a_network_that_is_slow_for_all_alike_fails_and_does_so_when_it_is_judge
     assert re.search(r"\nusual between nodes: 4\d % of what the NICs carry, on the slowest rail\n", result.stdout)
     again = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert (again.returncode, [each["id"] for each in json.loads(again.stdout)["findings"]]) == (1, ["below-nic-rate"])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["silent=nvml", "driver_missing=yes", "gpu2:rows=pending", "gpu2:nvlink=12", "gpu2:lost=yes", "nic1:state=down"],
+)
+def test_a_node_that_fails_by_its_facts_is_neither_counted_healthy_nor_kept(fault: str, tmp_path: Path) -> None:
+    hostfile = tmp_path / "good.txt"
+    where = f"node3:{fault}" if fault.partition(":")[1] == "" else f"node3.{fault}"
+    faults = ["--fault", where, "--fault", "node1:bandwidth=0.5"]
+    result = gpubench("scan", "--simulate", "hgx-h100-8*16", *faults, "--hostfile", str(hostfile))
+    kept = {line.split()[0] for line in hostfile.read_text().splitlines()}
+    assert kept == {f"node{number}" for number in range(16)} - {"node1", "node3"}
+    assert "14 are well" in result.stdout.splitlines()[-1]

@@ -1,6 +1,6 @@
 """The findings of a comparison: one for each way in which rows got worse, the worst first."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.measure.compare.circumstances import TOPOLOGY
@@ -156,6 +156,24 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
         wrong = file.circumstances.wrong_elements
         if wrong and not (any(row.wrong for row in file.rows) or any(row.wrong for row in file.latencies)):
             yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
+
+
+def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: Iterable[Finding]) -> Iterator[Finding]:
+    """A new result whose own verdict is FAIL or ERROR, where the old ones' is not and no row or finding says why."""
+    before = min((gravity(each.verdict) for each in base if each.verdict), default=gravity(Verdict.PASS))
+    worst = min((each for each in new if each.verdict), key=lambda each: gravity(each.verdict or ""), default=None)
+    if worst is None or worst.verdict is None or gravity(worst.verdict) > gravity(Verdict.ERROR):
+        return
+    if gravity(worst.verdict) < min((before, *(gravity(each.severity) for each in told))):
+        yield Finding(
+            id=WORSE,
+            severity=Verdict(worst.verdict),
+            subject=worst.name,
+            seen=f"the verdict of the new result itself is {worst.verdict}",
+            expected="a verdict no worse than that of the old results",
+            cause="its own findings, which are none of the rows that both sides have",
+            next_command=f"gpubench report {worst.name}",
+        )
 
 
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:

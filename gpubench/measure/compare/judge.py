@@ -23,6 +23,10 @@ UNSURE_FROM = 0.1
 UNSURE_AT_MOST = 0.25
 """So much is never passed for being less than half of the rows' own spread: else the noisier a run, the more passed."""
 
+_LASTS_US, _NO_HICCUP = 10_000.0, 0.75
+"""Neighbouring rows of 1 ms were seen half as long again in one hiccup of a run; an operation of 10 ms and more takes
+most of a row's time, so that a hiccup that nearly doubles its mean would have to last as long as the row."""
+
 _LIMIT_FALLS = 0.99
 _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
 _TIMES = 3.0
@@ -84,7 +88,8 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     if rules.threshold_percent is not None:
         bound = NoiseBound(rules.threshold_percent / 100, "--threshold")
     way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
-    reasons += _time(slower, bound, rules, alone=way is Change.SLOWER and noise.is_isolated(key))
+    alone = way is Change.SLOWER and noise.is_isolated(key) and not (_lasts(base) and slower > _NO_HICCUP)
+    reasons += _time(slower, bound, rules, alone=alone)
     times: dict[str, object] = {
         "slower_percent": 100 * slower,
         "noise_percent": 100 * bound.share,
@@ -109,6 +114,10 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Ite
         yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, and runs are few")
     else:
         yield Reason(SLOWER, Verdict.FAIL, figures)
+
+
+def _lasts(runs: Runs) -> bool:
+    return median(each.time_us or 0.0 for each in runs) >= _LASTS_US
 
 
 def _wrong(new: Runs) -> Iterator[Reason]:

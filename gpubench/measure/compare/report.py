@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpubench.measure.compare.circumstances import are_other_hosts, check_same_machine, circumstance_rows
-from gpubench.measure.compare.findings import findings_of, nothing_compared
+from gpubench.measure.compare.findings import findings_of, nothing_compared, worse_result
 from gpubench.measure.compare.health import all_have_findings, finding_changes, health_findings
 from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing
 from gpubench.measure.compare.noise import ChangeNoise
@@ -43,7 +43,8 @@ def compare(
     findings = findings_of(judged, ranges, (base, new), circumstances)
     have_findings = all_have_findings(base, new)
     changes = finding_changes(base, new) if have_findings else []
-    findings = sorted([*health_findings(base, new, changes), *findings], key=lambda each: gravity(each.severity))
+    findings = [*health_findings(base, new, changes), *findings]
+    findings = sorted([*worse_result(base, new, findings), *findings], key=lambda each: gravity(each.severity))
     if not before.keys() & after.keys() and not have_findings:
         findings = [nothing_compared(before, after)]
         verdict = Verdict.ERROR

@@ -41,7 +41,7 @@ from gpubench.model.results.rows.scan import (
 )
 from gpubench.model.results.scan_rounds import NodeRail
 from gpubench.model.terms.units import percent
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.verdict import Finding, Verdict, drained_hosts, overall
 
 SECTIONS = (
     PARTS_SECTION,
@@ -288,11 +288,13 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
 
 
 def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
-    """The bad nodes, and the good ones: those that nothing is known or suspected of, and that were measured."""
+    """The bad nodes, also those whose facts fail or are not known, and the good ones: measured, and no suspects."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return
+    failing = drained_hosts(result.other_findings, hosts)
     bad = {node for part in result.parts if part.kind in OF_ONE_NODE for node in part.nodes}
+    bad |= {node for node, host in enumerate(hosts) if host in failing}
     doubtful = {row.node for row in cells if row.verdict not in (Verdict.PASS, Verdict.FAIL)}
     good = [host for node, host in enumerate(hosts) if node not in bad and host not in doubtful]
     yield from exclusions([hosts[node] for node in sorted(bad)], good, ranks_per_node)

@@ -13,7 +13,7 @@ from gpubench.model.results.rows.scan import (
     ScanPartRow,
 )
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict, drained_hosts
 
 _MOST_PARTS = 5
 
@@ -29,7 +29,7 @@ def scan_sentence(metadata: Metadata, report: Report) -> str:
     nodes = len(metadata.hosts)
     if bad:
         doubtful = {cell.node for cell in report.rows(CELLS_SECTION, ScanCellRow) if cell.verdict not in _JUDGED}
-        return _of_bad(bad, nodes, doubtful)
+        return _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
     suspects = {node for row in rows for node in row.nodes if row.kind in OF_ONE_NODE}
     sure = _sure(metadata.options)
     if rows:
@@ -41,8 +41,10 @@ def scan_sentence(metadata: Metadata, report: Report) -> str:
     return f"all {_number(nodes)} nodes are well{sure}"
 
 
-def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str]) -> str:
-    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure."""
+def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> str:
+    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
+    `failing` those whose own facts fail, or whose driver did not answer.
+    """
     of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
@@ -52,10 +54,12 @@ def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str]) -> str:
     if not of_nodes and len(between) == 1:
         verb = "is"
     unsure = len(doubtful - of_nodes - behind)
-    well = nodes - len(of_nodes | behind) - unsure
+    ill = len(failing - of_nodes - behind - doubtful)
+    well = nodes - len(of_nodes | behind) - unsure - ill
     slowed = len(behind - of_nodes)
     rest = [f"{_number(slowed)} are slowed by the network"] if slowed else []
     rest += [f"{_number(unsure)} could not be judged"] if unsure else []
+    rest += [f"{_number(ill)} {'fails' if ill == 1 else 'fail'} by other findings"] if ill else []
     rest += [f"{_number(well)} {'is' if well == 1 else 'are'} well"] if well or not rest else []
     return f"{' and '.join(subjects)} {verb} bad: {_listed(bad)}; {', '.join(rest)}"
 

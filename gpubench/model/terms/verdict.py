@@ -1,6 +1,6 @@
 """Verdicts, findings, and the exit code they lead to."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,6 +51,7 @@ SLOW_UNEXPLAINED = "slow-unexplained"
 STRAGGLER = "straggler"
 """The finding that names the rank that the others wait for."""
 
+_DRAINING = (Verdict.FAIL, Verdict.ERROR)
 _MOST_CONSEQUENCES = 3
 """Consequences of a finding that people are shown; files have all."""
 
@@ -83,6 +84,12 @@ class Finding:
             *(("seen", self.seen), ("expected", self.expected), ("likely", self.cause), ("try", self.next_command)),
             *(("explains", line) for line in _shortened(self.consequences)),
         )
+
+
+def drained_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
+    """The hosts that findings name and for which a gate drains: what failed, and what could not be known."""
+    named = (subject for each in findings if each.severity in _DRAINING for subject in each.subjects or (each.subject,))
+    return {subject.partition(" ")[0].rstrip(",") for subject in named} & {*hosts}
 
 
 def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from gpubench.model.results.report import (
 from gpubench.model.results.rows.overlap import OverlapRow
 from gpubench.model.results.rows.watch import TrafficRow
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Verdict, gravity
 from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.text_files import Wanted, read_text
 from gpubench.readers.results import limits
@@ -35,6 +35,8 @@ _WANTED = Wanted(
     most_bytes=limits.MOST_BYTES,
     example="result.json",
 )
+_EDITED = "it was edited by hand"
+_NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s")
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
 _P2P, _WATCH = "p2p", "watch"
 
@@ -94,6 +96,8 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
     duration = document.get("duration_s")
     verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
+    sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
+    _check_verdict(verdict, sentence, findings, name)
     return StoredRun(
         metadata=metadata,
         columns=next(iter(streamed.values()), ()),
@@ -104,10 +108,30 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
             findings=findings,
             sections=sections,
             main=MAIN_SECTIONS.get(metadata.subject, ROWS_SECTION),
-            sentence=from_plain(str, document.get("sentence", ""), f"{name}: sentence"),
+            sentence=sentence,
             duration_s=None if duration is None else from_plain(float, duration, f"{name}: duration_s"),
         ),
     )
+
+
+def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
+    """Refuse a verdict milder than the findings below it, and a last line with another verdict."""
+    worst = min((each.severity for each in findings), key=gravity, default=verdict)
+    if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
+        ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
+        raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=_EDITED)
+    if sentence and not sentence.startswith(f"{verdict}:"):
+        raise UsageError(
+            f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=_EDITED
+        )
+
+
+def _check_figures(row: Any, where: str) -> None:
+    """Refuse times, rates and sizes below 0."""
+    for each in fields(row):
+        value = getattr(row, each.name)
+        if isinstance(value, int | float) and value < 0 and each.name.endswith(_NEVER_NEGATIVE):
+            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=_EDITED)
 
 
 def _section(key: str, value: Any, name: str) -> Section:
@@ -123,4 +147,7 @@ def _section(key: str, value: Any, name: str) -> Section:
 def _rows(key: str, kind: type, value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise UsageError(f"{name}: {key} is no list", expected=EXPECTED)
-    return [from_plain(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]
+    rows: list[Any] = [from_plain(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]
+    for number, row in enumerate(rows):
+        _check_figures(row, f"{name}: {key}[{number}]")
+    return rows

@@ -165,3 +165,18 @@ def test_between_other_nodes_lies_another_part_of_the_network(
         return [replace(file, circumstances=FileCircumstances(tool="", hosts=hosts))] * runs
 
     assert compare(side(1000.0, ("n1", "n2")), side(1120.0, hosts), Rules()).verdict is verdict
+
+
+def test_a_long_operation_that_takes_twice_as_long_is_no_hiccup() -> None:
+    base = [collective_row(2**power, time_us=2.0**power / 1e5) for power in range(20, 33)]
+    new = [*base[:-1], replace(base[-1], time_us=2 * base[-1].time_us)]
+    assert compare([result_file(base)], [result_file(new)], Rules()).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("before", "verdict"), [("PASS", Verdict.FAIL), ("WARN", Verdict.FAIL), ("FAIL", Verdict.PASS)]
+)
+def test_a_result_that_failed_by_itself_is_no_pass(before: str, verdict: Verdict) -> None:
+    rows = [collective_row(2**power, time_us=1000.0) for power in range(25, 30)]
+    base, new = (replace(result_file(rows), verdict=each) for each in (before, "FAIL"))
+    assert compare([base], [new], Rules()).verdict is verdict
