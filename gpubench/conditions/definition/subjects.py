@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.facts.visible_gpus import HIDDEN
+from gpubench.model.facts.visible_gpus import HIDDEN, are_named
 from gpubench.model.paths.links import card_gbit_s, is_below_card
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
@@ -48,14 +48,20 @@ def rates_of_cards(facts: Facts) -> str:
 
 
 def count_of_gpus(facts: Facts) -> str:
-    """A number of GPUs that nothing is known to compare with: many machines have any number of them."""
+    """A number of GPUs that nothing is known to compare with: many machines have any number of them.
+
+    Where CUDA_VISIBLE_DEVICES names the GPUs, and all of them are there, as many were asked for.
+    """
     if facts.expected_gpus is not None:
         return ""
     run = facts.circumstances
     open_ = [
         node
         for number, node in run.nodes.items()
-        if node.gpus and not (facts.asked and run.exact_profile(number)) and not shows_its_board(node)
+        if node.gpus
+        and not (facts.asked and run.exact_profile(number))
+        and not shows_its_board(node)
+        and not are_named(node.snapshot, run.ranks_of(number))
     ]
     counts = joined(sorted({str(len(node.gpus)) for node in open_}))
     return f"GPU count not judged ({counts} found): --expect-gpus N" if open_ else ""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gpubench.collectives.record import Collective
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
-from gpubench.model.paths.busbw_limit import networks
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -46,12 +45,16 @@ def speed_judge_of(
         node = None if circumstances is None else circumstances.nodes.get(ranks[0].node)
         profile = profile_of_ranks(ranks, node, asked_profile)
         version = None if nccl is None else nccl.split(" ")[0]
-        joined = None if circumstances is None else networks(circumstances.wiring)
-        network = None if joined is None else joined[1]
-        if circumstances is not None and circumstances.wiring.domain(0) is not None:
-            from gpubench.profiles.matching import domain_of
+        joined = None
+        if circumstances is not None:
+            from gpubench.model.paths.busbw_limit import networks
 
-            profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
+            joined = networks(circumstances.wiring)
+            if circumstances.wiring.domain(0) is not None:
+                from gpubench.profiles.matching import domain_of
+
+                profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
+        network = None if joined is None else joined[1]
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network)
         return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
 

@@ -38,6 +38,16 @@ def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
     )
 
 
+def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
+    """True if each process has a setting of which every entry names a GPU of the node: so many were asked for."""
+    settings = [each.visible_devices for each in processes]
+    return bool(settings) and all(
+        setting is not None
+        and all(any(_is_named(gpu, entry.strip()) for gpu in node.gpus) for entry in setting.split(","))
+        for setting in settings
+    )
+
+
 def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
     """The GPUs that a setting names, up to the first entry that CUDA does not know; all of them where that is open."""
     everything = [gpu.device for gpu in node.gpus]
