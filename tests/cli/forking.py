@@ -6,6 +6,7 @@ process that forks, and for the folder of a `sitecustomize` of the tests, which 
 """
 
 import array
+import atexit
 import gc
 import importlib
 import json
@@ -78,7 +79,9 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, env={**others, **encoding}, pass_fds=[theirs.fileno()], cwd=_ROOT)
+            process = subprocess.Popen(command, env={**others, **encoding}, pass_fds=[theirs.fileno()], cwd=_ROOT)
+        atexit.register(process.wait)
+        atexit.register(self._socket.close)  # comes first, and ends it
 
     def ask(self, request: str, streams: Sequence[int], seconds: float) -> int | None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]

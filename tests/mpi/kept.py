@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -54,8 +55,10 @@ def _kept(ranks: int) -> Path | None:
     mpi = find_launcher()
     if mpi.flavour is not Flavour.OPEN_MPI:
         return None
-    folder, _ = _forking()
-    if ranks not in _HELD or _HELD[ranks][0].poll() is not None:
+    folder = _forking()
+    if ranks in _HELD and _HELD[ranks][0].poll() is not None:
+        _let_go(*_HELD.pop(ranks))
+    if ranks not in _HELD:
         _HELD[ranks] = _hold(mpi.path, ranks, folder / str(ranks))
     return folder
 
@@ -64,11 +67,31 @@ _HELD: "dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]]" = {}
 """By number of ranks, their mpirun, and the pipe on which they wait: this process ends, closing it, and so do they."""
 
 
+def _let_go(process: "subprocess.Popen[bytes]", held: IO[bytes]) -> None:
+    held.close()
+    with process:
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@atexit.register
+def _let_all_go() -> None:
+    while _HELD:
+        _let_go(*_HELD.popitem()[1])
+
+
 @cache
-def _forking() -> "tuple[Path, subprocess.Popen[bytes]]":
+def _forking() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="kept-ranks-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder, forking.listening(folder, environment(), "numpy", "mpi4py")
+    process = forking.listening(folder, environment(), "numpy", "mpi4py")
+    ending = ExitStack()
+    ending.enter_context(process)
+    ending.callback(process.kill)
+    atexit.register(ending.close)
+    return folder
 
 
 def _hold(mpirun: str, ranks: int, folder: Path) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
