@@ -13,6 +13,8 @@ WRONG_USAGE = 2
 COULD_NOT_MEASURE = 3
 
 _TEXTS = ("seen", "expected", "reason", "next_step", "where")
+_FULL = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT))
+_ELSEWHERE = "--output FILE and --record DIR write elsewhere"
 _TRY_MPI = "`mpirun -n 2 hostname` shows whether MPI works here at all"
 _INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 
@@ -66,6 +68,23 @@ class CouldNotMeasureError(GpubenchError):
 
 class InterruptedRunError(CouldNotMeasureError):
     """Somebody ended the run: Ctrl-C, SIGTERM, or a reader that closed the pipe."""
+
+
+class OutputError(OSError):
+    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
+
+    rows = 0
+
+
+@contextmanager
+def naming_output(path: Path | str) -> Iterator[None]:
+    """Have errors of the system say which output they are about: OutputError; BrokenPipeError stays what it is."""
+    try:
+        yield
+    except (OutputError, BrokenPipeError):
+        raise
+    except OSError as error:
+        raise OutputError(error.errno, error.strerror, str(error.filename or path)) from error
 
 
 @contextmanager
@@ -174,8 +193,8 @@ def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     """An output that could be written at first and now cannot."""
     return CouldNotMeasureError(
         f"{path} cannot be written any more: {detail}; the run was ended{rows_kept(rows)}",
-        reason="the disk or the quota is full",
-        next_step="df -h shows what is left; --output FILE writes elsewhere",
+        reason="the disk or the quota is full" if detail in _FULL else "",
+        next_step=f"df -h shows what is left; {_ELSEWHERE}" if detail in _FULL else _ELSEWHERE,
     )
 
 

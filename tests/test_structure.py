@@ -141,7 +141,7 @@ def test_foreign_libraries_are_imported_in_their_own_file_alone() -> None:
 def test_text_has_one_way_into_each_output() -> None:
     """What could send a terminal, a page or a document the text of others is called where that is made harmless."""
     homes = {
-        "print": {"formats/delivery.py", "cli/app.py", "hardware/recorded.py"},
+        "print": {"formats/delivery.py", "cli/app.py"},
         "Text": {"formats/text/line.py"},
         "escape": {"formats/web/html_text.py"},
         "SubElement": {"formats/junit.py"},

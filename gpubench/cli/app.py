@@ -11,7 +11,16 @@ from gpubench import __version__
 from gpubench.cli.plain_values import switched_off
 from gpubench.cli.process import exit_with
 from gpubench.cli.table import COMMANDS, WITHOUT_NAME
-from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
+from gpubench.errors import (
+    COULD_NOT_MEASURE,
+    DONE,
+    JUDGED_AND_FAILED,
+    GpubenchError,
+    InterruptedRunError,
+    OutputError,
+    UsageError,
+    exit_style_under_launcher,
+)
 from gpubench.model.facts.launched_by import LaunchedBy
 
 if TYPE_CHECKING:
@@ -107,13 +116,28 @@ def run_command_line(launch: LaunchedBy | None) -> int:
             raise exit_style_under_launcher(launch.launcher)
         return app(standalone_mode=False) or 0
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
+        # Where nobody reads a help any more, typer exits with the code of what was judged and failed.
+        return COULD_NOT_MEASURE if ended.code == JUDGED_AND_FAILED else int(ended.code or DONE)
     except typer.Abort:
         return _tell(InterruptedRunError("interrupted"), style)
     except typer.TyperException as error:
         return _tell(UsageError(error.format_message(), next_step=f"{_command_of(error)} --help"), style)
     except GpubenchError as error:
         return _tell(error, style)
+    except BrokenPipeError:
+        return _output_ended(None, style)
+    except OutputError as error:
+        return _output_ended(error, style)
+
+
+def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
+    """The exit code where help, or a list, cannot be written: nobody reads it, or the disk is full."""
+    from gpubench.formats.delivery import forget, full_output
+
+    if error is not None:
+        return _tell(full_output(error), style)
+    forget(sys.stdout)
+    return COULD_NOT_MEASURE
 
 
 def _exit_style() -> "ExitStyle | None":

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from gpubench.cli.encoding import spell_out_what_cannot_be_shown
-from gpubench.errors import UsageError
+from gpubench.cli.streams import prepare_streams
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.facts.launched_by import (
     OF_TORCHRUN,
     SECONDS_FOR_THE_FIRST_RANK,
@@ -22,10 +22,12 @@ PROJECT_FILE = "pyproject.toml"
 DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
 """The first of them that says something of gpubench is read for defaults of options, and no other."""
 
+_OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about the machine"
+
 
 def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     """Run, and exit with its code; under a launcher only the first rank speaks of wrong usage."""
-    spell_out_what_cannot_be_shown()
+    prepare_streams()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
     with contextlib.ExitStack() as stack:
@@ -33,10 +35,26 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        code = run(launch)
+        code = _ended(run, launch)
     if code and not speaks:
         time.sleep(SECONDS_FOR_THE_FIRST_RANK)
     sys.exit(code)
+
+
+def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -> int:
+    """The exit code of a run; of one that breaks in a way that nobody foresaw, that of what could not be measured."""
+    try:
+        return run(launch)
+    except Exception:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement
+        import traceback
+
+        from gpubench.formats.delivery import tell
+
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        fault = CouldNotMeasureError(_OWN_FAULT)
+        tell(fault, sys.stderr)
+        return fault.exit_code
 
 
 def _own_launch() -> LaunchedBy | None:

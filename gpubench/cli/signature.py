@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from gpubench.cli.encoding import showable
 from gpubench.cli.plain_values import PlainValuesCommand, defaults_in
+from gpubench.cli.streams import showable
 from gpubench.cli.table import Command
 from gpubench.errors import GpubenchError
 

@@ -7,17 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from gpubench.errors import GpubenchError, InterruptedRunError, output_failed, rows_kept
+from gpubench.errors import GpubenchError, InterruptedRunError, OutputError, output_failed, rows_kept
 from gpubench.model.terms.foreign_text import error_text, printable_line
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
-
-
-class OutputError(OSError):
-    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
-
-    rows = 0
 
 
 class ReaderGoneError(InterruptedRunError):
@@ -38,12 +32,10 @@ def delivering(presenter: "Presenter") -> Iterator[None]:
     except KeyboardInterrupt:
         raise InterruptedRunError(_interrupted("interrupted", presenter)) from None
     except BrokenPipeError:
-        _forget_stdout()
+        forget(sys.stdout)
         raise ReaderGoneError(_interrupted("the reader of stdout went away", presenter)) from None
-    except OSError as error:
-        _forget_stdout()
-        path = str(error.filename or "stdout")
-        raise output_failed(path, os.strerror(error.errno or 0), presenter.rows) from error
+    except OutputError as error:
+        raise full_output(error, presenter.rows) from error
     finally:
         presenter.cut_short()
 
@@ -51,13 +43,17 @@ def delivering(presenter: "Presenter") -> Iterator[None]:
 def say(*lines: str, to: TextIO | None = None) -> None:
     """Print some lines at once, on stdout or another stream; InterruptedRunError where nobody reads stdout any more.
 
-    Each is one line that nothing obeys, whatever others wrote into it.
+    Each is one line that nothing obeys, whatever others wrote into it. Narration that stderr does not take ends no run.
     """
     try:
         print(*map(printable_line, lines), sep="\n", file=to, flush=True)
-    except BrokenPipeError:
-        _forget_stdout()
-        raise ReaderGoneError("the reader of stdout went away") from None
+    except OSError as error:
+        forget(to or sys.stdout)
+        if to is sys.stderr:
+            return
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGoneError("the reader of stdout went away") from None
+        raise
 
 
 @contextmanager
@@ -83,13 +79,25 @@ def tell(error: GpubenchError, to: TextIO) -> None:
     """Print an error on stderr; nothing of one that nobody is there to hear."""
     if isinstance(error, ReaderGoneError):
         return
-    print(error_text(error), file=to, flush=True)
+    try:
+        print(error_text(error), file=to, flush=True)
+    except OSError:
+        forget(to)
+
+
+def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
+    """The error for people of an output that cannot be written any more; stdout is not written again."""
+    if error.filename == "stdout":
+        forget(sys.stdout)
+    return output_failed(str(error.filename), os.strerror(error.errno or 0), rows or error.rows)
 
 
 def _interrupted(what: str, presenter: "Presenter") -> str:
     return f"{what}; the run was ended{rows_kept(presenter.rows)}"
 
 
-def _forget_stdout() -> None:
-    """Point stdout elsewhere, so that neither a footer nor Python's exit writes into the closed pipe again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def forget(stream: TextIO) -> None:
+    """Point a stream elsewhere, so that neither a footer nor Python's exit writes into a closed pipe again."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)

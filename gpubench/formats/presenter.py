@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TextIO
 
-from gpubench.errors import COULD_NOT_MEASURE
-from gpubench.formats.delivery import OutputError, say
+from gpubench.errors import COULD_NOT_MEASURE, OutputError, naming_output
+from gpubench.formats.delivery import say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.progress import NoProgress, ProgressDisplay, progress_on
 from gpubench.formats.registry import BASELINE
@@ -165,13 +165,11 @@ class Presenter:
         """
         for name, writer in self._writers.items():
             try:
-                write(writer)
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                failed = OutputError(error.errno, error.strerror, name)
+                with naming_output(name):
+                    write(writer)
+            except OutputError as failed:
                 failed.rows = self.rows
-                raise failed from error
+                raise
 
 
 def columns_of(metadata: Metadata) -> Sequence[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from gpubench.errors import UsageError, advising
+from gpubench.errors import UsageError, advising, naming_output
 from gpubench.model.facts.libraries import LIBRARIES_VERSION, LibrariesFacts
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -64,18 +64,24 @@ def check_recordable(directory: Path) -> None:
 
 
 def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Sequence[RankFacts]) -> None:
-    """Write nodes and ranks into a folder, which is made where there is none."""
-    (directory / _NODES).mkdir(parents=True, exist_ok=True)
+    """Write nodes and ranks into a folder, which is made where there is none; OutputError where it cannot be."""
+    with naming_output(directory):
+        (directory / _NODES).mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
     for snapshot in snapshots:
         name = _file_name(snapshot.host, taken)
-        (directory / _NODES / f"{name}.json").write_text(write_snapshot(snapshot), encoding="utf-8")
-    (directory / _RANKS).write_text("".join(map(json_line, ranks)), encoding="utf-8")
+        _write(directory / _NODES / f"{name}.json", write_snapshot(snapshot).encode())
+    _write(directory / _RANKS, "".join(map(json_line, ranks)).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with naming_output(path):
+        path.write_bytes(content)
 
 
 def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
-    """Add to a recording the libraries of every host."""
-    (directory / _LIBRARIES).write_text("".join(map(json_line, hosts)), encoding="utf-8")
+    """Add to a recording the libraries of every host; OutputError where they cannot be written."""
+    _write(directory / _LIBRARIES, "".join(map(json_line, hosts)).encode())
 
 
 def read_libraries(directory: Path) -> list[LibrariesFacts]:
@@ -96,11 +102,12 @@ def _libraries_of(line: str, where: str) -> LibrariesFacts:
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
-    """Add to a recording NCCL's log of every rank, for people and for `gpubench explain`."""
+    """Add to a recording NCCL's log of every rank, for people and for `gpubench explain`; OutputError as above."""
     for rank, text in enumerate(texts):
         if text:
-            (directory / _LOGS).mkdir(exist_ok=True)
-            (directory / _LOGS / f"rank{rank}.log").write_bytes(text)
+            with naming_output(directory / _LOGS):
+                (directory / _LOGS).mkdir(exist_ok=True)
+            _write(directory / _LOGS / f"rank{rank}.log", text)
 
 
 @advising(reason=_REASON, next_step=_ADVICE)
@@ -164,9 +171,22 @@ def _read_ranks(path: Path) -> Iterator[RankFacts]:
 
 @contextlib.contextmanager
 def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object], None]]:
-    """Add a file of raw samples to a recording; what is called with a dataclass writes it, at once, as a line."""
-    with (directory / name).open("x", encoding="utf-8", buffering=1) as file:
-        yield lambda value: print(json_line(value), end="", file=file)
+    """Add a file of raw samples to a recording; what is called with a dataclass writes it, at once, as a line.
+
+    OutputError, of either, where the file cannot be written.
+    """
+    path = directory / name
+    with naming_output(path):
+        file = path.open("xb", buffering=0)
+
+    def write(value: object) -> None:
+        with naming_output(path):
+            left = json_line(value).encode()
+            while left:
+                left = left[file.write(left) :]
+
+    with file:
+        yield write
 
 
 def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, str]]:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, UsageError, output_failed
-from gpubench.formats.delivery import OutputError, ReaderGoneError, tell
+from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, OutputError, UsageError
+from gpubench.formats.delivery import ReaderGoneError, full_output, tell
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
@@ -176,7 +176,7 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
     if isinstance(broken, BrokenPipeError):
         return ReaderGoneError("the reader of the output went away", where=place)
     if isinstance(broken, OutputError):
-        return output_failed(str(broken.filename), os.strerror(broken.errno or 0), broken.rows)
+        return full_output(broken)
     import traceback
 
     frame = traceback.extract_tb(broken.__traceback__)[-1]

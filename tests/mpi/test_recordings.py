@@ -1,20 +1,21 @@
 """Collectives of real ranks that are recorded, and replayed as somebody does who has the folder and no more."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cli import running
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment
+from tests.cli.running import ROOT, broken, environment
 from tests.cli.test_collective_replay import comparable
 from tests.formats.schema import VALIDATOR
 from tests.mpi.kept import gpubench, mpirun
 from tests.mpi.test_evidence import SWEEP, believing
 from tests.mpi.test_settings import emulated_nodes
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.mpi
 
@@ -141,24 +142,3 @@ def test_a_folder_with_a_recording_is_refused_before_ranks_start_under_mpirun_to
     for result in (gpubench(*HOST, "--record", str(tmp_path)), mpirun(2, *HOST, "--record", str(tmp_path))):
         assert result.returncode == 2, result.stderr
         assert (result.stdout + result.stderr).count("holds a recording already") == 1
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    """/dev/full in the place of the file takes nothing."""
-    script = (
-        "import sys; from gpubench.hardware import recorded; import contextlib\n"
-        "@contextlib.contextmanager\n"
-        "def full(directory, name):\n"
-        "    with open('/dev/full', 'w', buffering=1) as file:\n"
-        "        yield lambda value: print(value, file=file)\n"
-        "recorded.recording_samples = full\n"
-        "from gpubench.cli.app import main; main()"
-    )
-    command = [sys.executable, "-c", script, *HOST, "--record", str(tmp_path / "seen")]
-    under = {**environment(), **MPI_ENVIRONMENT, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=under, cwd=ROOT)
-    assert result.returncode == 3
-    assert "allreduce.jsonl" in result.stderr
-    assert "No space left on device" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from gpubench.formats.delivery import OutputError
 from gpubench.hardware import recorded
 from gpubench.jobs.machines import Machines
 from gpubench.measure.collective import recording
@@ -63,8 +62,7 @@ class CollectiveRecorder(Recorder):
                 refused=None if refused is None else tuple(refused),
             )
             write = self._stack.enter_context(written(self.directory, first, machines))
-            with naming(self.directory):
-                recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
+            recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
         # Of several groups the first rank of the job knows only the rows of its own.
         self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
 
@@ -87,24 +85,7 @@ def written(directory: Path, first: RecordedCollective, machines: Machines) -> I
     Raises OutputError: the folder cannot be written any more.
     """
     name = recording.file_of(first.collective)
-    with naming(directory):
-        recorded.write_recording(directory, machines.snapshots, machines.processes)
-    with naming(directory / name), recorded.recording_samples(directory, name) as write:
-
-        def write_line(value: object) -> None:
-            with naming(directory / name):
-                write(value)
-
-        write_line(first)
-        yield write_line
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have errors of the system say which file they are about."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(error.errno, error.strerror, str(error.filename or path)) from error
+    recorded.write_recording(directory, machines.snapshots, machines.processes)
+    with recorded.recording_samples(directory, name) as write:
+        write(first)
+        yield write

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.errors import GpubenchError, unwritable_output
+from gpubench.errors import GpubenchError, naming_output
 from gpubench.formats.networks.fabric import DATA, EXPERT, PIPELINE, TENSOR, ExportedFabric
 from gpubench.formats.networks.registry import network_text
 from gpubench.jobs.plan.machine import PlannedMachine
@@ -18,13 +18,11 @@ _ANY_BYTES = 2**20
 
 
 def write_exports(plan: TrainingPlan, machine: PlannedMachine, outcome: PlanOutcome) -> None:
-    """Write every file that was asked for; UsageError where one cannot be written."""
+    """Write every file that was asked for; OutputError where one cannot be written."""
     fabric = exported_fabric(machine, outcome)
     for target in plan.exports:
-        try:
+        with naming_output(target.path):
             target.path.write_text(network_text(target.program, fabric), encoding="utf-8")
-        except OSError as error:
-            raise unwritable_output(target.path, error) from error
 
 
 def exported_fabric(machine: PlannedMachine, outcome: PlanOutcome) -> ExportedFabric:

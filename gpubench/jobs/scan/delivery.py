@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpubench.errors import unwritable_output
+from gpubench.errors import naming_output
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.scan.plan import NAME, ScanPlan
@@ -65,7 +65,5 @@ def deliver(
 def _write_hostfile(path: Path, report: Report) -> None:
     rows = report.rows(EXCLUSIONS_SECTION, ExclusionRow)
     lines = [f"{row.line}\n" for row in rows if row.tool == Tool.MPIRUN]
-    try:
+    with naming_output(path):
         path.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise unwritable_output(path, error) from error
