@@ -7,6 +7,7 @@ but everything has to end.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,6 +106,12 @@ class Run:
         return len(document["rows"]) >= rows and (document["complete"], document["verdict"]) == (False, "ERROR")
 
 
+def watchdogs_of(output: Path) -> list[int]:
+    """The watchdogs of a job's ranks."""
+    names = ((pid, Path(f"/proc/{pid}/comm")) for pid in processes_of(output))
+    return [pid for pid, name in names if name.exists() and name.read_text() == "gpubench-watch\n"]
+
+
 def processes_of(output: Path) -> list[int]:
     """The processes of a job, watchdogs too, but not mpirun's own: all that were started to write that file."""
     found = []
@@ -194,6 +201,19 @@ def test_a_rank_killed_inside_an_operation_is_named(how: str, rank: int, output:
 def is_named(said: str, how: str, rank: int, pid: int) -> bool:
     """By gpubench, or by an mpirun that was faster to end all, in its words."""
     return f"(pid {pid}) was killed" in said or (how == MPIRUN and f"rank {rank} with PID" in said)
+
+
+@pytest.mark.parametrize("how", [MPIRUN, ALONE])
+def test_a_stopped_watchdog_delays_no_end(how: str, output: Path) -> None:
+    """Whether it is found while the job runs, or at its end, it is killed and named, and the job ends as it would."""
+    run = start(how, output, *SMALL)
+    run.wait_for_rows(1)
+    pid = watchdogs_of(output)[-1]
+    os.kill(pid, signal.SIGSTOP)
+    said = run.end()
+    assert run.process.returncode == 0
+    assert re.search(r"the watchdog of rank \d on .* was stopped by a signal, and killed since it did not go on", said)
+    assert run.document["verdict"] in ("PASS", "SKIP")
 
 
 PHASES = [phase for phase in Phase if phase not in (Phase.LAUNCH, Phase.OPENING, Phase.TRY_OUT)]

@@ -1,4 +1,4 @@
-"""Name and container of a process, from /proc."""
+"""Name, state and container of a process, from /proc."""
 
 import re
 from pathlib import Path
@@ -18,6 +18,12 @@ def process_name(pid: int, root: Path = Path("/")) -> str | None:
     folder = root / "proc" / str(pid)
     command = (text_of(folder / "cmdline") or "").partition("\0")[0].rpartition("/")[2]
     return command or (text_of(folder / "comm") or "").strip() or None
+
+
+def process_state(pid: int) -> str:
+    """The letter that the kernel has for the state of a process, `T` where it is stopped; '?' for one that is gone."""
+    fields = (text_of(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
+    return fields[0] if fields else "?"
 
 
 def container_of(pid: int, root: Path = Path("/")) -> str | None:

@@ -8,9 +8,9 @@ import socket
 import subprocess
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.process.names import process_state
 from gpubench.hardware.scan.messages import Outcome
 from gpubench.hardware.scan.worker import WorkerTask
 from gpubench.model.facts.launched_by import as_if_alone
@@ -88,7 +88,7 @@ class WorkerProcess:
         """Why it does not answer, by what the kernel says of it."""
         if self._process is None or self._process.poll() is not None:
             return Outcome.OWN_WORKER_DIED
-        letter = _state(self._process.pid)
+        letter = process_state(self._process.pid)
         if letter in "Tt":
             return Outcome.OWN_WORKER_STOPPED
         return Outcome.OWN_WORKER_BLOCKED if letter == "D" else Outcome.DEADLINE
@@ -142,13 +142,6 @@ class WorkerProcess:
             own.sendall(self._secret.hex().encode() + b"\n")
         own.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._control = own
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "?"
 
 
 def seconds_left(deadline: float) -> float:

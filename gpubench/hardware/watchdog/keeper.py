@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from gpubench.hardware.launch.channel_sender import connect
 from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.process.names import process_state
 from gpubench.hardware.watchdog.addresses import job_name
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.hardware.watchdog.stderr_line import write_stderr_line
@@ -20,12 +21,18 @@ from gpubench.hardware.watchdog.watched import Watched
 from gpubench.model.terms.foreign_text import printable_line
 
 _MOST_STARTS = 4
+_SECONDS_STOPPED = 0.8
+"""A suspended job is continued as a whole, within less; a watchdog that is still stopped then, somebody stopped."""
+
+_SECONDS_TO_END = 5.0
+"""What a watchdog takes at the most to end with its rank on a busy machine, where it is not stopped."""
+
 _SECONDS_TO_END_TOO = 0.5
 """Where a whole job is killed, the rank follows its watchdog within that, and needs none."""
 
 
 class WatchdogKeeper:
-    """A watchdog for the rank `watched`, and another one, told the same, where that is killed or breaks.
+    """A watchdog for the rank `watched`, and another one, told the same, where that is killed, is stopped or breaks.
 
     The rank keeps the sockets at which other watchdogs ask, so that the next one is found where the first was. A rank
     inside a call that holds Python's lock notices the end of its watchdog once that call returns.
@@ -66,10 +73,13 @@ class WatchdogKeeper:
             self._listen(self._control)
 
     def close(self) -> None:
-        """End the watchdog of a rank that has left."""
+        """End the watchdog of a rank that has left: it is killed where it does not follow."""
         with self._lock, suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        self._thread.join(_SECONDS_TO_END)
+        if self._thread.is_alive():
+            self._process.kill()
+            self._note("did not end with its rank and was killed")
         for each in (self._control, *self._datagrams):
             each.close()
 
@@ -103,16 +113,38 @@ class WatchdogKeeper:
 
     def _keep(self) -> None:
         while not self._block.left():
+            was_stopped = self._killed_where_stopped()
             status = self._process.wait()
             time.sleep(0 if self._block.left() else _SECONDS_TO_END_TOO)
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+            how = "was stopped by a signal, and killed since it did not go on" if was_stopped else how
             with self._lock:
-                if not self._block.left():
-                    how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
-                    is_watched = self._starts < _MOST_STARTS and self._start_again()
-                    then = "another one was started" if is_watched else "without one, nobody ends this rank if it hangs"
-                    write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {how}; {then}"))
-                    if not is_watched:
-                        return
+                if self._block.left():
+                    if was_stopped:
+                        self._note(how)
+                    return
+                is_watched = self._starts < _MOST_STARTS and self._start_again()
+                then = "another one was started" if is_watched else "without one, nobody ends this rank if it hangs"
+                self._note(f"{how}; {then}")
+                if not is_watched:
+                    return
+
+    def _killed_where_stopped(self) -> bool:
+        """Wait until the watchdog has ended, and kill it where somebody stopped it: whether that was so."""
+        kinds = os.WEXITED | os.WNOWAIT  # whoever asks `_process` finds the end
+        try:
+            while (seen := os.waitid(os.P_PID, self.pid, kinds | os.WSTOPPED)) and seen.si_code == os.CLD_STOPPED:
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)  # or the next question finds the same stop
+                time.sleep(_SECONDS_STOPPED)
+                if process_state(self.pid) == "T":
+                    self._process.kill()
+                    return True
+        except ChildProcessError:  # the process was started with SIGCHLD ignored, and the kernel tells nothing
+            pass
+        return False
+
+    def _note(self, text: str) -> None:
+        write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {text}"))
 
     def _start_again(self) -> bool:
         before = self._control

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -18,12 +19,16 @@ from gpubench.model.terms.foreign_text import error_text, printable_line
 from gpubench.model.terms.hang import LostRank
 
 _PR_SET_NAME = 15
+_PR_SET_PDEATHSIG = 1
 _PROCESS_NAME = b"gpubench-watch"
 
 
 def main() -> None:
     """Watch the rank that started this process, by the descriptors that it handed over."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback: the rank says that its watchdog was killed
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # it reports the death of its rank also where it is stopped
     leave_core()
     setup = json.loads(sys.argv[1])
     watched = Watched(**setup["watched"])

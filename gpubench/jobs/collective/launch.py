@@ -41,6 +41,8 @@ _SECONDS_FOR_PYTHON = 30.0
 count from their own start, name the rank that is missing, and so have to come first."""
 
 _SECONDS_TO_FINALIZE = 30.0
+_OWN_NAME = "gpubench: "
+_OWN_NOTE = f"{_OWN_NAME}note: "
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
@@ -220,15 +222,16 @@ class _LaunchedJob:
     def _take_line(self, line: str) -> None:
         """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's error text once the outcome is known.
 
+        What gpubench itself says of a rank is passed on at any time.
         Before the first rank has spoken it is kept back: if none ever does, its end is the only explanation there is.
         """
         if not line.strip(" -"):
             return
         if not self._ranks_spoke:
             self._kept_lines.append(line)
-        elif self._error is None and self._presenter.report is None and not self._lost:
+        elif line.startswith(_OWN_NOTE) or (self._error is None and self._presenter.report is None and not self._lost):
             self._take_back()
-            self._presenter.note(line)
+            self._presenter.note(line.removeprefix(_OWN_NAME))
 
     def _died(self) -> GpubenchError:
         """The reason why there is no result: the first rank that was killed or crashed, as launchers end the others."""

@@ -433,7 +433,9 @@ if sys.argv[2] != "end":
     progress.answer_watchdog(lambda: "gone", lambda: print("gone", flush=True))  # a communicator before the one at work
     progress.answer_watchdog(lambda: "bad", lambda: print("aborted", flush=True))
 progress.enter(Phase.OPERATION, "64K", 9)
-if sys.argv[2] != "end":
+if sys.argv[2] == "end when told":
+    sys.stdin.readline()
+elif sys.argv[2] != "end":
     time.sleep(300)
 assert not progress.is_ending
 progress.leave()
@@ -443,7 +445,8 @@ progress.close()
 
 def script(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", SCRIPT, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
         env=environment(), cwd=ROOT,
     )  # fmt: skip
 
@@ -485,6 +488,58 @@ def test_a_watchdog_that_is_killed_is_followed_by_one_that_knows_as_much() -> No
     assert "gpubench: note: the watchdog of rank 0 on n0 was killed by signal 9; another one was started" in stderr
     assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
     assert "aborted" in stdout
+
+
+def test_a_watchdog_that_is_stopped_is_killed_and_followed_by_another() -> None:
+    rank = script("", "hang later")
+    assert rank.stdout is not None
+    first = int(rank.stdout.readline())
+    wait_until_it_watches(first)
+    os.kill(first, signal.SIGSTOP)
+    _, stderr = rank.communicate(timeout=60)
+    assert rank.returncode == 3
+    said = "was stopped by a signal, and killed since it did not go on; another one was started"
+    assert f"gpubench: note: the watchdog of rank 0 on n0 {said}" in stderr
+    assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
+
+
+def test_a_stopped_watchdog_keeps_no_rank_that_ends() -> None:
+    rank = script("", "end when told")
+    assert rank.stdout is not None
+    pid = int(rank.stdout.readline())
+    wait_until_it_watches(pid)
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    _, stderr = rank.communicate("\n", timeout=60)
+    assert rank.returncode == 0
+    assert "the watchdog of rank 0 on n0 was stopped by a signal, and killed since it did not go on\n" in stderr
+    assert time.monotonic() - began < 10  # a second, and what a busy machine takes for it
+    assert is_gone(pid)
+
+
+def test_a_stopped_watchdog_of_a_rank_that_is_killed_goes_on_and_reports_that() -> None:
+    rank = script("", "wait")
+    assert rank.stdout is not None
+    pid = int(rank.stdout.readline())
+    wait_until_it_watches(pid)
+    os.kill(pid, signal.SIGSTOP)
+    rank.kill()
+    _, stderr = rank.communicate(timeout=60)
+    assert "rank 0 on n0 (GPU 3)" in stderr
+    assert "was killed" in stderr
+    until(lambda: is_gone(pid))
+
+
+def test_a_watchdog_that_is_interrupted_is_followed_by_another_without_a_traceback() -> None:
+    rank = script("", "hang later")
+    assert rank.stdout is not None
+    first = int(rank.stdout.readline())
+    wait_until_it_watches(first)
+    os.kill(first, signal.SIGINT)
+    _, stderr = rank.communicate(timeout=60)
+    assert rank.returncode == 3
+    assert "the watchdog of rank 0 on n0 was killed by signal 2; another one was started" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_where_watchdogs_are_killed_again_and_again_the_rank_says_so() -> None:
