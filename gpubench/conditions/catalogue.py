@@ -68,7 +68,7 @@ def catalogue(families: Iterable[Family]) -> str:
     return "\n".join(parts)
 
 
-_GRAVEST_FIRST = ("FAIL", "ERROR", "WARN")
+_GRAVEST_FIRST = ("FAIL", "ERROR", "WARN", "SKIP")
 _GATE = {True: "drains", False: "keeps"}
 
 

@@ -20,7 +20,7 @@ from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.peer_access import PEER_ACCESS
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.peer_policy import Refusal
+from gpubench.model.paths.peer_policy import Refusal, is_switched
 from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
@@ -51,7 +51,20 @@ def _corrupts(run: Circumstances) -> Found:
 def _despite_grant(run: Circumstances) -> Found:
     for pair, shown in (run.copied or {}).items():
         if run.wiring.peer_access(pair).possible:
-            yield of_pairs(run, [pair], f"the driver grants peer access, yet {shown}", Confidence.LIKELY)
+            seen = f"the driver grants peer access, yet {shown}"
+            cure = _cure_by_wiring(run, pair)
+            yield of_pairs(run, [pair], seen, Confidence.LIKELY, cure=cure)
+
+
+def _cure_by_wiring(run: Circumstances, pair: Pair) -> str:
+    """What to do where NVLinks join a pair; empty where its way is PCIe, whose cure is the condition's own."""
+    node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
+    if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
+        return ""
+    if not is_switched(node, gpu):
+        return "nvidia-smi nvlink -s; dmesg | grep -i Xid"
+    where = "" if node.snapshot.nvswitches else "where the switches are managed (the host of a virtual machine): "
+    return f"{where}systemctl restart nvidia-fabricmanager; then dmesg | grep -i Xid"
 
 
 @in_each_node
@@ -173,7 +186,7 @@ DISPUTED_ACCESS = Family.of(
         title="cudaMemcpyPeer as slow as without P2P although peer access is granted",
         detection="NVLink counters that stand still, or bandwidth and latency with peer access on as with it off",
         settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
-        cure="restart the fabric manager: systemctl restart nvidia-fabricmanager; then dmesg | grep -i Xid",
+        cure="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'; lspci -vvv | grep -i acsctl (as root)",
         link="https://github.com/NVIDIA/nccl/issues/814",
         look=_despite_grant,
         general=True,

@@ -6,7 +6,8 @@ from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
 from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, odd_among, of_copy
-from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measured_copies import host_rows, is_by_design, memory_row, peer_rows
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.speed import Slowness, is_slow
 from gpubench.model.terms.grouping import grouped
@@ -32,7 +33,7 @@ def _slow_pairs(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         rows = peer_rows(run.measurements, node)
         profile = run.profiles.get(number)
-        due = {pair: of_copy(profile, "p2p.write_gb_s", row.limit_gb_s, row.path_class) for pair, row in rows.items()}
+        due = {pair: _due(profile, row) for pair, row in rows.items()}
         shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row) for pair, row in rows.items()}
         oddities = odd_ones(shares, len(node.gpus))
         yield from (_odd(run, number, oddity, rows) for oddity in oddities)
@@ -41,13 +42,23 @@ def _slow_pairs(run: Circumstances) -> Found:
             pair: verdict
             for pair, row in rows.items()
             if not explained & set(pair)
-            and (verdict := judge_bandwidth(row.bandwidth_gb_s or 0, due[pair], row.limit_gb_s)) is not None
+            and (verdict := judge_bandwidth(row.bandwidth_gb_s or 0, due[pair], _limit_gb_s(row))) is not None
         }
         if judged:
             _, seen, expected = judged[min(judged, key=lambda pair: shares[pair])]
             names = tuple(run.named(number, *(node.gpus[gpu] for gpu in pair)) for pair in sorted(judged))
             severity = overall(each[0] for each in judged.values())
             yield Sighting(subject=joined(names), seen=seen, names=names, severity=severity, expected=expected)
+
+
+def _due(profile: Profile | None, row: PairRow) -> Expectation | None:
+    quantity = "p2p.staged_gb_s" if is_by_design(row) else "p2p.write_gb_s"
+    return of_copy(profile, quantity, row.limit_gb_s, row.path_class)
+
+
+def _limit_gb_s(row: PairRow) -> float | None:
+    """The limit to judge a copy by; of no share of it is known that host memory reaches it."""
+    return None if is_by_design(row) else row.limit_gb_s
 
 
 def _due_gb_s(due: Expectation | None, row: PairRow) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpubench.model.terms.verdict import Verdict, exit_code
 
-FAIL, WARN, ERROR = Verdict.FAIL, Verdict.WARN, Verdict.ERROR
+FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKIP
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ SEVERITIES: Mapping[str, Grade] = {
     ),
     "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
     "gpu-differs": Grade(FAIL, "GPUs of one model have the same parts; jobs run at the pace of the weakest"),
-    "profile-unknown": Grade(WARN, "less is known of the machine, and nothing against it"),
+    "profile-unknown": Grade(SKIP, "less is known of the machine, and nothing against it"),
     "below-profile": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)"),
     "gpu-hw-slowdown": Grade(FAIL, "NVML: a hardware slowdown divides clocks by 2 or more"),
     "gpu-throttled": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_THERMAL (monitor); AzNHC logs it and goes on"),

@@ -113,7 +113,8 @@ class SimulatedCopies:
             gb_s = self._direct_gb_s(stream, source, destination) * min(self._shares[source], self._shares[destination])
             latency_us = self._typical("p2p.latency_us") or _LATENCY_US
         else:
-            gb_s = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
+            healthy = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
+            gb_s = healthy * min(self._host_shares[source], self._host_shares[destination])
             latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
         return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
 

@@ -15,7 +15,8 @@ from gpubench.jobs.p2p import job as p2p_job
 from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.documents import findings_beside_speed, of_nodes, together
 from gpubench.measure.collective.simulated import MOST_ROWS, simulate
-from gpubench.measure.p2p.request import Method, P2pRequest, default_series, sweep_series
+from gpubench.measure.p2p.machine import wiring_of_process
+from gpubench.measure.p2p.request import Method, P2pRequest, default_series, sweep_series, with_latency
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements, Need
@@ -95,9 +96,10 @@ class SimulatedMeasurer:
         several = len(copies.gpus) > 1
         brief = self._depth is Depth.BRIEF and several
         series = sweep_series((_PAIR_BYTES,)) if brief else default_series(_PAIR_BYTES, sm=full)
+        pairs = tuple((one, other) for one in gpus for other in gpus if one != other)
         request = P2pRequest(
-            pairs=tuple((one, other) for one in gpus for other in gpus if one != other),
-            series=series if several else (),
+            pairs=pairs,
+            series=with_latency(series, pairs, wiring_of_process(node, copies.gpus)) if several else (),
             host_bytes=None if brief else _HOST_BYTES,
             patterns=tuple(CopyPattern) if full and several else (),
             pattern_bytes=_PAIR_BYTES,

@@ -191,9 +191,9 @@ def _setup(
     matched = profile_for(node, os.environ, plan.profile)
     support = () if managed is None else managed.support()
     check_managed(support)
-    request = request_for_process(plan, copies.gpus, support)
-    origin = Origin.SIMULATED if machines.source is not None else Origin.MEASURED
     wiring, apart = wiring_of_process(node, copies.gpus), unreachable_pairs(copies)
+    request = request_for_process(plan, copies.gpus, wiring, support)
+    origin = Origin.SIMULATED if machines.source is not None else Origin.MEASURED
     return CopySetup(
         plan=plan,
         machines=machines,

@@ -6,8 +6,9 @@ from itertools import permutations
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.p2p.plan import MemoryKind, P2pPlan
 from gpubench.measure.p2p.machine import IPC, NETWORK, CopyMachine
-from gpubench.measure.p2p.request import NVBANDWIDTH, Method, P2pRequest, default_series, sweep_series
+from gpubench.measure.p2p.request import NVBANDWIDTH, Method, P2pRequest, default_series, sweep_series, with_latency
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction, Engine
 from gpubench.model.terms.managed import ManagedSupport
 from gpubench.model.terms.units import counted
@@ -21,7 +22,9 @@ _HOST_BYTES = 64 * 2**20
 """Less than between GPUs: the host fills and checks its end itself."""
 
 
-def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequence[ManagedSupport] = ()) -> P2pRequest:
+def request_for_process(
+    plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport] = ()
+) -> P2pRequest:
     """The request for the GPUs of one process; `managed` is what CUDA says of their managed memory.
 
     Raises:
@@ -29,7 +32,7 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequenc
         CouldNotMeasureError: there is one GPU, and no copies with host memory were asked for.
     """
     if plan.memory is MemoryKind.MANAGED:
-        return _request_for_managed(plan, gpus, managed)
+        return _request_for_managed(plan, gpus, wiring, managed)
     size_bytes, method = _size_and_method(plan)
     if plan.like is not None:
         ways = [(engine, way) for engine in Engine for way in (Direction.WRITE, Direction.READ)]
@@ -45,9 +48,10 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequenc
             reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
             next_step="gpubench p2p, which copies between a single GPU and host memory",
         )
+    pairs = _pairs_of_gpus(plan, gpus)
     return P2pRequest(
-        pairs=_pairs_of_gpus(plan, gpus),
-        series=series if several else (),
+        pairs=pairs,
+        series=with_latency(series, pairs, wiring) if several else (),
         host_bytes=host_bytes if plan.host and whole else None,
         patterns=tuple(CopyPattern) if plan.patterns and whole and plan.like is None and several else (),
         pattern_bytes=size_bytes,
@@ -56,14 +60,17 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequenc
     )
 
 
-def _request_for_managed(plan: P2pPlan, gpus: Sequence[CopyGpu], managed: Sequence[ManagedSupport]) -> P2pRequest:
+def _request_for_managed(
+    plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport]
+) -> P2pRequest:
     """Managed memory, beside plain copies of the same size: by copy engines, and by kernels that read."""
     size_bytes = _HOST_BYTES if plan.sizes is None else plan.sizes[0]
     ways = ((Engine.CE, Direction.WRITE), (Engine.SM, Direction.READ))
     series = tuple(Series(engine, way, peer=True, size_bytes=size_bytes) for engine, way in ways)
+    pairs = _pairs_of_gpus(plan, gpus)
     return P2pRequest(
-        pairs=_pairs_of_gpus(plan, gpus),
-        series=series if len(gpus) > 1 else (),
+        pairs=pairs,
+        series=with_latency(series, pairs, wiring) if len(gpus) > 1 else (),
         host_bytes=size_bytes if plan.host and plan.pairs is None else None,
         pattern_bytes=size_bytes,
         method=Method(samples=_MANAGED_SAMPLES),

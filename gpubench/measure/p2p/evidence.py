@@ -12,6 +12,7 @@ from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.facts.idle_gpu import FOREIGN_SHARE
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.p2p import (
+    ABOVE_HOST,
     JUDGED_FROM_BYTES,
     MOST_SHARE,
     SOMEBODY_ELSE,
@@ -25,9 +26,6 @@ from gpubench.model.paths.selection import names
 from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.terms.copies import Direction, Engine
-
-_ABOVE_HOST = 1.2
-"""A bandwidth by so much above what both GPUs' links to host memory carry did not come from there."""
 
 _REFUSED_HERE = "CUDA refuses it to this process"
 
@@ -46,7 +44,7 @@ class _PairObservations:
 
     def __init__(self, machine: CopyMachine, matrices: Sequence[CopyMatrix]) -> None:
         self._machine, self._matrices = machine, matrices
-        self._staged = staged_pairs(matrices)
+        self._staged = staged_pairs(matrices, machine.wiring.outruns_host)
         self._positions = {machine.label(gpu): gpu for gpu in range(len(machine.gpus))}
 
     def path(self, pair: Pair) -> KnownPath:
@@ -170,7 +168,7 @@ class _PairObservations:
         through_host = self._machine.wiring.through_host_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
-        if best is not None and through_host is not None and best > _ABOVE_HOST * through_host:
+        if best is not None and through_host is not None and best > ABOVE_HOST * through_host:
             most = f"the way through host memory carries {through_host:.3g} at most"
             return Evidence(State.PRESENT, f"{best:.3g} GB/s, and {most}")
         for series, cell in on:

@@ -41,9 +41,9 @@ class ExpectedCopy:
         )
 
 
-def expected_copy(machine: CopyMachine, series: Series, pair: Pair, reference: Reference) -> ExpectedCopy | None:
-    """The first source that knows; of copies too small to be judged by bandwidth the profile's latency counts too."""
-    if not series.is_judged:
+def expected_copy(machine: CopyMachine, series: Series, pair: Pair, reference: Reference | None) -> ExpectedCopy | None:
+    """The first source that knows; without a reference the copy is judged by the profile's latency and bandwidth."""
+    if reference is None:
         return _small(machine, series, machine.wiring.path(pair))
     if reference.expected_gb_s is not None:
         return ExpectedCopy(reference.expected_gb_s, reference.source)

@@ -1,6 +1,6 @@
 """Findings on measured copies: wrong data, copies that fail, slow GPUs and pairs, peer access that does not pay."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -22,6 +22,14 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 
 _MOST_PAIRS = 4
 
+OutrunsHost = Callable[[Pair], bool]
+"""Whether a direct copy of a pair is faster than any through host memory."""
+
+
+def no_pair(_pair: Pair) -> bool:
+    """For pairs of which no limit is known."""
+    return False
+
 
 def findings_of(
     matrices: Sequence[CopyMatrix],
@@ -29,10 +37,12 @@ def findings_of(
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]] = (),
     paths: Mapping[Pair, str] | None = None,
+    outruns_host: OutrunsHost = no_pair,
 ) -> tuple[Finding, ...]:
     """All findings, gravest first; `wrong_with_host` are GPUs between which and host memory wrong data arrived.
 
-    `paths` are path classes by pair: what is odd is so among pairs that are wired alike.
+    `paths` are path classes by pair: what is odd is so among pairs that are wired alike. `outruns_host` is for
+    `staged_pairs`.
 
     `others` are copies that are in no matrix, by name: with host memory, and of many pairs at once.
 
@@ -41,7 +51,7 @@ def findings_of(
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
         *_errors(matrices, gpus, others),
-        *_slow(matrices, gpus, paths),
+        *_slow(matrices, gpus, paths, staged_pairs(matrices, outruns_host)),
         *_unprofitable(matrices, gpus),
         *_noisy(matrices, gpus),
     )
@@ -98,11 +108,12 @@ def _errors(
         )
 
 
-def staged_pairs(matrices: Sequence[CopyMatrix]) -> dict[Pair, str]:
+def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_pair) -> dict[Pair, str]:
     """Pairs whose copies go through host memory although peer access is on, and what shows it.
 
     The NVLink counters prove it where they moved for others; else the same bandwidth and the same latency with peer
-    access as without, at the largest size that has both.
+    access as without, at the largest size that has both. Where no latency was measured, only pairs count that
+    `outruns_host` is true of: a direct copy of theirs is faster than any through host memory.
     """
     found = {
         pair: _counted(cell)
@@ -119,8 +130,10 @@ def staged_pairs(matrices: Sequence[CopyMatrix]) -> dict[Pair, str]:
         without = off[size_bytes].cells.get(pair)
         if without is None or cell.is_staged is not None:
             continue
-        if looks_staged(cell, without, soon.get(pair), late.get(pair)):
-            found.setdefault(pair, "as slow as without peer access, in bandwidth and in latency")
+        latencies = soon.get(pair), late.get(pair)
+        if looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
+            measured = all(each is not None and each.seconds for each in latencies)
+            found.setdefault(pair, f"as slow as without peer access, in bandwidth{' and in latency' * measured}")
     return found
 
 
@@ -152,14 +165,16 @@ class _Slowness:
 
 
 def _slow(
-    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], paths: Mapping[Pair, str] | None
+    matrices: Sequence[CopyMatrix],
+    gpus: Sequence[CopyGpu],
+    paths: Mapping[Pair, str] | None,
+    staged: Mapping[Pair, str],
 ) -> Iterator[Finding]:
     """A finding for each slow GPU or pair, with all series in which it is; host-staged pairs have findings already."""
-    staged = staged_pairs(matrices)
     explained = {frozenset(pair) for pair in staged}
     found: dict[tuple[str, ...], list[_Slowness]] = {}
     for matrix in matrices:
-        if not matrix.series.is_judged:
+        if not matrix.series.is_large:
             continue
         known = set(staged)
         if matrix.series.direction is Direction.BOTH:
@@ -186,7 +201,7 @@ def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequen
     """The pairs whose small copies take too long, a line a series, the latest pair first."""
     for matrix in matrices:
         late = sorted(matrix.slow - set(staged), key=matrix.gb_s.__getitem__)
-        if late and not matrix.series.is_judged:
+        if late and not matrix.series.is_large:
             verdict, reason = matrix.verdicts[late[0]]
             subjects = tuple(_pair(pair, gpus) for pair in late)
             seen = f"{format_size(matrix.series.size_bytes)}: {reason}"

@@ -1,11 +1,13 @@
 """The request for a run of copies: series between pairs of GPUs, copies with host memory, many pairs at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Series
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemory
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.managed import ManagedSupport, ManagedWay
@@ -187,6 +189,15 @@ def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
     return tuple(
         Series(Engine.CE, Direction.WRITE, peer=peer, size_bytes=size) for peer in (False, True) for size in sizes
     )
+
+
+def with_latency(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
+    """The series, with 16 bytes copied too, peer access off and on, where bandwidths would not tell a pair's path."""
+    write = partial(Series, Engine.CE, Direction.WRITE, size_bytes=LATENCY_BYTES)
+    off, on = write(peer=False), write(peer=True)
+    if not series or all(wiring.outruns_host(pair) for pair in pairs):
+        return tuple(series)
+    return tuple(dict.fromkeys((*series, off, on)))
 
 
 def label(series: Series) -> str:

@@ -142,7 +142,7 @@ class P2pRun:
             self._tell(label(series))
             cells[pair] = without[pair] if pair in without else next(measured)
         gb_s = {pair: bandwidth_gb_s(series, cell) for pair, cell in cells.items() if cell.seconds}
-        for pair in gb_s if series.is_judged else ():
+        for pair in filter(lambda pair: self._is_judged(series, pair), gb_s):
             for _ in range(_MOST_REPEATS):
                 if not is_near(gb_s[pair], self._reference(series, pair, gb_s)):
                     break
@@ -161,7 +161,8 @@ class P2pRun:
     def _row(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> PairRow:
         """The row of a cell, with what is expected of it and the verdict."""
         row = pair_row(self._machine, series, pair, cell, self._verdict(series, pair, cell, gb_s))
-        expected = expected_copy(self._machine, series, pair, self._reference(series, pair, gb_s))
+        reference = self._reference(series, pair, gb_s) if self._is_judged(series, pair) else None
+        expected = expected_copy(self._machine, series, pair, reference)
         if expected is None or row.bandwidth_gb_s is None:
             return row
         row = expected.compared(row, 2 if series.direction is Direction.BOTH else 1)
@@ -178,10 +179,17 @@ class P2pRun:
             return Cell(error=self._refused[pair])
         return None if self._machine.can_reach(pair) else Cell()
 
+    def _is_judged(self, series: Series, pair: Pair) -> bool:
+        """Whether a bandwidth gets a verdict: also without peer access, where a healthy machine has no other way."""
+        by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
+        return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
+
     def _reference(self, series: Series, pair: Pair, gb_s: Mapping[Pair, float]) -> Reference:
+        """What a bandwidth is compared with; of a limit no share is known that host memory reaches."""
         limit = self._machine.limit(series, pair).gb_s
         siblings = siblings_gb_s(gb_s, self._paths, pair)
         expected = self._machine.expected(series.quantity, limit, self._paths[pair])
+        limit = limit if series.peer else None
         if expected is not None:
             return Reference(limit, siblings, expected, self._machine.whose_expectation)
         known = None if siblings is not None else self._past(pair_row(self._machine, series, pair, Cell(), (None, "")))
@@ -190,7 +198,7 @@ class P2pRun:
     def _verdict(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> Judged:
         if not (cell.seconds or cell.error):
             return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
-        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=series.is_judged)
+        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=self._is_judged(series, pair))
         return known or judge(gb_s[pair], cell, self._reference(series, pair, gb_s))
 
     def _report(self) -> Report:
@@ -200,7 +208,9 @@ class P2pRun:
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
         others += [(str(copy), cell) for copy, cell in self._managed.items()]
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others, self._paths)
+        findings = findings_of(
+            self._matrices, machine.gpus, self._wrong_with_host, others, self._paths, machine.wiring.outruns_host
+        )
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
         findings += beside_pairs(machine.facts(self._host_rows))
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))

@@ -23,6 +23,9 @@ Pairs of four H200s differ by 0.1 % for copy engines."""
 LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.7, 0.4
 """Of the physical limit, where neither siblings nor a profile tell: copies reach 80 to 92 % of it."""
 
+ABOVE_HOST = 1.2
+"""A bandwidth by so much above what both GPUs' links to host memory carry did not come from there."""
+
 NEAR_SHARE = 0.03
 """A figure this near to a threshold is measured again before it is judged."""
 
@@ -63,9 +66,14 @@ class Series:
         return f"{self.engine} {self.direction}" + ("" if self.peer else " peer off")
 
     @property
+    def is_large(self) -> bool:
+        """True if its copies are so large that their bandwidth says something of the links."""
+        return self.size_bytes >= JUDGED_FROM_BYTES
+
+    @property
     def is_judged(self) -> bool:
-        """True if its bandwidths get a verdict: those of large copies with peer access do."""
-        return self.peer and self.size_bytes >= JUDGED_FROM_BYTES
+        """True if the bandwidths of all its pairs get a verdict: those of large copies with peer access do."""
+        return self.peer and self.is_large
 
     @property
     def quantity(self) -> str | None:
@@ -181,15 +189,17 @@ _STAGED_LATENCY_GAIN = 2.0
 """Direct copies of 16 bytes take a sixth of the time: H200 2.2 against 12 to 18 µs, RTX 3090 1.0 against 15."""
 
 
-def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None) -> bool:
-    """True if large copies with peer access behave as those without: no faster, and, where it was measured, no sooner.
+def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None, *, outruns_host: bool) -> bool:
+    """True if large copies with peer access are as slow as those without, and nothing else could make them so.
 
-    Host-staged 16-byte copies take 8 to 20 µs, direct ones 1 to 2.5; bandwidths alone can be alike on PCIe.
+    Host-staged 16-byte copies take 8 to 20 µs, direct ones 1 to 2.5: latencies decide where both were measured. Without
+    them equal bandwidths show host memory only where `outruns_host`: a direct copy is faster than host memory allows.
+    Over PCIe both reach the same bandwidth on healthy machines.
     """
     if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > _STAGED_GAIN:
         return False
     if latency_on is None or latency_off is None or not (latency_on.seconds and latency_off.seconds):
-        return True
+        return outruns_host
     return not is_sooner(latency_on, latency_off)
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
 from gpubench.model.paths.evidence import Evidence, State
+from gpubench.model.paths.p2p import ABOVE_HOST, LIMIT_WARN_SHARE
 from gpubench.model.paths.peer_policy import Refusal, is_policy_known, nccl_keeps_off, refusal_of
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import PATH_CLASSES, UNKNOWN_PATH, Limit, PeerAccess, Topology
@@ -99,6 +100,16 @@ class Wiring:
         """GB/s of a pair through host memory at most: of the narrower of both GPUs' ways to it, if they are known."""
         known = [limit.gb_s for limit in map(self.to_host, pair) if limit.gb_s is not None]
         return min(known) if len(known) == len(pair) else None
+
+    def outruns_host(self, pair: Pair) -> bool:
+        """True if a healthy direct copy of a pair is faster than any copy through host memory.
+
+        Only then do bandwidths alone tell the two apart: NVLinks are that much faster, PCIe is not.
+        """
+        limit, through_host = self.limit(pair).gb_s, self.through_host_gb_s(pair)
+        if limit is None or through_host is None:
+            return False
+        return LIMIT_WARN_SHARE * limit > ABOVE_HOST * through_host
 
     def peer_access(self, pair: Pair) -> PeerAccess:
         """Peer access between a pair of one node, as CUDA and the driver report it."""

@@ -16,7 +16,10 @@ BY_CPU = "cpu"
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
-    """Large copies between two GPUs of a node by their positions, written directly; of GPUs that nobody else uses."""
+    """Large copies between two GPUs of a node by their positions, written the way that healthy ones of the kind have.
+
+    GPUs that somebody else uses are left out.
+    """
     positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
     staged = measured.staged
     host = node.snapshot.host
@@ -26,11 +29,17 @@ def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
         if row.source_node == row.destination_node == host
         and row.source_bus_id in positions
         and row.destination_bus_id in positions
-        and (row.engine, row.direction, row.peer) == (Engine.CE, Direction.WRITE, "on")
+        and (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
         and row.bandwidth_gb_s is not None
         and (row.size_bytes or 0) >= JUDGED_FROM_BYTES
-        and (host, row.source_bus_id, row.destination_bus_id) not in staged
+        and (is_by_design(row) or row.peer == "on")
+        and (is_by_design(row) or (host, row.source_bus_id, row.destination_bus_id) not in staged)
     }
+
+
+def is_by_design(row: PairRow) -> bool:
+    """True of a copy without peer access that is judged: healthy machines have no other way between these GPUs."""
+    return row.peer == "off" and row.verdict is not None
 
 
 def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:

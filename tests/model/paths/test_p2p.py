@@ -190,18 +190,22 @@ def test_every_slow_cell_is_explained(gpus: int, data: st.DataObject) -> None:
         )
 
 
-def test_staging_shows_in_bandwidth_and_latency() -> None:
+@pytest.mark.parametrize("outruns_host", [True, False])
+def test_staging_shows_in_bandwidth_and_latency(outruns_host: bool) -> None:
+    def looks(on: Cell, off: Cell, soon: Cell | None, late: Cell | None) -> bool:
+        return looks_staged(on, off, soon, late, outruns_host=outruns_host)
+
     slow, fast = Cell(seconds=(10.0,)), Cell(seconds=(1.0,))
     late, soon = Cell(seconds=(15e-6,)), Cell(seconds=(2e-6,))
-    assert looks_staged(slow, slow, late, late)
-    assert not looks_staged(slow, slow, soon, late)
-    assert not looks_staged(fast, slow, late, late)
-    assert looks_staged(slow, slow, None, None)
-    assert not looks_staged(Cell(error="x"), slow, late, late)
-    assert not looks_staged(slow, Cell(error="x"), late, late)
-    assert looks_staged(slow, slow, Cell(error="x"), late)
-    assert looks_staged(Cell(seconds=(1.0,)), Cell(seconds=(1.15,)), late, late)
-    assert not looks_staged(slow, slow, Cell(seconds=(1e-6,)), Cell(seconds=(2e-6,)))
+    assert looks(slow, slow, late, late)
+    assert not looks(slow, slow, soon, late)
+    assert not looks(fast, slow, late, late)
+    assert not looks(Cell(error="x"), slow, late, late)
+    assert not looks(slow, Cell(error="x"), late, late)
+    assert looks(Cell(seconds=(1.0,)), Cell(seconds=(1.15,)), late, late)
+    assert not looks(slow, slow, Cell(seconds=(1e-6,)), Cell(seconds=(2e-6,)))
+    for unknown in (None, Cell(), Cell(error="x")):
+        assert looks(slow, slow, unknown, late) == looks(slow, slow, late, unknown) == outruns_host
 
 
 def test_pairs_are_parsed() -> None:

@@ -1,0 +1,93 @@
+"""Every profile's machine is healthy: each command, in each of its modes, says PASS, or SKIP where nothing is expected.
+
+In process, as there are hundreds of runs; what a process adds is tested with each command.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
+from gpubench.collectives.registry import SUMMARIES
+from gpubench.errors import COULD_NOT_MEASURE, DONE
+from gpubench.profiles.files import all_profiles, load
+
+MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
+OF_ONE_NODE = (
+    "",
+    "--quick",
+    "topo --strict",
+    "p2p --strict",
+    "p2p --sizes 256M --strict",
+    "check",
+    "check --full --strict",
+    *(f"{collective} --sizes 1G --strict" for collective in SUMMARIES),
+    "allreduce --sizes 1K:1G:32 --strict",
+    "overlap --strict",
+)
+OF_SEVERAL = ("check --quick --strict", "topo --strict")
+BETWEEN_NODES = ("allreduce --sizes 1G --strict", "scan --strict")
+RARE = (
+    "p2p --sizes 8:256M:8 --strict",
+    "p2p --memory managed --strict",
+    "check --strict",
+    "check --quick --strict",
+    *(f"{collective} --sizes 1K:1G:32 --strict" for collective in SUMMARIES),
+)
+
+
+class Said(NamedTuple):
+    """What a command said of a machine."""
+
+    machine: str
+    command: str
+    code: int
+    sentence: str
+
+
+def said(machine: str, command: str) -> Said:
+    arguments = [*command.split(), "--simulate", machine, "--no-progress"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return Said(machine, command, result.exit_code, result.stdout.rstrip().rpartition("\n")[2])
+
+
+def called_ill(name: str, runs: Sequence[Said]) -> Iterator[Said]:
+    """The runs that end with another word; a machine of a kind that nobody named may lack an expectation."""
+    is_known = load(name).match.generic is None
+    for each in runs:
+        word, code = each.sentence.partition(":")[0], each.code
+        unjudged = word == "SKIP" and code in (DONE, COULD_NOT_MEASURE) and "not judged" in each.sentence
+        if (word, code) != ("PASS", DONE) and (is_known or not unjudged):
+            yield each
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_healthy_machine_is_never_called_ill(name: str) -> None:
+    assert list(called_ill(name, [said(name, command) for command in OF_ONE_NODE])) == []
+
+
+def has_network(name: str) -> bool:
+    return any(nic.rate_gbit_s for nic in load(name).nic)
+
+
+def several(name: str, nodes: int) -> list[Said]:
+    """What the commands for several nodes say; without NICs of a known rate nothing goes between them."""
+    commands = [*OF_SEVERAL, *(BETWEEN_NODES if has_network(name) else ())]
+    return [said(f"{name}*{nodes}", command) for command in commands]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_healthy_nodes_are_never_called_ill(name: str) -> None:
+    assert list(called_ill(name, several(name, 3))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_healthy_machine_is_never_called_ill_in_any_mode(name: str) -> None:
+    runs = [said(name, command) for command in RARE] + several(name, 4)
+    if has_network(name):
+        runs += [said(f"{name}*2", f"{each} --sizes 1K:1G:32 --strict") for each in SUMMARIES]
+        runs += [said(f"{name}*2", "check --full --strict")]
+    assert list(called_ill(name, runs)) == []
