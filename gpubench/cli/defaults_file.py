@@ -73,15 +73,16 @@ def _content(path: Path, name: str) -> str | None:
     """The text of a file; None of a project's that says nothing of gpubench, whosever it is."""
     try:
         with opened(path, _EXPECTED, pipes=False) as file:
-            status, content = os.fstat(file.fileno()), file.read(MOST_BYTES + 1)
+            own, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name} of this folder cannot be read: {os.strerror(error.errno or 0)}") from None
     if name == PROJECT_FILE and _TABLE.encode() not in content:
         return None
     if len(content) > MOST_BYTES:
         raise UsageError(f"{name} has more than {MOST_BYTES // 2**20} MiB", expected=_EXPECTED)
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o002:
-        whose = "anybody may write" if status.st_mode & 0o002 else "another user owns"
+    is_anybodys = own[0].st_mode & 0o002
+    if is_anybodys or any(each.st_uid not in (0, os.geteuid()) for each in own):  # the file, and what leads to it
+        whose = "anybody may write" if is_anybodys else "another user owns, or links to"
         raise UsageError(
             f"{name} of this folder is a file that {whose}",
             expected="one of your own, or root's: options name files to write, and a library to load",

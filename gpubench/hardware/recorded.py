@@ -217,7 +217,7 @@ def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, 
                 left -= len(line)
                 if left < 0:
                     raise _too_much(f"{path} has more than {_mib(most_bytes)}")
-                if not line:
+                if not line.rstrip(b"\0"):  # the end, or what a power cut leaves behind it
                     return
                 if number > most_lines:
                     raise _too_much(f"{path} has more than {most_lines} lines")

@@ -177,6 +177,19 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
         assert (result.returncode, "another user owns" in result.stderr) == (2, True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
+@pytest.mark.parametrize("name", ["gpubench.toml", "pyproject.toml"])
+def test_a_link_of_somebody_else_to_a_file_of_ones_own_is_refused(name: str, tmp_path: Path) -> None:
+    target, folder = tmp_path / "mine.toml", tmp_path / "shared"
+    target.write_text("tool.gpubench.timeout = 60\n" if name == "pyproject.toml" else "timeout = 60\n")
+    folder.mkdir()
+    (folder / name).symlink_to(target)
+    assert gpubench(*TOPO, cwd=folder).returncode == 0
+    os.lchown(folder / name, 12345, -1)
+    result = gpubench(*TOPO, cwd=folder)
+    assert (result.returncode, "another user owns, or links to" in result.stderr) == (2, True), result.stderr
+
+
 def test_a_pipe_or_a_folder_of_that_name_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gpubench.toml")
     assert "gpubench.toml is a pipe" in gpubench(*TOPO, cwd=tmp_path).stderr

@@ -37,6 +37,11 @@ def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# of rack 4\nnode1 slots=8\n\nnode2:4   # by the door\n  node3.example.org\n")
     assert hosts_of(path) == {"node1": 8, "node2": 4, "node3.example.org": None}
+    option = "-oProxyCommand=touch owned"
+    for text, said in ((option, "is no host"), (f"node1\n{option}", "is no host"), ("node1 -oX=1", "is no host")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            hosts_of(path)
     for text, said in (("", "no host"), ("# none\n", "no host"), ("-x\n", "'-x' is no host"), ("a;b\n", "is no host")):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.launch.launcher import Flavour, Launcher
+from gpubench.readers.documents.opened import opened
 
 _SECONDS_TO_ANSWER = 20
 _MOST_BYTES = 2**20
@@ -31,7 +32,7 @@ def hosts_of(path: Path) -> dict[str, int | None]:
     Raises UsageError: it cannot be read, has no host, or a line that is none.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except UnicodeDecodeError:
         raise _unfit(path, "it is no text") from None

@@ -90,6 +90,7 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
             reason="Windows PowerShell's > writes UTF-16",
             next_step=f"iconv -f UTF-16 -t UTF-8 {name} > {wanted.example}",
         )
+    content = content.rstrip(b"\0")  # what a power cut leaves of bytes that were promised and not written
     wrong, what = content.find(b"\0"), "a NUL byte"
     try:
         text = content.decode("utf-8-sig")
