@@ -111,23 +111,93 @@ def exclusive(options: Sequence[str], expected: str) -> UsageError:
     return UsageError(seen, expected=expected, next_step=f"leave {options[-1]} out")
 
 
-def more_ranks_than_gpus(ranks: int, gpus: int, host: str) -> UsageError:
-    """More ranks on one host than GPUs: NCCL refuses two ranks on one GPU."""
+SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+FIRST_NCCL_FOR_SHARED_GPUS = 23000
+"""NCCL 2.30, as NCCL_VERSION_CODE encodes it, and what has to be 1 there for ranks of a host to share a GPU."""
+
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""The share of a GPU's SMs that a client of CUDA's MPS may use."""
+
+
+def more_ranks_than_gpus(ranks: int, gpus: int, host: str, ranks_per_gpu: int = 1) -> UsageError:
+    """More ranks on one host than its GPUs take; `ranks_per_gpu` is how many of them each takes."""
+    needed = -(-ranks // max(1, gpus))
     return UsageError(
         f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
-        expected="at most one rank a GPU",
-        reason="NCCL does not run two ranks of one job on the same GPU",
-        next_step=f"--np {gpus}, or --backend host" if gpus else "--backend host",
+        expected="at most one rank per GPU" if ranks_per_gpu == 1 else f"at most {ranks_per_gpu} ranks per GPU",
+        reason="ranks share a GPU only where that is asked for",
+        next_step=f"--ranks-per-gpu {needed}, --np {gpus * ranks_per_gpu}, or --backend host"
+        if gpus
+        else "--backend host",
+    )
+
+
+def no_gpu_of_its_own(ranks: int, gpus: int, host: str) -> UsageError:
+    """More ranks on one host than GPUs, where each needs a GPU of its own."""
+    return UsageError(
+        f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
+        expected="at most one rank per GPU",
+        reason="this command measures between GPUs: two ranks on one GPU have nothing between them",
+        next_step=f"mpirun -n {gpus} ..." if gpus else "nvidia-smi shows what the driver sees",
     )
 
 
 def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
-    """Two ranks of one host picked the same GPU."""
+    """Two ranks of one host picked the same GPU, though there is one for each."""
     return UsageError(
         f"{first} and {second} would both drive GPU {gpu}",
-        expected="one rank a GPU",
+        expected="one rank per GPU",
         reason="CUDA_VISIBLE_DEVICES names the same single GPU for several ranks",
         next_step="let every rank see all GPUs, or give each its own: CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK",
+    )
+
+
+def nccl_refuses_shared_gpu(sharing: str, nccl: str, cuda_major: int) -> UsageError:
+    """Ranks share a GPU, and NCCL is older than the first that lets them; `nccl` is its version and file."""
+    return UsageError(
+        f'{sharing}, and NCCL {nccl} refuses that ("Duplicate GPU detected")',
+        expected=f"NCCL 2.30 or newer with {SHARED_GPU_VARIABLE}=1, or one rank per GPU",
+        next_step=f"pip install 'nvidia-nccl-cu{cuda_major}>=2.30', or --nccl-library /path/libnccl.so.2",
+    )
+
+
+def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
+    """Ranks share a GPU, NCCL could let them, and was not told to."""
+    return UsageError(
+        f"{sharing}, and {SHARED_GPU_VARIABLE} is not 1 for all of them",
+        expected=f"{SHARED_GPU_VARIABLE}=1 on every rank, without which NCCL refuses ranks that share a GPU",
+        next_step=f"mpirun -x {SHARED_GPU_VARIABLE}=1 ..., or without mpirun: --ranks-per-gpu {ranks}, which sets it",
+    )
+
+
+def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int) -> UsageError:
+    """Ranks share a GPU under MPS, and may together use more SMs than it has."""
+    return UsageError(
+        f"{sharing} under MPS, with {percent:g} % of its SMs in all",
+        expected="at most 100 % in all",
+        reason="kernels of ranks that wait for each other hang where the GPU cannot hold them all at once",
+        next_step=f"mpirun -x {MPS_PERCENTAGE}={100 // ranks} ..., "
+        f"or without mpirun: --ranks-per-gpu {ranks}, which sets it",
+    )
+
+
+def different_nccl(versions: Sequence[str]) -> UsageError:
+    """Ranks that loaded NCCL libraries of different versions; each says which ranks have it."""
+    return UsageError(
+        f"ranks loaded different NCCL libraries: {'; '.join(versions)}",
+        expected='one version on every rank: NCCL refuses to connect others ("Mismatched NCCL version")',
+        reason="LD_PRELOAD, LD_LIBRARY_PATH or the Python environment differs between ranks",
+        next_step="--nccl-library /path/libnccl.so.2 names one for all ranks",
+    )
+
+
+def mps_refuses_clients(detail: str) -> "CouldNotMeasureError":
+    """CUDA's MPS server runs and takes no new client."""
+    return CouldNotMeasureError(
+        f"the MPS server refuses new clients: {detail}",
+        expected="an MPS server that takes this process",
+        reason="a client hung or was killed and the server is still ending it, which may take some seconds",
+        next_step="the same again in ten seconds; else end the server: echo quit | nvidia-cuda-mps-control",
     )
 
 

@@ -91,10 +91,10 @@ def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
 
 
 def _others(run: Circumstances, position: int, gpu: GpuFacts) -> list[GpuProcess]:
-    """The processes on a GPU that are no rank of this job."""
+    """The processes on a GPU that are no rank of this job, and work: an MPS server does not."""
     node = run.wiring.gpus[position].node
     own = {each.pid for each in run.facts if each.node == node}
-    return [each for each in gpu.processes or () if each.pid not in own]
+    return [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
 
 
 @in_each_node

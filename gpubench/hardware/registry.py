@@ -138,6 +138,7 @@ def _load_torch(name: str, driver_cuda: int) -> object:
 
 _NO_NCCL = "MPI moves the data, not NCCL"
 _NCCL_OPTIONS = ("--nccl-library", "--allocator nccl", "--algo", "--proto")
+_SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
 _NO_GRAPHS = "only NCCL's own operations are captured in a CUDA graph"
 _TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
 _REFUSED_BY_TORCH = (RuntimeError, ValueError, TypeError, NotImplementedError)
@@ -212,7 +213,11 @@ BACKENDS = (
         default_sizes="8:16M",  # on a laptop it ends within ten seconds
         open=_open_host,
         check_types=partial(_check_mpi_types, "host"),
-        lacks={"--graph": "CPUs have no CUDA graphs", **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL)},
+        lacks={
+            "--graph": "CPUs have no CUDA graphs",
+            _SHARING: _NO_GPU_TO_SHARE,
+            **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL),
+        },
     ),
 )
 """In the order in which several are measured side by side; the first is what the others are held against."""

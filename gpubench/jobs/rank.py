@@ -14,6 +14,7 @@ from gpubench.formats.delivery import ReaderGoneError, full_output, tell
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.process.nccl_settings import NODE_VARIABLE, nccl_settings
 from gpubench.hardware.torch.meeting import RanksMissingError
 from gpubench.hardware.torch.refusals import lost_connection
 from gpubench.hardware.watchdog import rank as watchdog
@@ -156,6 +157,7 @@ def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
         node=node_by_rank[group.rank],
         local_rank=local_rank,
         pid=os.getpid(),
+        nccl_host=nccl_settings(os.environ).get(NODE_VARIABLE),
     )
     return identity, node_by_rank
 

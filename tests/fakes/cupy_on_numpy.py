@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Queue
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
-from gpubench.hardware.node.cuda_driver import CudaUnavailableError
+from gpubench.hardware.node.cuda_driver import MPS_ENABLED, CudaUnavailableError
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.operation import DataType, ReduceOp
 from tests.fakes.ranks import SECONDS_TO_MEET, World
@@ -346,7 +346,12 @@ class Stream:
 
 
 class CudaDriver:
-    """libcuda, as far as a GPU's UUID needs it: all 16 bytes of it are the GPU's index. `fail` answers an error."""
+    """libcuda, as far as a GPU's UUID needs it: all 16 bytes of it are the GPU's index. `fail` answers an error.
+
+    `attributes` are those of every GPU, by number.
+    """
+
+    attributes: ClassVar[dict[int, int]] = {MPS_ENABLED: 0}
 
     def __init__(self, fail: int = 0) -> None:
         self.fail = fail
@@ -368,8 +373,20 @@ class CudaDriver:
     def cuGetErrorName(self, _status: int, _name: Any) -> int:
         return 1
 
+    def cuDeviceGetUuid_v2(self, found: Any, device: int) -> int:
+        found.raw = self.instance(device)
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, _device: int) -> int:
+        value._obj.value = self.attributes.get(attribute, 0)
+        return 0 if attribute in self.attributes else 1
+
     def uuid(self, device: int) -> bytes:
         return bytes([device] * 16)
+
+    def instance(self, device: int) -> bytes:
+        """The UUID of the MIG instance that CUDA counts so; of a whole GPU its own."""
+        return self.uuid(device)
 
 
 class ManagedDriver:

@@ -177,7 +177,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
     )  # fmt: skip
     assert under.returncode == 2
-    assert under.stderr.count("one rank a GPU") == 1
+    assert under.stderr.count("share GPU") == 1
 
 
 def test_another_nccl_is_measured_and_named() -> None:

@@ -1,11 +1,13 @@
 """The driver of four GPUs that ranks, and who starts them, believe in; who only starts them loads no more."""
 
+import os
 from collections.abc import Mapping
 
 from gpubench.hardware.node.nvml.library import Driver
 
 RANKS = 4
-DRIVER = Driver(version="580.159.04", cuda=13000, gpus=RANKS, visible=RANKS)
+GPUS = int(os.environ.get("GPUBENCH_TEST_GPUS", RANKS))
+DRIVER = Driver(version="580.159.04", cuda=13000, gpus=GPUS, visible=GPUS)
 
 
 def read_driver(_environment: Mapping[str, str]) -> Driver:

@@ -12,7 +12,7 @@ from gpubench.hardware.mpi.host import HostBackend
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
+from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice, nccl_version
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -22,7 +22,7 @@ from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
-from tests.mpi.believed_driver import RANKS
+from tests.mpi.believed_driver import GPUS, RANKS
 
 REFUSED = "refused"
 _LOGS = os.environ["GPUBENCH_TEST_LOGS"]
@@ -43,7 +43,8 @@ class Library:
     """An NCCL whose log can be reset."""
 
     path = "/fake/libnccl.so.2"
-    version = "2.28.9"
+    version_code = int(os.environ.get("GPUBENCH_TEST_NCCL_CODE", "22809"))
+    version = nccl_version(version_code)
     can_reset_log = True
     error = NcclError
 
@@ -206,9 +207,13 @@ class Counters:
         pass
 
 
-def open_gpu(_group: Group, identity: RankIdentity, _ranks: int, _driver: Driver) -> tuple[int, RankIdentity]:
+def open_gpu(
+    _group: Group, identity: RankIdentity, _ranks: int, _driver: Driver, *, shared: bool
+) -> tuple[int, RankIdentity]:
     from gpubench.jobs import gpus
 
-    gpu = h200s().gpus[identity.rank]
-    found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid)
+    assert shared
+    gpu = h200s().gpus[identity.rank % GPUS]
+    mps = "GPUBENCH_TEST_MPS" in os.environ
+    found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, mps=mps)
     return identity.rank, gpus.identify(identity, cast("Any", found))

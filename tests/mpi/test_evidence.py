@@ -53,6 +53,43 @@ def test_a_healthy_job_that_launches_itself() -> None:
     assert document["metadata"]["options"]["evidence"] == "kept"
 
 
+SHARING = {"GPUBENCH_TEST_GPUS": "2", "GPUBENCH_TEST_NCCL_CODE": "23203"}
+
+
+def test_ranks_that_share_gpus_are_started_said_and_not_judged() -> None:
+    """Four ranks on two GPUs, whose NCCL logs are those of four: nothing is held against a board of four H200s."""
+    shared = believing("tuning", GPUBENCH_TEST_MPS="1", **SHARING)
+    result = gpubench(*SWEEP, "--ranks-per-gpu", "2", "--format", "json", env=shared)
+    assert result.returncode == 0, result.stderr
+    assert "no MPS server runs, so the 2 ranks of a GPU take turns" in result.stderr  # none is there to listen
+    document = document_of(result)
+    assert {(row["ranks"], row["ranks_per_gpu"], row["nodes"]) for row in document["rows"]} == {(4, 2, 1)}
+    judged = {(row["expected_source"], row["limit_gb_s"]) for row in document["rows"]}
+    assert judged == {(None, None)}
+    assert not [each["id"] for each in document["findings"] if each["id"].startswith("slow")]
+    assert {each["sm_percent"] for each in document["metadata"]["ranks"]} == {50}
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in document["metadata"]["environment"]
+    strict = gpubench(*SWEEP, "--ranks-per-gpu", "2", env=shared)
+    assert "  2 ranks share each of GPU 0-1 (MPS, 50 % of its SMs each)" in strict.stdout
+    assert "expected          speed not judged: ranks share a GPU" in strict.stdout
+
+
+def test_under_a_users_own_mpirun_nccl_is_asked_whether_ranks_may_share_a_gpu() -> None:
+    for settings, seen in (
+        ({"GPUBENCH_TEST_GPUS": "2"}, "NCCL 2.28.9 from /fake/libnccl.so.2 refuses that"),
+        (SHARING, "NCCL_MULTI_RANK_GPU_ENABLE is not 1"),
+        ({**SHARING, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "GPUBENCH_TEST_MPS": "1"}, "with 200 % of its SMs in all"),
+    ):
+        result = mpirun(4, *SWEEP, env=believing("tuning", **settings))
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.count(seen) == 1, result.stderr
+    taken = mpirun(4, *SWEEP, env=believing("tuning", NCCL_MULTI_RANK_GPU_ENABLE="1", **SHARING))
+    assert taken.returncode == 0, taken.stderr
+    assert "  2 ranks share each of GPU 0-1 (taking turns)" in taken.stdout
+    refused = mpirun(4, *SWEEP, "--ranks-per-gpu", "2", env=believing("tuning", **SHARING))
+    assert (refused.returncode, "--ranks-per-gpu only where gpubench launches itself" in refused.stderr) == (2, True)
+
+
 def test_a_staged_job_under_a_users_own_mpirun() -> None:
     staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
     result = mpirun(4, *SWEEP, "--evidence", "--width", "100", env=staged)

@@ -80,6 +80,14 @@ class OverlapOptions:
     check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
     nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU.", min=1)
+    ranks_per_gpu: int = option(
+        "N",
+        "Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. Needs NCCL 2.30 or newer; "
+        "they run at the same time where an MPS server runs, else in turns.",
+        default=1,
+        min=1,
+        show_default=False,
+    )
     timeout: float = option(
         "S", "Seconds without one completed step after which a run that hangs is ended.", default=60.0, min=1
     )
@@ -121,6 +129,7 @@ class OverlapOptions:
             backend=None if self.simulation.simulate is not None else "nccl",
             nccl_library=self.nccl_library,
             ranks=self.np,
+            ranks_per_gpu=self.ranks_per_gpu,
             timeout_s=self.timeout,
             evidence={None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence],
             strict=self.strict,
@@ -129,6 +138,8 @@ class OverlapOptions:
             source=source_of(self.timeout, simulation=self.simulation.parse()),
             presentation=self.presentation.parse(SECTIONS),
         )
+        if self.simulation.simulate is not None and plan.ranks_per_gpu > 1:
+            plan.refuse_gpu_options("a simulated machine has none")
         return plan, asked
 
     def _request(self) -> "SweepRequest":

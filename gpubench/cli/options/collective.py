@@ -81,6 +81,14 @@ class CollectiveOptions:
         rich_help_panel=NCCL,
     )
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
+    ranks_per_gpu: int = option(
+        "N",
+        "Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. Needs NCCL 2.30 or newer; "
+        "they run at the same time where an MPS server runs, else in turns.",
+        default=1,
+        min=1,
+        show_default=False,
+    )
     timeout: float = step_timeout(f"an operation; {SECONDS_TO_START:g} while the run starts", default=60.0, least=1)
     evidence: bool | None = flag(
         "Show what is known of every path; or do not listen to NCCL and count nothing.",
@@ -122,6 +130,7 @@ class CollectiveOptions:
             nccl_library=self.nccl_library,
             allocator=allocator,
             ranks=self.nccl_tests.ranks(self.np, self.presentation.by_default),
+            ranks_per_gpu=self.ranks_per_gpu,
             timeout_s=self.timeout,
             evidence=self._evidence(),
             strict=self.strict,

@@ -17,6 +17,7 @@ from gpubench.model.facts.backends import NCCL, TORCH_NCCL
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.nccl_choice import taken_name
 from gpubench.model.terms.operation import Placement
+from gpubench.model.terms.rank_identity import why_not_judged
 from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.model.terms.units import format_share, format_size
 from gpubench.model.terms.verdict import Verdict, gravity
@@ -63,6 +64,7 @@ class CollectiveView:
         self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._several_backends = bool(backends_beside(metadata))
         self._ways = way_names(metadata)
+        self._why_not_judged = why_not_judged(metadata.ranks)
         self._hears_choices = bool(self._ways) and metadata.backend == NCCL and _has_algorithms(metadata)
         names = metadata.options.get("groups") or self._ways
         self._group_width = max(map(len, names)) + 1 if names else 0
@@ -86,7 +88,7 @@ class CollectiveView:
         for rows in self._waiting.values():
             self._print(rows)
         self._page.print("")
-        for line in footer_lines(self._rows):
+        for line in footer_lines(self._rows, self._why_not_judged):
             self._page.wrap(line, hanging=_FOOTER_LABEL)
         width = self._page.width
         for line in chain(winner_lines(report, width), backend_lines(report, width), support_lines(report, width)):
@@ -184,13 +186,16 @@ def _cell(text: str, width: int) -> str:
     return text.rjust(width) if len(text) < width else f" {text}"
 
 
-def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Peak busbw, busbw at the largest size and time at the smallest of the first backend; of all, wrong elements."""
+def footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
+    """Peak busbw, busbw at the largest size and time at the smallest of the first backend; of all, wrong elements.
+
+    `why_not_judged` is the reason why nothing is expected of these ranks, where there is one.
+    """
     if not rows:
         yield "no row was measured"
         return
     if rows[0].mode == Mode.LATENCY:
-        yield from _latency_footer(rows)
+        yield from _latency_footer(rows, why_not_judged)
         return
     every, rows = rows, [row for row in rows if row.backend == rows[0].backend]
     peak = max(rows, key=lambda row: row.busbw_gb_s)
@@ -200,12 +205,12 @@ def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
     yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
-    yield _expected_line(every)
+    yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
     yield _wrong_line(every)
 
 
-def _latency_footer(every: Sequence[CollectiveRow]) -> Iterator[str]:
+def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iterator[str]:
     rows = [row for row in every if row.backend == every[0].backend]
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
@@ -213,7 +218,7 @@ def _latency_footer(every: Sequence[CollectiveRow]) -> Iterator[str]:
         times = f"{_number(row.p50_us)} µs (p50), {_number(row.p99_us)} µs (p99)"
         yield f"at the {name:<8}   {times} at {_where(row)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
-    yield _expected_line(every)
+    yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
     yield _wrong_line(every)
 
@@ -233,11 +238,12 @@ def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
     return f"wrong elements    {sum(checked) if checked else 'not checked'}"
 
 
-def _expected_line(rows: Sequence[CollectiveRow]) -> str:
+def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
     """Where expected figures are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
-    return f"expected          {'; '.join(sources) or 'not known: speed not judged'}{_judged_part(rows)}{legend}"
+    unknown = f"speed not judged: {why_not_judged}" if why_not_judged else "not known: speed not judged"
+    return f"expected          {'; '.join(sources) or unknown}{_judged_part(rows)}{legend}"
 
 
 def _judged_part(rows: Sequence[CollectiveRow]) -> str:

@@ -9,7 +9,7 @@ from gpubench.model.facts.backends import GATE, gated
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.rank_identity import RankIdentity, by_device, hosts_of_nccl
 from gpubench.model.terms.statistics.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
 from gpubench.model.terms.sweep import describe_dropped
 from gpubench.model.terms.units import compress_names, counted, spans
@@ -79,7 +79,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     beside = "".join(f" and {each}" for each in backends_beside(metadata))
     yield (
         f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "
-        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
+        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}{_hosts_of_nccl(metadata)}"
         + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
     )
     if metadata.backend == "host" or (
@@ -91,6 +91,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
         yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
         yield f"{INDENT}{metadata.source}"
     yield from rank_lines(metadata.ranks, verbose=verbose)
+    yield from sharing_lines(metadata.ranks)
     yield from software_lines(metadata, verbose=verbose)
     yield f"{INDENT}{_method(metadata)}"
     ways = way_names(metadata)
@@ -166,10 +167,32 @@ def rank_lines(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[str]
             )
 
 
+def _hosts_of_nccl(metadata: Metadata) -> str:
+    """', 2 hosts for NCCL, by NCCL_HOSTID' where NCCL counts other hosts than there are."""
+    counted_by_nccl = hosts_of_nccl(metadata.ranks)
+    if all(each.nccl_host is None or each.device is None for each in metadata.ranks):
+        return ""
+    return f", {counted(counted_by_nccl, 'host')} for NCCL, by NCCL_HOSTID"
+
+
+def sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
+    """Which ranks share a GPU and how: '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'; alike GPUs in one line."""
+    shared: dict[str, list[RankIdentity]] = {}
+    for each in by_device(ranks):
+        if len(each) > 1:
+            percents = sorted({rank.sm_percent for rank in each if rank.sm_percent is not None})
+            shares = " or ".join(f"{percent:g} %" for percent in percents)
+            how = f"MPS, {shares} of its SMs each" if percents else "taking turns"
+            shared.setdefault(f"{len(each)} ranks share {{}} ({how})", []).append(each[0])
+    for text, firsts in shared.items():
+        names = f"GPU {spans(sorted({each.gpu_index or 0 for each in firsts}))}"
+        yield INDENT + text.format(names if len(firsts) == 1 else f"each of {names}")
+
+
 def _gpus(ranks: Sequence[RankIdentity]) -> str:
     return ", ".join(dict.fromkeys(rank.gpu for rank in ranks if rank.gpu))
 
 
 def _indices(ranks: Sequence[RankIdentity]) -> str:
-    known = [rank.gpu_index for rank in ranks if rank.gpu_index is not None]
+    known = sorted({rank.gpu_index for rank in ranks if rank.gpu_index is not None})
     return f"GPU {spans(known)}, " if known else ""

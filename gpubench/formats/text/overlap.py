@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from gpubench.formats.text.columns import Column, fitted_lines
-from gpubench.formats.text.header import INDENT, rank_lines, software_lines
+from gpubench.formats.text.header import INDENT, rank_lines, sharing_lines, software_lines
 from gpubench.formats.text.page import Page
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
@@ -145,6 +145,7 @@ def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
         yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
         yield f"{INDENT}{metadata.source}"
     yield from rank_lines(metadata.ranks, verbose=verbose)
+    yield from sharing_lines(metadata.ranks)
     yield from software_lines(metadata, verbose=verbose)
     types = ", ".join((*options["dtypes"], *options["ops"]))
     if metadata.origin == "simulated":

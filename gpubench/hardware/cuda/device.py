@@ -1,31 +1,47 @@
 """One GPU through CuPy: selection, identity, plain allocations, a stream, graphs."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
-from uuid import UUID
 
 from gpubench import errors
 from gpubench.hardware.cuda.memory import CudaMemory, PatternKernels
-from gpubench.hardware.node.cuda_driver import CudaUnavailableError, device_uuid, load_cuda, version_text
+from gpubench.hardware.node.cuda_driver import (
+    MPS_ENABLED,
+    CudaUnavailableError,
+    device_uuid,
+    load_cuda,
+    read_attribute,
+    version_text,
+)
 from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.process.mps import mps_serves
 from gpubench.ports.launch import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
 """Left free for NCCL's own buffers, which it takes at the first collective, and for other processes."""
 
+_REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorMps", "CUDA_ERROR_MPS")
+"""In the errors of a process that an MPS server does not take; the first two are also those of a GPU in exclusive
+compute mode that another process uses."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """A GPU by its names: CUDA's index is this process's own count, bus id and UUID are the hardware's."""
+    """A GPU by its names: CUDA's index is this process's own count, bus id and UUID are the hardware's.
+
+    `mps` is whether this process uses it through an MPS server.
+    """
 
     name: str
     index: int
     bus_id: str
     uuid: str
+    mps: bool = False
 
 
 class CudaDevice:
@@ -40,6 +56,8 @@ class CudaDevice:
         self.stream.use()
         self._kernels = PatternKernels(cupy, self.stream)
         self._memories: list[CudaMemory] = []
+        self.sharing = 1
+        """The ranks that share its memory, this one included."""
         self.identity = identify(self._runtime, index)
 
     @property
@@ -52,8 +70,11 @@ class CudaDevice:
         return library_versions(self.cupy, self._driver)
 
     def free_bytes(self) -> int:
-        """Memory that buffers may take: what is free, less the headroom, or half of it on a small or busy GPU."""
-        free: int = self._runtime.memGetInfo()[0]
+        """Memory that buffers may take: what is free, less the headroom, or half of it on a small or busy GPU.
+
+        Of what is free a rank may take its equal share.
+        """
+        free: int = self._runtime.memGetInfo()[0] // self.sharing
         return max(free - _HEADROOM_BYTES, free // 2)
 
     def allocate(self, size_bytes: int) -> CudaMemory:
@@ -125,24 +146,26 @@ def opening(runtime: Any) -> Iterator[None]:
     try:
         yield
     except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
+        if any(word in str(error) for word in _REFUSED_BY_MPS) and mps_serves(os.environ):
+            raise errors.mps_refuses_clients(str(error)) from error
         raise errors.no_gpu(str(error)) from error
     except (RuntimeError, ImportError, OSError) as error:
         raise errors.no_kernels(str(error).strip().splitlines()[0]) from error
 
 
-def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
-    """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
+def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, *, shared: bool = False) -> CudaDevice:
+    """The GPU for a rank: the only one it sees, or the one that its place on the host selects; `shared`, in turn.
 
-    Raises CouldNotMeasureError for no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC, and
-    UsageError for more ranks on the host than GPUs.
+    Raises CouldNotMeasureError for no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC, and for an
+    MPS server that takes no clients; UsageError for more ranks on the host than GPUs, where they may not share them.
     """
     cupy = load_cupy(driver)
     runtime = cupy.cuda.runtime
     with opening(runtime):
         visible = runtime.getDeviceCount()
-        if visible > 1 and local_rank >= visible:
-            raise errors.more_ranks_than_gpus(ranks_on_host, visible, host)
-        return CudaDevice(cupy, local_rank if visible > 1 else 0, driver)
+        if visible > 1 and local_rank >= visible and not shared:
+            raise errors.no_gpu_of_its_own(ranks_on_host, visible, host)
+        return CudaDevice(cupy, local_rank % visible if visible > 1 else 0, driver)
 
 
 def identify(runtime: Any, index: int) -> GpuIdentity:
@@ -151,11 +174,15 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
     Its UUID is the driver's answer: CuPy ends it at its first zero byte, and one UUID in 16 has one.
     Raises CudaUnavailableError where the driver does not tell it.
     """
+    library = load_cuda()
+    uuid, mps = device_uuid(library, index), read_attribute(library, MPS_ENABLED, index)
     return GpuIdentity(
         name=runtime.getDeviceProperties(index)["name"].decode(),
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
-        uuid=f"GPU-{UUID(bytes=device_uuid(load_cuda(), index))}",
+        uuid=uuid,
+        # A driver that does not know the attribute leaves the question to the server's own socket.
+        mps=mps_serves(os.environ) if mps is None else bool(mps),
     )
 
 

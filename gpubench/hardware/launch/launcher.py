@@ -71,16 +71,24 @@ class Launcher:
         """The command line that starts gpubench with `arguments` as that many ranks."""
         return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
 
-    def environment(self, outer: Mapping[str, str], channel: str, *, measures_mpi: bool = True) -> dict[str, str]:
+    def environment(
+        self,
+        outer: Mapping[str, str],
+        channel: str,
+        also: Mapping[str, str] | None = None,
+        *,
+        measures_mpi: bool = True,
+    ) -> dict[str, str]:
         """The environment of the job: this host only, whatever allocation this is; the user's own settings win.
 
-        Where a job `measures_mpi`, MPI carries messages as it chooses to.
+        `also` are settings that its ranks need beside the launcher's own. Where a job `measures_mpi`, MPI carries
+        messages as it chooses to.
         """
         inner = as_if_alone(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
             settings = settings | _AGREEMENT_SETTINGS
-        own = {name: value for name, value in settings.items() if name not in inner}
+        own = {name: value for name, value in {**settings, **(also or {})}.items() if name not in inner}
         return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
 
     def on_hosts(self, outer: Mapping[str, str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ class _SymbolOrigin(ctypes.Structure):
 class NcclLibrary:
     """The libnccl that CuPy uses, which is the one asked for, if one was.
 
-    `version` is '2.28.9', `error` the exception of a failed call.
+    `version` is '2.28.9', `version_code` 22809, `error` the exception of a failed call.
     """
 
     def __init__(self, asked: str | None = None) -> None:
@@ -59,7 +59,8 @@ class NcclLibrary:
             detail = str(caught[-1].message).strip().splitlines()[0] if caught else "libnccl.so.2 is not found"
             raise errors.missing_nccl(detail)
         self.nccl: Any = nccl
-        self.version = nccl_version(nccl.get_version())
+        self.version_code: int = nccl.get_version()
+        self.version = nccl_version(self.version_code)
         self.error: type[Exception] = nccl.NcclError
         self.path = _origin_of_nccl()
         self._native = _load(self.path)

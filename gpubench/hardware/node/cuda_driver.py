@@ -5,13 +5,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
+from uuid import UUID
 
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100
 _BUS_ID_BYTES, _UUID_BYTES = 32, 16
 _MULTIPROCESSORS = 16
 _DMA_BUF_SUPPORTED = 124
-"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED in cuda.h."""
+MPS_ENABLED = 133
+"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED and CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+in cuda.h."""
 
 _FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
 """CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and so on: what NCCL asks before it shares memory."""
@@ -63,12 +66,26 @@ def load_cuda() -> Any:
         raise CudaUnavailableError(f"{_LIBRARY} cannot be loaded ({error})", absent=True) from error
 
 
-def device_uuid(library: Any, index: int) -> bytes:
-    """The 16 bytes of a GPU's UUID; CudaUnavailableError where the driver does not tell them."""
+def device_uuid(library: Any, index: int) -> str:
+    """The UUID of a GPU, 'GPU-…', or of the MIG instance that CUDA counts so, 'MIG-…'.
+
+    cuDeviceGetUuid tells that of the whole GPU, and cuDeviceGetUuid_v2, since CUDA 11.4, that of an instance.
+    Raises CudaUnavailableError: the driver does not tell it.
+    """
     _check(library, "cuInit", 0)
+    device = _integer(library, "cuDeviceGet", index)
+    whole = _uuid(library, "cuDeviceGetUuid", device)
+    try:
+        own = _uuid(library, "cuDeviceGetUuid_v2", device)
+    except (CudaUnavailableError, AttributeError):
+        own = whole
+    return f"GPU-{whole}" if own == whole else f"MIG-{own}"
+
+
+def _uuid(library: Any, function: str, device: int) -> UUID:
     found = ctypes.create_string_buffer(_UUID_BYTES)
-    _check(library, "cuDeviceGetUuid", found, _integer(library, "cuDeviceGet", index))
-    return found.raw
+    _check(library, function, found, device)
+    return UUID(bytes=found.raw)
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:

@@ -11,6 +11,9 @@ from gpubench.hardware.system_files import UnknownFields, below, printable, text
 
 DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
 
+NODE_VARIABLE = "NCCL_HOSTID"
+"""What NCCL takes for the host of a process, instead of asking the system."""
+
 _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
 _OF_HOME = "~/.nccl.conf"

@@ -19,6 +19,7 @@ from gpubench.errors import (
 from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware.launch import channel, launcher
 from gpubench.hardware.node.nvml.library import Driver, read_driver
+from gpubench.hardware.process.mps import cost_of_turns, mps_serves, sharing_settings
 from gpubench.jobs.collective.gpu_count import check_any
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_plan import write_plan
@@ -52,6 +53,7 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """
     driver = read_driver(os.environ)
     ranks = choose_ranks(plan, driver)
+    sharing = sharing_settings(plan.ranks_per_gpu)
     check_writable(plan.presentation.outputs, plan.recording.record)
     mpirun = launcher.find_launcher()
     terminal = sys.stderr if _shows_progress(plan) and os.environ.get("TERM") != "dumb" else None
@@ -59,7 +61,7 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     with channel.ChannelReceiver() as ranks_channel, starting as take_back:
         write_plan(ranks_channel.path, plan, arguments)
         measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=driver.visible > 0))
-        environment = mpirun.environment(os.environ, ranks_channel.path, measures_mpi=measures_mpi)
+        environment = mpirun.environment(os.environ, ranks_channel.path, sharing, measures_mpi=measures_mpi)
         command = mpirun.command(ranks, arguments)
 
         def present(presenter: "Presenter", started: "Popen[bytes]") -> _LaunchedJob:
@@ -74,6 +76,9 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
             if plan.backend is None and driver.hidden_gpus():
                 take_back()
                 presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
+            if sharing and not mps_serves(environment):
+                take_back()
+                presenter.note(cost_of_turns(plan.ranks_per_gpu))
             with delivering(presenter):
                 job = present(presenter, first)
                 if job.started_nothing:
@@ -103,12 +108,12 @@ def _presenter(plan: CollectivePlan) -> "Presenter":
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
-    """The number of ranks to launch: one for each visible GPU, two where there is none.
+    """The number of ranks to launch: as many as asked for a GPU for each that is visible, two where there is none.
 
     Raises GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
     """
     check_any([driver.visible], plan)
-    ranks = plan.ranks or driver.visible or HOST_RANKS
+    ranks = plan.ranks or driver.visible * plan.ranks_per_gpu or HOST_RANKS
     kinds = plan.kinds(gpus=driver.visible > 0)
     for kind in kinds:
         kind.check_installed()
@@ -120,10 +125,10 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
         from gpubench.hardware.cuda.device import check_installed
 
         check_installed(driver)
-        if ranks > driver.visible:
+        if ranks > driver.visible * plan.ranks_per_gpu:
             from gpubench.hardware.mpi.group import host_name
 
-            raise more_ranks_than_gpus(ranks, driver.visible, host_name())
+            raise more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
     else:
         plan.refuse_gpu_options("this host shows none")
     if plan.collective.rooted:

@@ -15,7 +15,7 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
-from gpubench.jobs.gpus import open_gpu
+from gpubench.jobs.gpus import check_nccl_of_ranks, open_gpu
 from gpubench.model.facts.backends import MPI, TORCH
 from gpubench.model.facts.idle_gpu import holders
 from gpubench.model.facts.mpi_support import MpiSupport
@@ -52,7 +52,7 @@ def open_on_gpu(
     alone = _asked_alone(kinds, plan, group)
     if plan.nccl_library is None:
         agree(group, lambda: [each.load(driver.cuda) for each in _torch_first(kinds)], place=str(rank.identity))
-    device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
+    device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver, shared=True)
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
     stack.callback(condition.close)
@@ -62,6 +62,8 @@ def open_on_gpu(
 
     stack.enter_context(naming_holders(memory_holders))
     library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
+    if any(each.logs_to_nccl for each in kinds):
+        check_nccl_of_ranks(group, identity, library, driver)
     if path_watch is not None:
         path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)
         stack.enter_context(path_watch.naming_refusals(library))

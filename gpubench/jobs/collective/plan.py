@@ -27,6 +27,7 @@ BACKENDS = tuple(each.name for each in BACKEND_KINDS)
 BACKEND_SUMMARIES = "; ".join(each.summary for each in BACKEND_KINDS)
 DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
 FACTS_TIMEOUT_S = 20.0
+SHARING_OPTION = "--ranks-per-gpu"
 
 
 def _here() -> "Source":
@@ -95,6 +96,7 @@ class RankOptions:
     nccl_library: str | None = None
     allocator: Allocator = Allocator.CUDA
     ranks: int | None = None
+    ranks_per_gpu: int = 1
     timeout_s: float = 60.0
     evidence: EvidenceUse = EvidenceUse.KEPT
     strict: bool = False
@@ -176,6 +178,7 @@ class CollectivePlan(RankOptions):
         """Those options that were given and that not every backend has."""
         given = {
             "--graph": self.request.graph_replays > 0,
+            SHARING_OPTION: self.ranks_per_gpu > 1,
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL,
             **{option: True for option in self.variants.options if option in ("--algo", "--proto")},

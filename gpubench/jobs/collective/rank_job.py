@@ -73,7 +73,7 @@ class CollectiveRankJob:
 
         Raises AgreedError: the run cannot be, and every rank knows it.
         """
-        agree(self._group, self._check_ranks)
+        agree(self._group, lambda: self._check_ranks(channel))
         if self._plan.expected_gpus is not None:
             self._listed = self._group.gather(read_driver(os.environ).gpus)
             agree(self._group, lambda: check_any(self._listed, self._plan))
@@ -235,7 +235,14 @@ class CollectiveRankJob:
             return "--split: log and counters would be of all groups at once"
         return "--no-evidence: nobody listened and nothing was counted"
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, channel: str | None) -> None:
+        if channel is None and self._plan.ranks_per_gpu > 1:
+            raise UsageError(
+                f"--ranks-per-gpu {self._plan.ranks_per_gpu} under a launcher that started {self._group.size} ranks",
+                expected="--ranks-per-gpu only where gpubench launches itself",
+                reason="ranks of a launcher share a GPU where there are more of them than GPUs",
+                next_step="leave --ranks-per-gpu out: mpirun -n 4 -x NCCL_MULTI_RANK_GPU_ENABLE=1 gpubench ...",
+            )
         if self._plan.ranks not in (None, self._group.size):
             raise UsageError(
                 f"--np {self._plan.ranks} under a launcher that started {self._group.size} ranks",

@@ -11,7 +11,7 @@ from gpubench.collectives.record import Collective
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.rank_identity import RankIdentity, why_not_judged
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def speed_judge_of(
 
                 profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
         network = None if joined is None else joined[1]
-        sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network)
+        unlike = why_not_judged(ranks)
+        sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
         return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
 
     return make

@@ -1,6 +1,5 @@
 """The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpubench.collectives.hierarchical import Hierarchy
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.process.nccl_settings import environment_set, nccl_settings
+from gpubench.hardware.process.nccl_settings import environment_set
 from gpubench.hardware.registry import BackendKind
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import AskedVariants
@@ -23,9 +22,6 @@ from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
     from gpubench.ports.collective_calls import CollectiveCalls
-
-_NODE_VARIABLE = "NCCL_HOSTID"
-"""What NCCL takes for the node of a process, instead of asking the system."""
 
 
 class NcclErrors(Protocol):
@@ -142,7 +138,7 @@ class VariantMaker:
 
     def _levels(self) -> TwoLevels:
         """By node as MPI sees it, and inside it by what NCCL is told to take for one."""
-        own = self.identity.node, nccl_settings(os.environ).get(_NODE_VARIABLE, "")
+        own = self.identity.node, self.identity.nccl_host or ""
         named = self.group.gather(own)
 
         def divide() -> TwoLevels:

@@ -9,6 +9,7 @@ from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity, hosts_of_nccl, ranks_per_gpu
 from gpubench.model.terms.statistics.samples import RowTimes
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size
@@ -39,12 +40,18 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """The facts that all rows of a job repeat."""
+    """The facts that all rows of a job repeat; `ranks_per_gpu` is None where no rank drives a GPU."""
 
     backend: str
     origin: Origin
     ranks: int
     nodes: int
+    ranks_per_gpu: int | None = None
+
+    @classmethod
+    def of(cls, backend: str, origin: Origin, ranks: Sequence[RankIdentity]) -> "JobFacts":
+        """Those of ranks that measure together; nodes are counted as NCCL counts hosts."""
+        return cls(backend, origin, len(ranks), hosts_of_nccl(ranks), ranks_per_gpu(ranks))
 
 
 def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
@@ -107,6 +114,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verified=verified,
         verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
         note="; ".join(filter(None, (times.note, made_of))) or None,
+        ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
         ci95_percent=None if times.interval is None else 100 * times.interval,
         batch_median_us=None if batches is None else batches.median_seconds * MICROSECONDS_PER_SECOND,

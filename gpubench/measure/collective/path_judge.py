@@ -64,6 +64,8 @@ class PathJudge:
         wiring = self.observations.circumstances.wiring
         if len(expected_bytes) == 1:
             return Limit(None, "one rank: nothing passes a link")
+        if why := wiring.why_not_judged:
+            return Limit(None, f"no limit: {why}")
         joined = networks(wiring)
         if joined is not None and joined[0].nodes > 1:
             return network_limit(algorithm, collective, joined[0])

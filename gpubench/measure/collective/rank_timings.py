@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import CollectiveRow, Section, Table
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.rank_identity import RankIdentity, ranks_per_gpu
 from gpubench.model.terms.statistics.lateness import EntryTimes, Straggler, straggler
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, compress_names, spans
 from gpubench.model.terms.verdict import STRAGGLER, Finding, Verdict
@@ -40,7 +40,9 @@ class RankTimings:
         return {RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: list(self._lines()))}
 
     def findings(self) -> tuple[Finding, ...]:
-        """The finding on ranks that are late as a rule, if there are any."""
+        """The finding on ranks that are late as a rule, if there are any; ranks of one GPU are late by its turns."""
+        if (ranks_per_gpu(self._identities) or 1) > 1:
+            return ()
         known = []
         for row, parts in self._rows:
             entries = [each for _, each in parts if each is not None]

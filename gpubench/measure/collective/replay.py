@@ -131,7 +131,7 @@ def _measured(
     shown = []
     for row in rows:
         ranks = found.ranks_of(groups[row.group])
-        job = JobFacts(row.backend, Origin.RECORDED, len(ranks), len({each.node for each in ranks}))
+        job = JobFacts.of(row.backend, Origin.RECORDED, ranks)
         measured = MeasuredRow(row.sample.row(request, row.case, job), row.sample)
         observed = row.backend == found.backend
         shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))

@@ -45,7 +45,8 @@ class ExpectedTimes:
     """The sources of what is expected of rows, asked in their order: a profile, this machine's past, a model of what
     joins its nodes, the limit.
 
-    `nccl` is the version that measures; `network` is what joins the nodes, None where that is not known.
+    `nccl` is the version that measures; `network` is what joins the nodes, None where that is not known; `unlike` is
+    why these ranks are compared with nothing, '' where they may be.
     """
 
     collective: Collective
@@ -53,9 +54,12 @@ class ExpectedTimes:
     nccl: str | None = None
     past: PastTime = _no_past
     network: "NodeNetwork | None" = None
+    unlike: str = ""
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
+        if self.unlike:
+            return None
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
             return self.past(row)
         from gpubench.collectives.expected import from_limit, from_network, from_profile

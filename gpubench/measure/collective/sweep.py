@@ -73,7 +73,7 @@ def check_root(collective: Collective, root: int, ranks: int) -> None:
 
 def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
     """The facts of a job that its rows repeat."""
-    return JobFacts(backend.name, Origin.MEASURED, len(identities), len({each.node for each in identities}))
+    return JobFacts.of(backend.name, Origin.MEASURED, identities)
 
 
 _SECONDS_TO_SET_TO_WORK = 20e-3

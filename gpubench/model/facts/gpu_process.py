@@ -35,9 +35,14 @@ class GpuProcess:
         )
 
     @property
+    def is_mps_server(self) -> bool:
+        """True of an MPS server, which does no work of its own: its clients are listed beside it."""
+        return (self.name or "").rpartition("/")[2] == _MPS_SERVER
+
+    @property
     def shows_mps(self) -> bool:
         """True of a process that an MPS server runs, and of the server."""
-        return self.mps or (self.name or "").rpartition("/")[2] == _MPS_SERVER
+        return self.mps or self.is_mps_server
 
 
 class _UsedGpu(Protocol):

@@ -10,12 +10,13 @@ from gpubench.model.paths.p2p import ABOVE_HOST, LIMIT_WARN_SHARE
 from gpubench.model.paths.peer_policy import Refusal, is_policy_known, nccl_keeps_off, refusal_of
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import PATH_CLASSES, UNKNOWN_PATH, Limit, PeerAccess, Topology
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.rank_identity import RANKS_SHARE_A_GPU, RankIdentity, why_not_judged
 
 NETWORK, MNNVL = "NET", "P2P/MNNVL"
 
 _ACTIVE = "active"
 _NOT_DESCRIBED = "nothing described these GPUs"
+_SAME_GPU = "both ranks use the same GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,19 @@ class Wiring:
     gpus: Sequence[Located]
     nodes: Mapping[int, Topology]
 
+    @cached_property
+    def why_not_judged(self) -> str:
+        """The reason why no limit holds for these ranks, as they share GPUs or NCCL splits their hosts; else empty."""
+        return why_not_judged([each for each in self.gpus if isinstance(each, RankIdentity)])
+
     def together(self, pair: Pair) -> bool:
         """True where both are on one node."""
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
+
+    def one_gpu(self, pair: Pair) -> bool:
+        """True where both drive the same GPU, or instances of it."""
+        bus_ids = [each.gpu_bus_id for each in (self.gpus[pair[0]], self.gpus[pair[1]])]
+        return self.together(pair) and None not in bus_ids and bus_ids[0] == bus_ids[1]
 
     def domain(self, gpu: int) -> tuple[str, int | None] | None:
         """The NVLink domain of several nodes that a GPU is in; None where it is in none."""
@@ -76,6 +87,8 @@ class Wiring:
             return min((self.nvlink_total(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         if not self.together(pair):
             return min((self.to_network(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
+        if self.one_gpu(pair):
+            return Limit(None, RANKS_SHARE_A_GPU)
         facts = self._facts(pair)
         return Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
@@ -84,6 +97,8 @@ class Wiring:
         if not self.together(pair):
             return self.in_one_domain(pair)
         facts = self._facts(pair)
+        if self.one_gpu(pair):
+            return False
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
     def nvlink_total(self, gpu: int) -> Limit:
@@ -113,6 +128,8 @@ class Wiring:
 
     def peer_access(self, pair: Pair) -> PeerAccess:
         """Peer access between a pair of one node, as CUDA and the driver report it."""
+        if self.one_gpu(pair):
+            return PeerAccess(cuda=True, nvml=None, reason=_SAME_GPU)
         facts = self._facts(pair)
         return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
 
@@ -126,7 +143,7 @@ class Wiring:
         access = self.peer_access(pair)
         if access.possible is None:
             return Evidence(seen=access.reason)
-        seen = f"{self.path(pair)}, peer access {access.reason}"
+        seen = access.reason if self.one_gpu(pair) else f"{self.path(pair)}, peer access {access.reason}"
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
     def refusal(self, pair: Pair) -> Refusal | None:
@@ -153,7 +170,7 @@ class Wiring:
     def kept_off(self, pair: Pair) -> str:
         """The reason why NCCL, by default, does not use the peer access of a pair of one node; empty where it does."""
         facts = self._facts(pair)
-        return "" if facts is None else nccl_keeps_off(self._node(pair), *facts)
+        return "" if facts is None or self.one_gpu(pair) else nccl_keeps_off(self._node(pair), *facts)
 
     def stays_off(self, pair: Pair) -> bool:
         """True where NCCL, by default, does not use peer access of a pair, whether or not there is any."""

@@ -128,7 +128,7 @@ class CollectiveRow(Record):
     origin: Annotated[str, Origin]  #: where the numbers come from
     group: str | None = None  #: the part of the job this row is of; null: the whole job
     ranks: int  #: ranks in the group
-    nodes: int  #: hosts in the group
+    nodes: int  #: hosts in the group, as NCCL counts them (NCCL_HOSTID)
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
     count: int  #: elements handed to the library
     dtype: Annotated[str, DataType]  #: element type
@@ -171,6 +171,8 @@ class CollectiveRow(Record):
     #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
     expected_source: str | None = None
     issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
+    #: the most ranks that share a GPU; 1: each rank has a GPU of its own; null: no rank drives a GPU
+    ranks_per_gpu: int | None = None
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()

@@ -25,6 +25,7 @@ from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow, NodeRow
 from gpubench.model.results.watch.sentence import watch_sentence
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
 
@@ -107,9 +108,11 @@ def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = N
 
 def _machine(metadata: Metadata, report: Report) -> str:
     """'4 × H200', 'no GPU' where it is known that there is none; nothing where it is not known."""
-    names = [rank.gpu for rank in metadata.ranks if rank.gpu]
+    names = [each[0].gpu or "GPU" for each in by_device(metadata.ranks)]
+    names += [rank.gpu for rank in metadata.ranks if rank.gpu and rank.device is None]
     names = names or [row.name or "GPU" for row in report.rows("gpus", GpuRow)]
     described = metadata.options.get("gpus")
+    shared = ranks_per_gpu(metadata.ranks) or 1
     if not names and isinstance(described, dict):
         names = [str(each).partition(" ")[2] for each in described.values()]
     if not names:
@@ -120,7 +123,8 @@ def _machine(metadata: Metadata, report: Report) -> str:
         return _job(report)
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
-    return ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())
+    gpus = ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())
+    return gpus if shared == 1 else f"{len(metadata.ranks)} ranks on {gpus}"
 
 
 def _count(report: Report) -> str:
@@ -220,7 +224,8 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> str:
     unjudged = [figure.what for figure in measured if not figure.is_judged]
     if not unjudged:
         return "" if measured or metadata.subject in _OF_FILES else "speed not measured"
-    why = "no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes"
+    why = why_not_judged(metadata.ranks)
+    why = why or ("no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes")
     of_what = "" if len(unjudged) == len(measured) else f" of {' and '.join(unjudged)}"
     return f"speed{of_what} not judged: {why}"
 

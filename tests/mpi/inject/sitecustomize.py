@@ -2,6 +2,8 @@
 
 GPUBENCH_TEST_LOGS names a folder of recorded logs. NCCL is then MPI on CPU buffers which writes, line by line, what
 that rank's NCCL wrote, and reads NCCL_DEBUG and its like as NCCL does. With `refused`, two ranks have no path.
+GPUBENCH_TEST_GPUS is how many GPUs there are, in the place of four, and GPUBENCH_TEST_NCCL_CODE what NCCL's version is;
+with GPUBENCH_TEST_MPS ranks run under MPS.
 GPUBENCH_TEST_NODES names a simulated machine and its faults: `check` then finds its nodes on the hosts of the job.
 GPUBENCH_TEST_SLOW_HOST names one whose memory takes four times as long to copy; with `none` all take as long.
 The rank that GPUBENCH_TEST_STUCK names does not come back from its first operation; GPUBENCH_TEST_START_SECONDS is what

@@ -58,8 +58,9 @@ class NvmlUse:
         self, processes: Sequence[GpuProcess], own_pids: Collection[int], before: Collection[int]
     ) -> tuple[GpuProcess, ...]:
         if sees_all_pids(self._root) or any(each.pid in own_pids for each in processes):
-            return tuple(self._named(each) for each in processes if each.pid not in own_pids)
-        return tuple(each for each in processes if each.pid in before)
+            named = (self._named(each) for each in processes if each.pid not in own_pids)
+            return tuple(each for each in named if not each.is_mps_server)
+        return tuple(each for each in processes if each.pid in before and not each.is_mps_server)
 
     def _named(self, process: GpuProcess) -> GpuProcess:
         name = process_name(process.pid, self._root) or process.name

@@ -104,3 +104,13 @@ def test_what_nvml_does_not_say_is_not_known(monkeypatch: pytest.MonkeyPatch, tm
 def test_without_a_driver_there_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", ByBusId(start_error=9))
     assert NvmlUse().of([BUS], ()).read(0) == GpuUse()
+
+
+def test_an_mps_server_is_nobody_elses_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has a context on the GPU for its clients, which are listed beside it."""
+    process_files(tmp_path, OTHER, "/usr/bin/nvidia-cuda-mps-server\0")
+    process_files(tmp_path, OTHER + 1, "train\0")
+    server, client = process(OTHER, GIB), process(OTHER + 1, GIB)
+    machine = Machine(monkeypatch, tmp_path, [server])
+    assert machine.opened(server, process(OWN, GIB)).users == ()
+    assert [each.name for each in machine.opened(server, client, process(OWN, GIB)).users] == ["train"]
