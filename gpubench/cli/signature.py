@@ -122,6 +122,17 @@ def given_options(options: Any) -> Iterator[str]:
             yield _name_of(each, value)
 
 
+def given_words(options: Any, *left_out: type) -> Iterator[str]:
+    """The words of a command line for the options that do not have their default; groups `left_out` are passed over."""
+    for each in fields(options):
+        value: Any = getattr(options, each.name)
+        if is_dataclass(value):
+            yield from given_words(value, *left_out) if not isinstance(value, left_out) else ()
+        elif not each.metadata.get(_NO_OPTION) and value != each.default:
+            yield _name_of(each, value)
+            yield from () if isinstance(value, bool) else [str(value)]
+
+
 def _name_of(each: "Field[Any]", value: Any) -> str:
     """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
     names = (each.metadata["name"] or f"--{each.name.replace('_', '-')}").split(" ")[0].split("/")

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.cli.commands.check import CheckOptions
+from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.signature import given_words, options_from
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.launch.launcher import Flavour, Launcher
-from gpubench.hardware.launch.several_hosts import hosts_of, mpirun_command, srun_command
+from gpubench.hardware.launch.several_hosts import hosts_of, mpirun_command, named_in, srun_command
 from gpubench.hardware.node.nvml.library import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
 
@@ -52,9 +55,9 @@ def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
 
 def test_every_mpirun_gets_a_rank_a_gpu_and_no_binding() -> None:
     open_mpi = mpirun_command(Launcher("/mpi/mpirun", Flavour.OPEN_MPI), ["a", "b"], 8, ["check", "--quick"])
-    assert open_mpi[:10] == [
+    assert open_mpi[:12] == [
         *("/mpi/mpirun", "-n", "16", "--host", "a:8,b:8", "--map-by", "ppr:8:node:OVERSUBSCRIBE", "--bind-to", "none"),
-        sys.executable,
+        *("-x", "GPUBENCH_DEFAULTS=off", sys.executable),
     ]
     assert open_mpi[-2:] == ["check", "--quick"]
     mpich = mpirun_command(Launcher("mpiexec", Flavour.MPICH), ["a", "b"], 4, ["check"])
@@ -90,12 +93,70 @@ def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path
     assert re.match(r"gpubench: \S*mpirun -n 2 --host localhost:2 --map-by ppr:2:node:OVERSUBSCRIBE ", said)
     command = shlex.split(said)
     assert "--hosts" not in command
-    assert command[-4:] == list(options)
+    assert command[-5:] == ["--profile", "host", "--format", "json", "--no-progress"]
+    assert "GPUBENCH_DEFAULTS=off" in command
     document = json.loads(output.read_text())
     assert document["complete"]
+    assert document["metadata"]["command"] == ["gpubench", "check", "--hosts", str(hosts), *options]
     assert {row["ranks"] for row in document["rows"]} == {2}
     assert result.returncode == 3
     assert "SKIP: " in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("style", [(), ("--exit-style", "nagios"), ("--format", "json")], ids=" ".join)
+def test_a_host_that_cannot_be_reached_is_named_in_every_output(style: tuple[str, ...], tmp_path: Path) -> None:
+    hosts, output = tmp_path / "hosts", tmp_path / "h.json"
+    hosts.write_text("localhost slots=1\nno-such-host.invalid slots=1\n")
+    options = ("check", "--quick", "--profile", "host", "--hosts", str(hosts), "-o", str(output), *style)
+    result = gpubench(*options, env=environment(**MPI_ENVIRONMENT))
+    assert result.returncode == 3, result.stderr
+    document = json.loads(output.read_text())
+    assert document["verdict"] == "ERROR"
+    assert document["sentence"].startswith("ERROR: no-such-host.invalid: ")
+    assert [each["subjects"] for each in document["findings"]] == [["no-such-host.invalid"]]
+    assert document["metadata"]["hosts"] == ["localhost", "no-such-host.invalid"]
+    if "nagios" in style:
+        assert re.fullmatch(r"GPUBENCH CHECK UNKNOWN - no-such-host.invalid: .*\n", result.stdout)
+    elif "json" in style:
+        assert json.loads(result.stdout) == document
+    else:
+        assert result.stdout.splitlines()[-1] == document["sentence"]
+    assert "daemon" not in result.stdout, "what the launcher says is narration"
+
+
+@pytest.mark.mpi
+def test_several_hosts_are_checked_in_an_exit_style(tmp_path: Path) -> None:
+    """Ranks under a launcher each end with a code: the process that started it has one for all."""
+    if read_driver(os.environ).visible:
+        pytest.skip("this machine has GPUs")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=2\n")
+    options = ("check", "--quick", "--profile", "host", "--hosts", str(hosts), "--exit-style", "nagios")
+    result = gpubench(*options, env=environment(GPUBENCH_OUTPUT=str(tmp_path / "own.json"), **MPI_ENVIRONMENT))
+    assert json.loads((tmp_path / "own.json").read_text())["metadata"]["command"][-1] == "nagios"
+    assert (result.returncode, result.stdout.split(" - ")[0]) == (0, "GPUBENCH CHECK OK"), result.stderr
+
+
+def test_what_a_launcher_complains_of_names_the_host() -> None:
+    hosts = ["n1", "n2.cluster", "n12", "10.0.0.1"]
+    for line, host in (
+        ("ssh: Could not resolve hostname n12: Name or service not known", "n12"),
+        ("  Remote host:   n2", "n2.cluster"),
+        ("srun: error: n1: task 3: Killed", "n1"),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", "10.0.0.1"),
+        ("[proxy:0:1@n2.cluster] HYDU_sock_connect: unable to connect", "n2.cluster"),
+    ):
+        assert list(named_in(hosts, ["  Local host:    n1", line])) == [host]
+    assert named_in(hosts, ["version 10.0.0.12 of prterun-n1-7"]) == {}
+
+
+def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement() -> None:
+    given = options_from(
+        CheckOptions,
+        {"full": True, "timeout": 7.5, "record": "seen", "output": ["a.json"], "verbose": True},
+    )
+    assert [*given_words(given, PresentationOptions)] == ["--full", "--timeout", "7.5", "--record", "seen"]
 
 
 def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp_path: Path) -> None:
@@ -103,7 +164,7 @@ def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp
     result = gpubench("check", "--quick", "--profile", "host", env=variables)
     started = (tmp_path / "started").read_text().split()
     assert started[:3] == ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
-    assert started[-5:] == ["check", "--quick", "--profile", "host", "--no-slurm"]
+    assert started[-7:] == ["check", "--quick", "--profile", "host", "--format", "json", "--no-progress"]
     assert result.stderr.startswith(f"gpubench: {tmp_path}/srun --nodes=4 ")
     assert result.stdout.splitlines()[0].startswith("gpubench 0.1.0  check  quick")
 

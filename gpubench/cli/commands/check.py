@@ -1,7 +1,7 @@
 """`gpubench check`, and `gpubench` alone, which is a check of ten lines: their options, and the runs."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +13,7 @@ from gpubench.cli.options.profile import check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import completed, flag, option, step_timeout, typer_app
+from gpubench.cli.signature import completed, flag, given_words, option, step_timeout, typer_app
 from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
 
@@ -54,10 +54,6 @@ measures more. A machine without GPUs is shown too. Exit 0 looked at, 1 somethin
 
   gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12
 """
-
-
-_OF_SEVERAL = {"--slurm": ("--no-slurm",), "--hosts": ("--hosts", "")}
-"""What has no ranks started, where the environment or a file says that they should be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,22 +128,11 @@ def _run(options: CheckOptions) -> int:
     plan = options.plan()
     if not (options.hosts or options.slurm):
         return job.run(plan, sys.argv[1:])
-    from gpubench.jobs.check.several_hosts import start
+    from gpubench.jobs.check.several_hosts import run_there
 
     hosts = None if options.slurm else Path(options.hosts or "")
-    by_default = options.presentation.by_default.keys() & _OF_SEVERAL.keys()
-    arguments = [*_for_ranks(sys.argv[1:]), *(word for name in by_default for word in _OF_SEVERAL[name])]
-    return start(arguments, hosts=hosts, gpus=options.expect_gpus)
-
-
-def _for_ranks(arguments: Sequence[str]) -> Iterator[str]:
-    """The command line without what has ranks started."""
-    words = iter(arguments)
-    for word in words:
-        if word == "--hosts":
-            next(words, None)
-        elif word != "--slurm" and not word.startswith("--hosts="):
-            yield word
+    own = given_words(replace(options, hosts=None, slurm=False), PresentationOptions)
+    return run_there(plan, sys.argv[1:], ["check", *own], hosts=hosts, gpus=options.expect_gpus)
 
 
 def _run_briefly(options: CheckOptions) -> int:

@@ -1,14 +1,19 @@
-"""The command that starts ranks on several hosts: of Slurm's srun in an allocation, of mpirun with a file of hosts."""
+"""Ranks on several hosts: the command that starts them, srun's or mpirun's, and what it and they print."""
 
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.launch.interpreter import module_command
-from gpubench.hardware.launch.launcher import Flavour, Launcher
+from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.launch.launcher import Flavour, Launcher, die_with_parent, stop
+from gpubench.model.facts.launched_by import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
 from gpubench.readers.documents.opened import opened
 
 _SECONDS_TO_ANSWER = 20
@@ -21,6 +26,10 @@ _LINE = re.compile(
 _PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
 """What srun may speak to MPI, the best first; a version behind it, pmix_v4, counts as well."""
 
+
+_MOST_LINES_KEPT = 200
+_SECONDS_FOR_LAST_LINES = 2.0
+"""Somebody whom the launcher left behind may hold its stderr open for ever."""
 
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
 
@@ -64,10 +73,65 @@ def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, ar
     ranks = str(len(hosts) * ranks_a_host)
     if mpirun.flavour is Flavour.MPICH:
         placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_a_host), "-bind-to", "none"]
+        placed += ["-genv", DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ]
     else:
         slots = ",".join(f"{host}:{ranks_a_host}" for host in hosts)
         placed = ["--host", slots, "--map-by", f"ppr:{ranks_a_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
+        placed += ["-x", f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}"]
     return [mpirun.path, "-n", ranks, *placed, *module_command("gpubench", *arguments)]
+
+
+class EndedJob(NamedTuple):
+    """A launcher that has ended: its exit code, all that came on stdout, the last lines that came on stderr."""
+
+    exit_code: int
+    stdout: str
+    stderr: Sequence[str]
+
+
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]) -> EndedJob:
+    """Run a launcher, and hand `tell` the lines of stderr as they come; whatever ends the wait ends the job too.
+
+    Ranks read no defaults, which this process has read: all options are in the command.
+    """
+    own = with_package({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
+    last = deque[str](maxlen=_MOST_LINES_KEPT)
+
+    def pass_on(stderr: IO[bytes]) -> None:
+        for line in stderr:
+            last.append(line.decode(errors="replace").rstrip("\r\n"))
+            tell(last[-1])
+
+    with tempfile.TemporaryFile() as stdout:
+        process = subprocess.Popen(
+            command,
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        reading = threading.Thread(target=pass_on, args=(process.stderr,), daemon=True)
+        reading.start()
+        try:
+            process.wait()
+        finally:
+            stop(process)
+            reading.join(_SECONDS_FOR_LAST_LINES)
+        stdout.seek(0)
+        return EndedJob(process.returncode, stdout.read().decode(errors="replace"), tuple(last))
+
+
+def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
+    """The hosts that a launcher complains of, each with the line, by their names in full or up to the first dot."""
+    found: dict[str, str] = {}
+    for line in lines:
+        for host in hosts if "local host" not in line.lower() else ():
+            names = {host} if host.replace(".", "").isdecimal() else {host, host.partition(".")[0]}
+            if any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", line) for name in names):
+                found.setdefault(host, line.strip())
+    return found
 
 
 def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:

@@ -62,7 +62,11 @@ def read_stored(path: Path) -> StoredRun:
 
     Raises UsageError where it cannot be read, is no result of gpubench's, is damaged, or of a newer version.
     """
-    text, name = read_text(path, _WANTED), str(path)
+    return stored_of(read_text(path, _WANTED), str(path))
+
+
+def stored_of(text: str, name: str) -> StoredRun:
+    """The run that a text is of, as `read_stored` reads it from a file; `name` is for errors, which are the same."""
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
