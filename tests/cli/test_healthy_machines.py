@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.collectives.registry import SUMMARIES
-from gpubench.errors import COULD_NOT_MEASURE, DONE
+from gpubench.errors import DONE
 from gpubench.profiles.files import all_profiles, load
 
 MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
@@ -26,8 +26,9 @@ OF_ONE_NODE = (
     *(f"{collective} --sizes 1G --strict" for collective in SUMMARIES),
     "allreduce --sizes 1K:1G:32 --strict",
     "overlap --strict",
+    "watch --for 2s --strict",
 )
-OF_SEVERAL = ("check --quick --strict", "topo --strict")
+OF_SEVERAL = ("check --quick --strict", "topo --strict", "watch --for 2s --strict")
 BETWEEN_NODES = ("allreduce --sizes 1G --strict", "scan --strict")
 RARE = (
     "p2p --sizes 8:256M:8 --strict",
@@ -54,12 +55,17 @@ def said(machine: str, command: str) -> Said:
 
 
 def called_ill(name: str, runs: Sequence[Said]) -> Iterator[Said]:
-    """The runs that end with another word; a machine of a kind that nobody named may lack an expectation."""
-    is_known = load(name).match.generic is None
+    """The runs that end with another word than PASS.
+
+    SKIP is right where the profile is the reason: of a kind that nobody named some speeds are not judged, and of GPUs
+    without NVLinks counters do not tell the way.
+    """
+    profile = load(name)
     for each in runs:
-        word, code = each.sentence.partition(":")[0], each.code
-        unjudged = word == "SKIP" and code in (DONE, COULD_NOT_MEASURE) and "not judged" in each.sentence
-        if (word, code) != ("PASS", DONE) and (is_known or not unjudged):
+        word, reason = each.sentence.partition(":")[::2]
+        unjudged = profile.match.generic is not None and "not judged" in reason
+        not_told = profile.nvlink is None and "counters do not tell" in reason
+        if (word, each.code) != ("PASS", DONE) and not (word == "SKIP" and (unjudged or not_told)):
             yield each
 
 

@@ -147,7 +147,7 @@ def test_many_nodes_are_one_line_and_the_odd_one_is_shown() -> None:
         "watch", "--simulate", "hgx-h100-8*16", "--for", "3s", "--fault", "node5:traffic=staged", "--width", "160"
     )
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("     1.0 s  node0-4, node6-15  unknown")
+    assert lines[0].startswith("     1.0 s  node0-4, node6-15  direct")
     assert lines[1].startswith("     1.0 s  node5  staged")
     assert any("on node0-4, node6-15" in line for line in lines)
     assert "FAIL host-staged: python (torch node0:29500) on node5 GPU0-7" in done.stdout

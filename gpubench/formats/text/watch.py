@@ -30,6 +30,7 @@ _STYLES: Mapping[str, str] = {
     Way.UNBALANCED: "bold yellow",
     Way.WAITING: "bold yellow",
     Way.UNKNOWN: "bold magenta",
+    Way.NOT_TOLD: "magenta",
     Way.DIRECT: "bold green",
 }
 _RATES = (

@@ -124,7 +124,7 @@ class JobCourse:
         longest = max(calm or quiet or passing, key=lambda each: each.seconds)
         if longest.way is not Way.DIRECT:
             return longest
-        doubts = [each for each in passing if each.way in (Way.UNKNOWN, *ALARMS)]
+        doubts = [each for each in passing if each.way in (Way.UNKNOWN, Way.NOT_TOLD, *ALARMS)]
         lasting = sum(each.intervals for each in doubts) > 1
         if lasting and sum(each.seconds for each in doubts) > MOST_DOUBT * longest.seconds:
             return max(doubts, key=lambda each: each.seconds)

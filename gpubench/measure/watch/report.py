@@ -1,6 +1,7 @@
 """The report on a watch: a row a job, findings for what is not as it should be; only what is direct passes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gpubench.conditions.gpu import GPU
 from gpubench.measure.watch.course import Course, JobCourse, TimeOnWay, verdict_of
@@ -11,7 +12,9 @@ from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Section, Table
 from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, Way
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, overall
 
 SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
@@ -19,7 +22,8 @@ SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
 RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
-_NOT_TOLD = "counters do not tell it, or may not be read"
+_CANNOT_COUNT = "counters do not tell it, or may not be read"
+_MOST_JOBS = 3
 _GPU_LOST = next(each for each in GPU.conditions if each.id == "gpu-lost")
 
 _LOOK_CLOSER = "gpubench topo --causes; NCCL_DEBUG=INFO in the job, and gpubench explain of what it logs"
@@ -34,6 +38,8 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
     judged = [each.verdict for each in course.jobs.values()]
     verdict = overall((*judged, *(each.severity for each in findings)))
+    if verdict is Verdict.PASS and any(each.main.way is Way.NOT_TOLD for each in course.jobs.values()):
+        verdict = Verdict.SKIP
     sections: dict[str, Section] = {JOBS_SECTION: Table(JobRow.columns(), lambda: jobs)}
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JOBS_SECTION)
 
@@ -103,11 +109,27 @@ def rates_in_words(stretch: TimeOnWay) -> str:
 
 
 def _findings(course: Course) -> Iterator[Finding]:
+    """One finding for all nodes that show the same for the same reason: the first one's, with the names of all."""
+    made: list[tuple[JobCourse, Finding]] = []
+    direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
         observed = each.main.last
         make = _FINDINGS.get(each.main.way) if each.main.is_steady else _unknown
         if observed is not None and make is not None:
-            yield make(each, observed.job)
+            found = make(each, observed.job)
+            if each.main.way is Way.NOT_TOLD and each.name in direct:
+                cause = f"on {direct[each.name]} the same job is direct"
+                found = replace(found, severity=Verdict.ERROR, cause=cause, next_command=_LOOK_CLOSER)
+            made.append((each, found))
+    for alike in grouped(made, _reason).values():
+        _, first = alike[0]
+        nodes = list(dict.fromkeys(each.node for each, _ in alike))
+        if len(nodes) == len(alike) > 1:
+            more = f"on {nodes[0]}, {first.seen}; the same on {counted(len(nodes) - 1, 'more node')}"
+            subject = some_of(_together(alike), _MOST_JOBS)
+            yield replace(first, subject=subject, subjects=tuple(nodes), seen=more)
+        else:
+            yield from (finding for _, finding in alike)
     for (host, device), reason in course.lost.items():
         yield Finding(
             id=_GPU_LOST.id,
@@ -128,6 +150,22 @@ def _findings(course: Course) -> Iterator[Finding]:
             cause="the driver is wedged, a GPU fell off the bus, or it is busy for longer than an interval",
             next_command="dmesg | grep -i -e xid -e nvrm; gpubench check --quick",
         )
+
+
+def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
+    """What is alike where nodes show the same for the same reason; figures and names of nodes differ."""
+    course, finding = made
+    meaning = "" if course.main.last is None else course.main.last.meaning
+    return finding.id, finding.severity, finding.expected, finding.cause, finding.next_command, meaning
+
+
+def _together(alike: Sequence[tuple[JobCourse, Finding]]) -> list[str]:
+    """'python (torch node0:29500) on node0-15 GPU0-7': each job with all its nodes."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for course, _ in alike:
+        if course.main.last is not None:
+            nodes.setdefault((course.name, course.main.last.job.devices), []).append(course.node)
+    return [f"{name} on {compress_names(hosts)} {devices}" for (name, devices), hosts in nodes.items()]
 
 
 def _not_found(asked: str) -> Finding:
@@ -194,8 +232,18 @@ def _unknown(course: JobCourse, job: RunningJob) -> Finding:
         subject=_subject(course, job),
         seen=figures(course.main),
         expected="to know which way its bytes go",
-        cause=_NOT_TOLD if course.main.is_steady else f"{course.main.way} for {course.main.seconds:.0f} s is no proof",
+        cause=_CANNOT_COUNT
+        if course.main.is_steady
+        else f"{course.main.way} for {course.main.seconds:.0f} s is no proof",
         next_command=_LOOK_CLOSER,
+    )
+
+
+def _not_told(course: JobCourse, job: RunningJob) -> Finding:
+    return replace(
+        _unknown(course, job),
+        cause="a healthy job shows this too: no counter tells its ways apart",
+        next_command="gpubench p2p and gpubench allreduce, while no job runs, measure the way",
     )
 
 
@@ -205,6 +253,7 @@ _FINDINGS = {
     Way.UNBALANCED: _unbalanced,
     Way.WAITING: _waiting,
     Way.UNKNOWN: _unknown,
+    Way.NOT_TOLD: _not_told,
 }
 
 

@@ -72,7 +72,7 @@ RULES: tuple[WayRule, ...] = (
         _BOTH_WAYS,
         _NO_SOCKETS,
         _EXCHANGE,
-        Way.UNKNOWN,
+        Way.NOT_TOLD,
         "PCIe is both the direct way and that through host memory between GPUs that no NVLinks join",
     ),
     WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
@@ -91,6 +91,14 @@ RULES: tuple[WayRule, ...] = (
         (),
         Way.DIRECT,
         "NVLinks carry it; what PCIe carries beside is not from GPU to GPU",
+    ),
+    WayRule(
+        (Nvlinks.BUSY,),
+        (Pcie.NICS,),
+        (NetworkUse.RDMA, NetworkUse.ETHERNET),
+        (),
+        Way.DIRECT,
+        "NVLinks carry it inside the node, and NICs the rest: whether by way of host memory, counters do not tell",
     ),
     WayRule(
         (Nvlinks.BUSY,),
@@ -114,7 +122,7 @@ RULES: tuple[WayRule, ...] = (
         _BOTH_WAYS,
         (NetworkUse.RDMA,),
         (),
-        Way.UNKNOWN,
+        Way.NOT_TOLD,
         "RDMA carries it; whether by way of host memory, counters do not tell",
     ),
     WayRule(
@@ -122,7 +130,7 @@ RULES: tuple[WayRule, ...] = (
         _BOTH_WAYS,
         (NetworkUse.ETHERNET,),
         (),
-        Way.UNKNOWN,
+        Way.NOT_TOLD,
         "Ethernet carries bytes both ways, and no RDMA port is up",
     ),
     WayRule(
@@ -145,7 +153,8 @@ def decide(seen: Signals) -> tuple[Way, str]:
     Rails that differ are worth more than that the rest is direct, and so is a GPU that its peers wait for than nothing.
     """
     rule = _rule(seen)
-    if rule.way in (Way.DIRECT, Way.UNKNOWN, Way.HOST_COPIES) and seen.odd_rails and seen.network is NetworkUse.RDMA:
+    may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
+    if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:
         return Way.UNBALANCED, "a rail carries over 30 % less or more than its siblings"
     if rule.way in (Way.IDLE, Way.UNKNOWN) and seen.idle_gpus and seen.members is Members.EXCHANGE:
         return Way.WAITING, "GPUs that run nothing, while all others of the job run something and nothing is sent"

@@ -60,6 +60,7 @@ class Pcie(StrEnum):
     """The PCIe links of a job's GPUs: `across` is out of some and into others, as much as it is.
 
     `beside` is both ways too, of GPUs whose NVLinks carry so much more that it cannot be what they send each other.
+    `nics` is what NICs send and receive, and nothing else: alike on GPUs whose NVLinks are busy.
     """
 
     QUIET = "quiet"
@@ -68,6 +69,7 @@ class Pcie(StrEnum):
     OUT = "out"
     BOTH = "both ways"
     BESIDE = "beside"
+    NICS = "nics"
     ACROSS = "across"
     UNKNOWN = "unknown"
 
@@ -135,6 +137,8 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
     others = _may_be_of_others(job, nvlinks)
     if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between(job):
         pcie = Pcie.BESIDE
+    if nvlinks is Nvlinks.BUSY and pcie in (Pcie.BOTH, Pcie.BESIDE) and _by_nics(job, nics, network):
+        pcie = Pcie.NICS
     return Signals(
         nvlinks=nvlinks,
         pcie=pcie,
@@ -260,6 +264,26 @@ def _may_be_between(job: RunningJob) -> bool:
     out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
     return any(one != other for one in out for other in into)
+
+
+def _by_nics(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
+    """True where NICs carry as much as PCIe does, both ways, and every GPU the same part of it, or about none.
+
+    NCCL hands what leaves a node to the GPUs that are near a NIC (PXN). A hop between two GPUs of the node that went
+    through host memory would be more on these than on the others.
+    """
+    if network not in (NetworkUse.RDMA, NetworkUse.ETHERNET) or not all(
+        _nvlink_of(gpu) >= BUSY_GB_S for gpu in job.gpus
+    ):
+        return False
+    used = [nic for nic in nics if nic.rdma is (network is NetworkUse.RDMA) and nic.name != LOOPBACK]
+    for way in ("sent", "received"):
+        carried = [getattr(gpu, f"pcie_{way}") or 0.0 for gpu in job.gpus]
+        most = max(carried)
+        alike = all(each <= REQUESTS_SHARE * most or _match(each, most) for each in carried)
+        if not alike or not _match(sum(carried), sum(getattr(nic, way) or 0.0 for nic in used)):
+            return False
+    return True
 
 
 def _nvlink_of(gpu: GpuRates) -> float:

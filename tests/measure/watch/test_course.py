@@ -131,8 +131,41 @@ def test_copies_of_one_process_without_nccl_may_be_its_wish() -> None:
 
 def test_machines_without_nvlinks_raise_no_alarm() -> None:
     report = watched([job(STAGED, STAGED)] * 3, name="l40s-8")
-    assert report.verdict is Verdict.ERROR
-    assert [each.id for each in report.findings] == ["path-unknown"]
+    assert report.verdict is Verdict.SKIP
+    assert [(each.id, each.severity) for each in report.findings] == [("path-unknown", Verdict.SKIP)]
+
+
+def of_nodes(*nodes: NodeRates) -> Report:
+    topology = machine()
+    course = Course(lambda _: topology)
+    addresses = [each.bus_id or "" for each in topology.gpus]
+    for second in range(3):
+        for number, rates in enumerate(nodes):
+            gpus = tuple(replace(each, bus_id=addresses[each.index]) for each in rates.gpus)
+            rates = replace(rates, host=f"node{number}", gpus=gpus, begin=float(second), end=second + 1.0)
+            course.add(rates, course.observe(rates), second + 1.0)
+    return report_on(course, Origin.MEASURED)
+
+
+def test_nodes_that_show_the_same_are_one_finding() -> None:
+    report = of_nodes(*[job(STAGED, STAGED)] * 16)
+    (finding,) = report.findings
+    assert (finding.id, finding.severity) == ("host-staged", Verdict.FAIL)
+    assert f"{KEY}) on node0-15 GPU0-1" in finding.subject
+    assert "the same on 15 more nodes" in finding.seen
+    healthy = job(*[(40.0, 40.0, 20.0, 20.0)] * 2, nics=[nic("mlx5_0", 38.0)])
+    assert (of_nodes(*[healthy] * 16).verdict, of_nodes(*[healthy] * 16).findings) == (Verdict.PASS, ())
+
+
+def test_a_way_that_no_counter_tells_is_no_pass_beside_nodes_that_are_direct() -> None:
+    by_rdma_alone = job(*[(0.0, 0.0, 20.0, 20.0)] * 2, nics=[nic("mlx5_0", 38.0)])
+    assert of_nodes(*[by_rdma_alone] * 3).verdict is Verdict.SKIP
+    report = of_nodes(job(NVLINK, NVLINK), by_rdma_alone, job(NVLINK, NVLINK))
+    (finding,) = report.findings
+    assert (report.verdict, finding.severity) == (Verdict.ERROR, Verdict.ERROR)
+    assert finding.cause.endswith("the same job is direct")
+    other = replace(by_rdma_alone, tasks=tuple(replace(each, together=("other",)) for each in by_rdma_alone.tasks))
+    assert of_nodes(job(NVLINK, NVLINK), other).verdict is Verdict.SKIP
 
 
 def test_of_a_gpu_that_the_node_does_not_have_it_is_not_known_whether_nvlinks_join_it() -> None:

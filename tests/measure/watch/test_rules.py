@@ -92,7 +92,7 @@ def test_gpus_of_jobs_that_are_alone_are_never_staged() -> None:
 
 
 def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
-    assert ways(job(STAGED, STAGED), by_pcie) == [Way.UNKNOWN]
+    assert ways(job(STAGED, STAGED), by_pcie) == [Way.NOT_TOLD]
     (found,) = observe(job(STAGED, STAGED), by_pcie)
     assert "PCIe is both the direct way and that through host memory" in found.meaning
     assert ways(job(STAGED, STAGED), unknown) == [Way.UNKNOWN]
@@ -105,7 +105,7 @@ def bridged(one: str, other: str) -> bool:
 
 def test_of_gpus_that_bridges_join_in_pairs_pcie_may_be_the_direct_way() -> None:
     # All four exchange, and NVLinks carry nothing: two groups of a GPU of each pair do so by PCIe peer-to-peer.
-    assert ways(job(STAGED, STAGED, STAGED, STAGED), bridged) == [Way.UNKNOWN]
+    assert ways(job(STAGED, STAGED, STAGED, STAGED), bridged) == [Way.NOT_TOLD]
     # A ring: NVLink within the pairs, PCIe peer-to-peer between them.
     ring = [(40.0, 0.0, 0.1, 40.0), (0.0, 40.0, 40.0, 0.1)] * 2
     assert ways(job(*ring), bridged) == [Way.UNKNOWN]
@@ -115,7 +115,7 @@ def test_of_gpus_that_bridges_join_in_pairs_pcie_may_be_the_direct_way() -> None
     assert ways(third) == [Way.STAGED]
     # One process copies from GPU1 to GPU2.
     copies = [gpu(0, STILL, 7), gpu(1, (0.0, 0.0, 41.5, 0.1), 7), gpu(2, (0.0, 0.0, 2.4, 41.0), 7), gpu(3, STILL, 7)]
-    assert ways(node(copies, [task(7, communicators=False)]), bridged) == [Way.UNKNOWN]
+    assert ways(node(copies, [task(7, communicators=False)]), bridged) == [Way.NOT_TOLD]
     # Within a pair an NVLink is there to be used, whatever the other pair does.
     assert ways(job(STAGED, STAGED, STILL, STILL), bridged) == [Way.STAGED]
     assert ways(job(STAGED, STAGED), bridged) == [Way.STAGED]
@@ -129,7 +129,7 @@ def test_nccl_goes_by_way_of_a_third_gpu_before_it_takes_pcie() -> None:
 
     assert ways(job(STAGED, STAGED, STAGED, STAGED), in_a_square) == [Way.STAGED]
     across = [gpu(0, (0.0, 0.0, 41.5, 0.1), 7), gpu(1, STILL, 7), gpu(2, (0.0, 0.0, 2.4, 41.0), 7), gpu(3, STILL, 7)]
-    assert ways(node(across, [task(7, communicators=False)]), in_a_square) == [Way.UNKNOWN]
+    assert ways(node(across, [task(7, communicators=False)]), in_a_square) == [Way.NOT_TOLD]
 
 
 def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
@@ -200,10 +200,10 @@ def test_sockets_on_one_host_and_beside_rdma_ports_that_are_up() -> None:
     assert ways(job(STAGED, STAGED, nics=[ethernet, rdma])) == [Way.SOCKETS]
     assert ways(job(BOTH, nics=[ethernet, rdma])) == [Way.SOCKETS]
     # Of ports that are down, and without any, Ethernet is all there is.
-    assert ways(job(BOTH, nics=[ethernet, nic("mlx5_0", 0.0, up=False)])) == [Way.UNKNOWN]
-    assert ways(job(BOTH, nics=[ethernet])) == [Way.UNKNOWN]
+    assert ways(job(BOTH, nics=[ethernet, nic("mlx5_0", 0.0, up=False)])) == [Way.NOT_TOLD]
+    assert ways(job(BOTH, nics=[ethernet])) == [Way.NOT_TOLD]
     # A server that answers over the loopback has no communicator.
-    assert ways(job(BOTH, nics=[loopback], communicators=False)) == [Way.UNKNOWN]
+    assert ways(job(BOTH, nics=[loopback], communicators=False)) == [Way.NOT_TOLD]
     # Files come one way.
     assert ways(job(IN, IN, nics=[nic("eth0", 0.01, 3.0, rdma=False), rdma])) == [Way.LOADING]
 
@@ -211,7 +211,7 @@ def test_sockets_on_one_host_and_beside_rdma_ports_that_are_up() -> None:
 def test_what_leaves_by_rdma_is_not_staged_between_gpus_of_a_node() -> None:
     nics = [nic(f"mlx5_{n}", 32.0) for n in (0, 1)]
     (found,) = observe(job(STAGED, STAGED, nics=nics), by_nvlink)
-    assert found.way is Way.UNKNOWN
+    assert found.way is Way.NOT_TOLD
     assert "RDMA carries it" in found.meaning
     assert ways(job(NVLINK, NVLINK, nics=nics)) == [Way.DIRECT]
 
@@ -255,12 +255,14 @@ def test_every_line_of_the_table_is_needed() -> None:
         for network in NetworkUse
         for members in Members
     ]
-    possible = [seen for seen in every if seen.pcie is not Pcie.BESIDE or seen.nvlinks is Nvlinks.BUSY]
+    of_busy = (Pcie.BESIDE, Pcie.NICS)
+    possible = [seen for seen in every if seen.pcie not in of_busy or seen.nvlinks is Nvlinks.BUSY]
     first = {next(number for number, rule in enumerate(RULES) if rule.fits(seen)) for seen in possible}
     assert first == set(range(len(RULES)))
     passing = [seen for seen in every if decide(seen)[0] is Way.DIRECT]
     assert {seen.nvlinks for seen in passing} == {Nvlinks.BUSY}
-    assert {seen.pcie for seen in passing if seen.network is not NetworkUse.QUIET} == {Pcie.QUIET, Pcie.LITTLE}
+    beside = {seen.pcie for seen in passing if seen.network is not NetworkUse.QUIET}
+    assert beside == {Pcie.QUIET, Pcie.LITTLE, Pcie.NICS}
 
 
 def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> None:
@@ -276,12 +278,26 @@ def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> No
 
 
 @pytest.mark.parametrize("network", [nic("mlx5_0", 20.0), nic("eth0", 5.0, rdma=False), nic("mlx5_0", None)])
-def test_what_leaves_the_node_beside_nvlinks_does_not_pass(network: NicRates) -> None:
-    """With GPUDirect RDMA and without, it passes the PCIe links of the GPUs: counters do not tell which."""
+def test_more_than_nics_carry_beside_nvlinks_does_not_pass(network: NicRates) -> None:
     leaving = (40.0, 40.0, 20.0, 20.0)
     assert ways(job(leaving, leaving, nics=[network])) == [Way.UNKNOWN]
     out = (40.0, 40.0, 20.0, 0.2)
     assert ways(job(out, out, nics=[network])) == [Way.UNKNOWN]
+
+
+@pytest.mark.parametrize("rdma", [True, False])
+def test_a_job_of_several_nodes_is_direct_where_nics_carry_all_that_pcie_does(rdma: bool) -> None:
+    """PCIe counts headers too: 1.09 bytes for each that a NIC counts."""
+    nics = [nic(f"nic{n}", 20.0, rdma=rdma) for n in range(4)]
+    leaving, near, far = (40.0, 40.0, 21.9, 21.9), (40.0, 40.0, 43.8, 43.8), (40.0, 40.0, 0.2, 0.2)
+    assert ways(job(*[leaving] * 4, nics=nics)) == [Way.DIRECT]
+    # NCCL hands what leaves the node to the GPU beside the NIC.
+    assert ways(job(near, far, near, far, nics=nics)) == [Way.DIRECT]
+    # A hop from GPU0 to GPU1 by way of host memory comes on top of it.
+    staged_out, staged_into = (20.0, 40.0, 45.0, 21.9), (40.0, 20.0, 21.9, 45.0)
+    assert ways(job(staged_out, staged_into, leaving, leaving, nics=nics)) == [Way.UNKNOWN]
+    without_nvlink = (0.0, 0.0, 21.9, 21.9)
+    assert Way.DIRECT not in ways(job(without_nvlink, leaving, leaving, leaving, nics=nics))
 
 
 def test_nvlinks_that_carry_too_little_to_judge_by_pass_nothing() -> None:

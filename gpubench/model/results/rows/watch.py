@@ -20,13 +20,17 @@ class DeviceKind(StrEnum):
 
 
 class Way(StrEnum):
-    """The way that the bytes of a job take, as its counters show it; unknown is never fine."""
+    """The way that the bytes of a job take, as its counters show it.
+
+    Neither `unknown` nor `not told` passes: the first is worth a look, the second is what healthy jobs show too.
+    """
 
     STAGED = "staged"
     SOCKETS = "sockets"
     UNBALANCED = "unbalanced"
     WAITING = "one GPU idle while its peers wait"
     UNKNOWN = "unknown"
+    NOT_TOLD = "not told"
     DIRECT = "direct"
     HOST_COPIES = "host copies"
     LOADING = "loading data"
