@@ -62,6 +62,17 @@ class UsageError(GpubenchError):
     exit_code = WRONG_USAGE
 
 
+class NotSaidError(UsageError):
+    """A file of results does not say of how many `ranks` its rows are, or of which of several `collectives`.
+
+    `likely_ranks` are those that its figures tell, None where they do not.
+    """
+
+    ranks = False
+    collectives: Sequence[str] = ()
+    likely_ranks: int | None = None
+
+
 class CouldNotMeasureError(GpubenchError):
     """The machine, a library or a rank kept the measurement from happening."""
 

@@ -52,7 +52,7 @@ COMMANDS = (
         _ALONE,
     ),
     Command("compare", "Two files of results: what got slower, beyond the noise.", "compare", _ALONE),
-    Command("report", "A stored result again, on the terminal or in another format.", "report", _ALONE),
+    Command("report", "A stored result again, or another program's table judged; in any format.", "report", _ALONE),
     *(Command(name, summary, "collective", UnderTorchrun.RANKS) for name, summary in COLLECTIVES.items()),
     Command(
         "overlap", "What a collective and computation cost each other when both run.", "overlap", UnderTorchrun.RANKS

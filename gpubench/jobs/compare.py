@@ -16,7 +16,7 @@ from gpubench.measure.compare.report import SECTIONS as SECTIONS
 from gpubench.measure.compare.report import compare
 from gpubench.measure.compare.series import choose
 from gpubench.model.results.report import Metadata, Report
-from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.result_file import ResultFile, Told
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import counted
 from gpubench.readers.results.history import list_results
@@ -89,7 +89,8 @@ class _Sides:
 
 
 def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
-    base, new = ([read_results(path, plan.collective) for path in paths] for paths in (plan.base, plan.new))
+    told = Told(collective=plan.collective)
+    base, new = ([read_results(path, told) for path in paths] for paths in (plan.base, plan.new))
     return [_Sides(None, base, new)], compare(base, new, plan.rules, other_machine=plan.other_machine)
 
 

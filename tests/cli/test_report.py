@@ -133,10 +133,10 @@ def test_a_result_that_was_damaged_is_refused(change: Any, said: str, tmp_path: 
     ("content", "said"),
     [
         ("", "is empty"),
-        ("# nccl-tests version 2.17\n", "another program wrote it"),
-        ("collective,backend,origin\n", "a csv holds one section, without the machine and the verdict"),
+        ("# nccl-tests version 2.17\n", "begins no kind of file that gpubench reads"),
+        ("collective,backend,origin\n", "no column ranks"),
         ('{"results": []}', "another program wrote it"),
-        ("[1, 2]", "another program wrote it"),
+        ("[1, 2]", "begins no kind of file that gpubench reads"),
         ('{"schema_version": 1, "comp', "no JSON"),
         ("\0", "a NUL byte"),
     ],

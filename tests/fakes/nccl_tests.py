@@ -45,6 +45,7 @@ class Output:
     args: tuple[str, ...] = ()
     env: tuple[str, ...] = field(default=("NCCL_ALGO=Ring", "SECRET_TOKEN=abc"))
     version: int = 3
+    model: str = "NVIDIA H200"
 
     def devices(self) -> list[dict[str, Any]]:
         return [
@@ -55,7 +56,7 @@ class Output:
                 "hostname": host,
                 "device": gpu,
                 "device_hex": f"0000:{gpu + 6:02x}:00",
-                "device_info": "NVIDIA H200",
+                "device_info": self.model,
             }
             for process, host in enumerate(self.hosts)
             for gpu in range(self.gpus)

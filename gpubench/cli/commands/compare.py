@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpubench.cli.options.choices import parse_collective
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError
@@ -82,7 +83,7 @@ class CompareOptions:
             threshold_percent=self.threshold,
             strict=self.strict,
             other_machine=self.other_machine,
-            collective=self._collective(),
+            collective=parse_collective(self.collective),
             presentation=self.presentation.parse(SECTIONS if self.last is None else SECTIONS_OF_HISTORY),
         )
 
@@ -115,19 +116,6 @@ class CompareOptions:
             )
         base = (find_baseline(name, os.environ), *map(Path, self.base or ()))
         return base, tuple(map(Path, (self.base_file, *(self.new or ()))))
-
-    def _collective(self) -> str | None:
-        """The collective as gpubench calls it, of its own name or nccl-tests'."""
-        from gpubench.cli.options.choices import unknown_word
-        from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
-
-        if self.collective is None:
-            return None
-        word = self.collective.lower().removesuffix("_perf")
-        name = COLLECTIVE_NAMES.get(word, word)
-        if name not in COLLECTIVE_NAMES.values():
-            raise unknown_word("--collective", self.collective, tuple(COLLECTIVE_NAMES.values()))
-        return name
 
     def _no_files(self, last: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """None of either side, as it has to be where a folder is compared."""

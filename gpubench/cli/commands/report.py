@@ -1,19 +1,24 @@
 """`gpubench report`: its options, and the result that it shows."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpubench.cli.options.choices import parse_collective
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
-from gpubench.cli.signature import app_of, flag
+from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
+    from gpubench.jobs.judged_results import JudgePlan
     from gpubench.jobs.report import ReportPlan
 
 HELP = """
-What --output FILE.json or FILE.jsonl wrote, of any command: the same report on the terminal, or in any other format.
+A result of gpubench's own (.json or .jsonl of --output, of any command) is shown as it was; verdict, findings and exit
+code are those of its run.
 
   gpubench report result.json
 
@@ -21,8 +26,17 @@ What --output FILE.json or FILE.jsonl wrote, of any command: the same report on 
 
   gpubench report node.json --format csv --section nics
 
-Nothing is measured or judged again: verdict, findings and exit code are those of the run; exit code 2 for a file that
-is no result of gpubench's.
+A table of nccl-tests, rccl-tests or OSU, or rows in gpubench's CSV, is judged as if gpubench had measured it: limit,
+% of expected, verdict. It may be pasted from an issue or a chat. GPUs, ranks and hosts in the file say which machine it
+was; --machine says it where they were cut off.
+
+  gpubench report all_reduce.txt
+
+  gpubench report pasted.txt --machine 'hgx-b200-8*2'
+
+  gpubench report p4d.txt --machine 'hgx-a100-8-40gb*2' --nics 4x100 -o p4d.html
+
+Exit code 1 for wrong data, and with --strict where anything is slow; 2 for a file that cannot be read.
 """
 
 
@@ -30,23 +44,62 @@ is no result of gpubench's.
 class ReportOptions:
     """The result to show, and how."""
 
-    result: Annotated[str, typer.Argument(metavar="RESULT", help="A result of gpubench's, .json or .jsonl.")]
+    result: Annotated[
+        str, typer.Argument(metavar="FILE", help="A result: gpubench's, nccl-tests', rccl-tests', OSU's.")
+    ]
+    machine: str | None = option(
+        "NAME[/GPUS][*NODES]",
+        "The machine of a table that does not say it, by its profile: 'hgx-b200-8*2' for 2 nodes.",
+        autocompletion=completed("simulate"),
+    )
+    nics: str | None = option("NxGBIT", "NICs of each node of that table, 8x400. Default: those of the profile.")
+    collective: str | None = option("NAME", "What ran, of a table that does not say it; or which of several to show.")
+    strict: bool = flag("Of such a table: exit 1 where anything is slow, 3 where nothing is judged.")
     plot: bool = flag(PLOT)
     presentation: PresentationOptions
 
-    def plan(self) -> "ReportPlan":
+    def plan(self) -> "ReportPlan | JudgePlan":
         """The plan that these options ask for; UsageError for a file that is no result, or a section it has not."""
+        from gpubench.jobs.judged_results import SECTIONS, JudgePlan, Nics, machine_named
         from gpubench.jobs.report import ReportPlan
-        from gpubench.readers.results.stored import read_stored
+        from gpubench.readers.documents.text_files import read_text
+        from gpubench.readers.results.registry import WANTED
+        from gpubench.readers.results.stored import is_stored, stored_of
 
-        run = read_stored(Path(self.result))
-        return ReportPlan(run=run, name=self.result, presentation=self.presentation.parse(run.sections, plot=self.plot))
+        text = read_text(Path(self.result), WANTED)
+        if is_stored(text):
+            self._refuse_for_own()
+            run = stored_of(text, self.result)
+            shown = self.presentation.parse(run.sections, plot=self.plot)
+            return ReportPlan(run=run, name=self.result, presentation=shown)
+        return JudgePlan(
+            text=text,
+            name=self.result,
+            machine=None if self.machine is None else machine_named(self.machine),
+            nics=None if self.nics is None else Nics.of(self.nics),
+            collective=parse_collective(self.collective),
+            strict=self.strict,
+            presentation=self.presentation.parse(SECTIONS, plot=self.plot),
+        )
+
+    def _refuse_for_own(self) -> None:
+        """Raise UsageError for options of a table that is judged now, given for a run that was judged."""
+        given = {
+            "--machine": self.machine is not None,
+            "--nics": self.nics is not None,
+            "--collective": self.collective is not None,
+            "--strict": self.strict,
+        }
+        unfit = [name for name, is_given in given.items() if is_given]
+        if unfit:
+            raise exclusive((self.result, unfit[0]), "one of them: a result of gpubench's own says it, and was judged")
 
 
 def _run(options: ReportOptions) -> int:
-    from gpubench.jobs import report
+    from gpubench.jobs import judged_results, report
 
-    return report.run(options.plan())
+    plan = options.plan()
+    return judged_results.run(plan, sys.argv[1:]) if isinstance(plan, judged_results.JudgePlan) else report.run(plan)
 
 
 app = app_of(HELP, ReportOptions, _run)

@@ -26,3 +26,16 @@ def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
     if nearest:
         error.next_step = f"{option} {nearest[0]}"
     return error
+
+
+def parse_collective(text: str | None) -> str | None:
+    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
+    from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
+
+    if text is None:
+        return None
+    word = text.lower().removesuffix("_perf")
+    name = COLLECTIVE_NAMES.get(word, word)
+    if name not in COLLECTIVE_NAMES.values():
+        raise unknown_word("--collective", text, tuple(COLLECTIVE_NAMES.values()))
+    return name

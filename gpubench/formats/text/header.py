@@ -90,6 +90,8 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     if metadata.backend == "simulated" and metadata.profile:
         yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
         yield f"{INDENT}{metadata.source}"
+    if "read_from" in metadata.options:
+        yield f"{INDENT}measured by another program, read from {metadata.options['read_from']}"
     yield from rank_lines(metadata.ranks, verbose=verbose)
     yield from sharing_lines(metadata.ranks)
     yield from software_lines(metadata, verbose=verbose)
@@ -123,7 +125,8 @@ def _method(metadata: Metadata) -> str:
     check = "every rank's data verified" if options["check"] else "data not verified"
     if metadata.backend == "simulated":
         return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks"
-    loop = f"{_loop(options)}{graph} after {options['warmup']} to warm up"
+    warmup = "" if options["warmup"] is None else f" after {options['warmup']} to warm up"
+    loop = f"{_loop(options)}{graph}{warmup}"
     if options["allocator"] == "nccl":
         types += ", ncclMemAlloc buffers"
     return f"{types}{root}; {loop}; mean over ranks; {check}"
@@ -134,6 +137,8 @@ def _loop(options: Mapping[str, Any]) -> str:
     if "budget_s" in options:
         what = "operations, each alone," if alone else "iterations"
         return f"{what} until the mean is within {INTERVAL:.0%} (95 %) or for {options['budget_s']:g} s a row"
+    if options["iters"] is None:
+        return "how many iterations is not said"
     if alone:
         return f"{options['iters']} operations, each alone,"
     return f"{options['iters']} iterations{_why_counted(options)}"

@@ -50,23 +50,25 @@ class SimulatedMachine:
         return 1 if self.profile.domain is None else min(self.nodes, self.profile.domain.nodes)
 
 
-def parse_machine(text: str) -> SimulatedMachine:
+def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
     """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'; 'hgx-h100-8/1' shows one of its eight GPUs.
+
+    `option` is the one that names it, for errors.
 
     Raises UsageError for another form, an unknown profile, or a number of GPUs or nodes that is none.
     """
     found = _MACHINE.fullmatch(text.strip())
     if found is None:
         raise UsageError(
-            f"--simulate {text!r} is no machine",
+            f"{option} {text!r} is no machine",
             expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
             next_step=f"one of {', '.join(names())}",
         )
     profile = load(found["name"])
     nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
     if not 1 <= nodes <= MOST_NODES:
-        raise UsageError(f"--simulate {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
-    return SimulatedMachine(_shown(profile, found["gpus"], text), nodes)
+        raise UsageError(f"{option} {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
+    return SimulatedMachine(_shown(profile, found["gpus"], f"{option} {text!r}"), nodes)
 
 
 def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
@@ -75,7 +77,7 @@ def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
         return profile
     most = profile.match.visible
     if not 1 <= int(gpus) <= most:
-        raise UsageError(f"--simulate {text!r} has {gpus} GPUs", expected=f"1 to {most}" if most else "no number")
+        raise UsageError(f"{text} has {gpus} GPUs", expected=f"1 to {most}" if most else "no number")
     part = profile.part(int(gpus))
     return part if part is profile else replace(part, node=replace(part.node, virtual_machine=True))
 

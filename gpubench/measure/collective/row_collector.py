@@ -158,7 +158,7 @@ class RowCollector:
         """Verdict, findings and sections."""
         from gpubench.measure.paths.report import PathOutcome
 
-        wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
+        wrong = (wrong_data(self._failures, self._identities),) if self._failures else ()
         paths = (
             PathOutcome({}, ())
             if self._judge is None
@@ -175,7 +175,8 @@ class RowCollector:
         )
 
 
-def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
+def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
+    """The finding on rows with wrong elements, each with how many every rank has; none where that is not known."""
     row, wrong_by_rank = failures[0]
     ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
     total = sum(failure.wrong or 0 for failure, _ in failures)
@@ -183,7 +184,7 @@ def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identit
     return Finding(
         id=WRONG_DATA,
         severity=Verdict.FAIL,
-        subject=some_of(ranks),
+        subject=some_of(ranks) or counted(len(identities), "rank"),
         seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
         f"{row.placement}: {first}",
         expected="every element as computed from what the ranks sent",

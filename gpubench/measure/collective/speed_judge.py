@@ -46,7 +46,8 @@ class ExpectedTimes:
     joins its nodes, the limit.
 
     `nccl` is the version that measures; `network` is what joins the nodes, None where that is not known; `unlike` is
-    why these ranks are compared with nothing, '' where they may be.
+    why these ranks are compared with nothing, '' where they may be. `assumed` says what of the network nobody told, as
+    the NICs of a table; slow rows of several nodes then warn, and do not fail.
     """
 
     collective: Collective
@@ -55,11 +56,14 @@ class ExpectedTimes:
     past: PastTime = _no_past
     network: "NodeNetwork | None" = None
     unlike: str = ""
+    assumed: str = ""
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
-        if self.unlike:
-            return None
+        found = None if self.unlike else self._known(row)
+        return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
+
+    def _known(self, row: CollectiveRow) -> ExpectedTime | None:
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
             return self.past(row)
         from gpubench.collectives.expected import from_limit, from_network, from_profile

@@ -6,6 +6,7 @@ ranks that it sends to. The derivations stand in docs/limits.md.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Protocol
 
 from gpubench.model.paths.selection import RING, Pair
@@ -141,6 +142,25 @@ def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeN
     name = max(allowed, key=allowed.__getitem__)
     assumed = "" if algorithm else f"; algorithm not known, {name.lower()} assumed"
     return Limit(allowed[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
+
+
+def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
+    """The ceiling inside a node, or an NVLink domain, of a healthy machine whose algorithm and connections nobody told.
+
+    Links to all peers may carry it, of sendrecv those to the next rank. Where NVSwitches can reduce (NVLS), an
+    all-reduce may reach 2(n-1)/(n+1) of that (docs/formulas.md).
+    """
+    ranks = range(len(wiring.gpus))
+    ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]
+    every = ring if collective.name == "sendrecv" else list(permutations(ranks, 2))
+    if len(ranks) < 2:
+        return Limit(None, "one rank: nothing passes a link")
+    found = busbw_limit(RING, every, wiring)
+    gpu, count = wiring.gpu(0), len(ranks)
+    has_nvls = gpu is not None and gpu.fabric is not None and wiring.has_nvlinks(ring[0])
+    if found.gb_s is None or collective.name != "allreduce" or not has_nvls:
+        return found
+    return Limit(found.gb_s * max(1.0, 2 * (count - 1) / (count + 1)), "algorithm not known, NVLS assumed")
 
 
 @dataclass(frozen=True, slots=True)

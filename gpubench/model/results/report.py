@@ -137,7 +137,8 @@ class CollectiveRow(Record):
     placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
     mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
     graph: int  #: replays of a captured CUDA graph; 0: plain launches
-    iterations: int  #: timed operations (captured ones, with a graph)
+    #: timed operations (captured ones, with a graph); null where another tool's file does not say
+    iterations: int | None
     time_us: float  #: microseconds an operation, mean over ranks
     time_us_fastest_rank: float | None  #: of the fastest rank; null where another tool's file does not say
     time_us_slowest_rank: float | None  #: of the slowest rank

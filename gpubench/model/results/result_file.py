@@ -12,8 +12,23 @@ from gpubench.model.terms.verdict import Finding
 MODELS = "gpu_models"
 """The option in the metadata of a check that tells the models of its GPUs."""
 
+CPU_TIME = "time of the CPU alone (-C)"
+"""The note on a row of nccl-tests' whose bandwidths are by another time."""
+
 SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
 """Options that every row or device shows by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a person says of rows that do not say it themselves: the collective, by gpubench's name, ranks and nodes."""
+
+    collective: str | None = None
+    ranks: int | None = None
+    nodes: int = 1
+
+
+NOTHING_TOLD = Told()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The verdict on the speed of a row: its time against what is expected, by how well that is known."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,12 +36,14 @@ class Tolerance:
 
     `warn` is None where nothing between as expected and slow is worth a word, and `warned_from` the size in bytes from
     which it counts: from 16 MiB on H200s differ by 3 % from machine to machine, smaller operations by a half.
+    `is_least` is that of a time that is no expectation, but the longest of any healthy machine.
     """
 
     fail: float
     warn: float | None = None
     microseconds: float = 7.0
     warned_from: int = 16 * 2**20
+    is_least: bool = False
 
 
 MEASURED = Tolerance(0.25, warn=0.11)
@@ -82,7 +85,7 @@ OF_THE_PAST = Tolerance(0.25)
 AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)
 """Of what other groups of ranks reach at the same time: below half of it fails. They are not measured again."""
 
-LEAST_KNOWN = Tolerance(0.1, microseconds=15.0)
+LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)
 """Of the least that any healthy machine on record reaches."""
 
 
@@ -93,6 +96,13 @@ class ExpectedTime:
     time_us: float
     source: str
     tolerance: Tolerance
+
+    def doubted(self, assumed: str) -> "ExpectedTime":
+        """The same where something of it is assumed, and says so: what is slow is a warning, and no failure."""
+        own = self.tolerance
+        least = own.warned_from if own.warn is not None else 0
+        warned = replace(own, fail=math.inf, warn=own.fail if own.warn is None else own.warn, warned_from=least)
+        return replace(self, source=f"{self.source}; {assumed}", tolerance=warned)
 
     def most_us(self, row: CollectiveRow) -> float:
         """The longest time of a row that is not slow."""
@@ -132,7 +142,7 @@ def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
         row,
         expected_us=expected.time_us,
         expected_gb_s=factor * algbw_gb_s(row.size_bytes, expected.time_us / MICROSECONDS_PER_SECOND),
-        expected_percent=None if expected.tolerance is LEAST_KNOWN else 100 * expected.time_us / row.time_us,
+        expected_percent=None if expected.tolerance.is_least else 100 * expected.time_us / row.time_us,
         expected_source=expected.source,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpubench.errors import UsageError
 from gpubench.model.results.latencies import LatencyRow
 from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.result_file import NOTHING_TOLD, FileCircumstances, ResultFile, Told
 from gpubench.model.terms.bandwidth import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.origin import Origin
@@ -77,12 +77,12 @@ def recognises(text: str) -> bool:
     return re.search(r"# OSU (?:MPI|NCCL|RCCL)\S* ", text) is not None
 
 
-def read(text: str, name: str) -> ResultFile:
-    """The rows of every run in a text.
+def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
+    """The rows of every run in a text; `told` is what a person says of runs that do not say it.
 
     Raises UsageError where it has none, or none of a program that is read.
     """
-    parser = _OsuText()
+    parser = _OsuText(told.ranks)
     for line in lines_of(text, name):
         for tag, piece in pieces(line):
             parser.line(piece, tag)
@@ -146,6 +146,7 @@ class _OsuRun:
 class _OsuText:
     """Takes a file line by line."""
 
+    told_ranks: int | None = None
     tool: str = "OSU"
     latencies: list[LatencyRow] = field(default_factory=list)
     pairs: list[PairRow] = field(default_factory=list)
@@ -178,7 +179,7 @@ class _OsuText:
         backend = _BACKENDS[found["library"]]
         if backend == "host" and found["device"]:
             backend = "mpi"
-        self._run = _OsuRun(found["name"], backend, ranks=self._ranks, ends=self._ends)
+        self._run = _OsuRun(found["name"], backend, ranks=self._ranks or self.told_ranks, ends=self._ends)
         self._ranks = self._ends = None
         if found["version"]:
             self.tool = f"OSU {found['version']}"

@@ -28,6 +28,7 @@ from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.text_files import Wanted, read_text
 from gpubench.readers.results import limits
 from gpubench.readers.results.gpubench_document import EXPECTED, document_of, is_lines
+from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 
 _WANTED = Wanted(
     kinds="a result of gpubench's, .json or .jsonl, of any command",
@@ -75,6 +76,11 @@ def stored_of(text: str, name: str) -> StoredRun:
             raise _no_result(name, text)
         check_text(document, name)
         return _run(document, name)
+
+
+def is_stored(text: str) -> bool:
+    """True of a text that can be no other result than one of gpubench's, whole or damaged: nccl-tests has JSON too."""
+    return text.lstrip().startswith("{") and not is_of_nccl_tests(text)
 
 
 def _no_result(name: str, text: str) -> UsageError:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from gpubench.errors import UsageError
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.result_file import NOTHING_TOLD, FileCircumstances, ResultFile, Told
 from gpubench.model.terms.units import counted
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun
 
@@ -16,13 +16,13 @@ def result_file(
     remarks: Sequence[str],
     environment: Mapping[str, str] | None = None,
     *,
-    told: str | None = None,
+    told: Told = NOTHING_TOLD,
     damaged: int = 0,
 ) -> ResultFile:
     """The rows of all runs, with the circumstances of the first that has rows; `kind` is text or JSON.
 
-    `told` is the collective as a person says, of runs that name none; `damaged` lines were left out. Raises UsageError
-    where nothing was measured, or nothing says of how many ranks, or of which collective, rows are.
+    `told` is what a person says of runs that do not say it; `damaged` lines were left out. Raises UsageError where
+    nothing was measured, and NotSaidError where nothing says of how many ranks, or of which collective, rows are.
     """
     measured = [run for run in runs if run.measured]
     if not measured:
@@ -72,8 +72,8 @@ def _circumstances(runs: Sequence[NcclTestsRun], environment: Mapping[str, str] 
         each = first.ranks_a_process
     return FileCircumstances(
         tool=" ".join(filter(None, (first.program, first.version))),
-        hosts=tuple(dict.fromkeys(device.host for device in first.devices)),
-        gpus=tuple(device.name for device in first.devices for _ in range(each)),
+        hosts=() if first.lacks_devices else tuple(dict.fromkeys(device.host for device in first.devices)),
+        gpus=() if first.lacks_devices else tuple(device.name for device in first.devices for _ in range(each)),
         libraries=dict([first.library]) if first.library else {},
         environment=environment,
         options={key: str(first.settings[key]) for key in ("warmup", "validation") if key in first.settings},

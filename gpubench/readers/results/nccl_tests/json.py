@@ -10,7 +10,7 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
 from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.operation import Placement
 from gpubench.readers.documents.json_lines import load_json
@@ -49,8 +49,8 @@ def recognises(text: str) -> bool:
     return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
 
 
-def read(text: str, name: str, collective: str | None = None) -> ResultFile:
-    """The rows of the run in a text; `collective` is what a person says, where it does not name one.
+def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
+    """The rows of the run in a text; `told` is what a person says of a run that does not say it.
 
     Raises UsageError where it is damaged, of a version that is not known, or has no rows.
     """
@@ -75,7 +75,7 @@ def read(text: str, name: str, collective: str | None = None) -> ResultFile:
             reason="it was edited by hand, or damaged",
         ) from None
     remarks = [] if whole else ["the file has no end: the run was killed"]
-    return result_file([run], name, "JSON", remarks, environment, told=collective)
+    return result_file([run], name, "JSON", remarks, environment, told=told)
 
 
 def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:

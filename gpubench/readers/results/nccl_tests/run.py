@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpubench.errors import UsageError
+from gpubench.errors import NotSaidError, UsageError
 from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.results.result_file import CPU_TIME, NOTHING_TOLD, Told
 from gpubench.model.terms.origin import Origin
 from gpubench.readers.results import limits
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, Device, OutputLine, PerIteration, Placed
-from gpubench.readers.results.nccl_tests.shape import collective_of
+from gpubench.readers.results.nccl_tests.shape import collective_of, likely_ranks, possible_collectives
 
 _MOVES_ONLY = ("allgather", "broadcast", "alltoall", "alltoallv", "gather", "scatter", "sendrecv", "hypercube")
 _AVERAGES: Mapping[int | None, str] = {
@@ -47,30 +48,65 @@ class NcclTestsRun:
         """The lines of which something can be judged: small sizes are rounded down to 0, where nothing moves."""
         return [line for line in self.lines if line.size_bytes > 0]
 
-    def rows(self, where: str, told: str | None = None) -> list[CollectiveRow]:
-        """Its lines as rows, one a placement; `told` is the collective as a person says, of a run that names none.
+    @property
+    def lacks_devices(self) -> bool:
+        """True where the list of devices is not whole, as in an excerpt that begins with the last of them."""
+        processes = len({(device.host, device.pid) for device in self.devices})
+        listed = max(len(self.devices), processes * self.ranks_a_process)
+        return max((device.rank for device in self.devices), default=-1) >= listed
 
-        Raises UsageError where nothing says how many ranks there were, or which collective it was; `where` names the
-        file.
+    def rows(self, where: str, told: Told = NOTHING_TOLD) -> list[CollectiveRow]:
+        """Its lines as rows, one a placement; `told` is what a person says of a run that does not say it.
+
+        Raises NotSaidError where nothing says how many ranks there were, or which collective it was, and UsageError
+        where figures contradict each other or what was told; `where` names the file.
         """
         lines = self.measured
         if not lines:
             return []
-        shape = self._shape(where)
-        collective = self.collective or collective_of(lines, shape[0], told, where)
-        how = "--collective" if told else "the shape of its rows"
+        named = self.collective or told.collective
+        shape = self._shape(where, told)
+        possible = [named] if named else possible_collectives(lines, None)
+        if shape is None:
+            raise self._not_said(where, possible)
+        if shape[0] == told.ranks and len(possible) == 1:
+            self._check_told(where, told, possible[0])
+        collective = self.collective or collective_of(lines, shape[0], told.collective, where)
+        how = "--collective" if told.collective else "the shape of its rows"
         by = None if self.collective else f"{collective} by {how}: nccl-tests did not name it"
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
-    def _shape(self, where: str) -> tuple[int, int, str | None]:
-        """Ranks and nodes of a communicator, and which part of the job it is; None where it is the whole."""
-        if not self.devices or "iterations" not in self.settings:
+    def _check_told(self, where: str, told: Told, collective: str) -> None:
+        """Raise UsageError where figures are those of another number of ranks than a person says."""
+        likely = likely_ranks(self.measured, collective)
+        if likely is not None and likely != told.ranks:
+            a_node, rest = divmod(likely, told.nodes)
             raise UsageError(
-                f"{where}: rows without the lines that say how many ranks there were and of how many iterations",
-                expected="the lines '# nThread ...' and '#  Rank  0 ...' above them",
-                reason="the beginning of the output is missing",
-                next_step="give the whole output of nccl-tests",
+                f"{where}: its busbw over algbw is that of {likely} ranks, and --machine has {told.ranks}",
+                expected=f"the machine that the table is of{'' if rest else f': {a_node} ranks on each node'}",
+                reason="another number of GPUs or nodes took part",
+                next_step=f"--machine NAME/{a_node} is that part of each node" if not rest and a_node else "",
             )
+
+    def _not_said(self, where: str, collectives: list[str]) -> NotSaidError:
+        error = NotSaidError(
+            f"{where}: rows without the lines that say how many ranks there were and of how many iterations",
+            expected="the lines '# nThread ...' and '#  Rank  0 ...' above them",
+            reason="the beginning of the output is missing",
+            next_step="give the whole output of nccl-tests",
+        )
+        error.ranks, error.collectives = True, collectives
+        error.likely_ranks = likely_ranks(self.measured, collectives[0]) if len(collectives) == 1 else None
+        return error
+
+    def _shape(self, where: str, told: Told) -> tuple[int, int, str | None] | None:
+        """Ranks and nodes of a communicator, and which part of the job it is: None where it is the whole.
+
+        None where neither the run nor a person says how many ranks there were.
+        """
+        if not self.devices or self.lacks_devices:
+            ranks = max((device.rank + 1 for device in self.devices), default=told.ranks)
+            return None if ranks is None or told.ranks is None else (ranks, told.nodes, None)
         groups = sorted({device.group for device in self.devices})
         own = [device for device in self.devices if device.group == self.devices[0].group]
         nodes = len({device.host for device in own})
@@ -85,6 +121,11 @@ class NcclTestsRun:
     def ranks_a_process(self) -> int:
         """GPUs that a process drives, several ranks on each where rccl-tests has that."""
         return math.prod(self.settings.get(name, 1) for name in ("threads", "gpus", "ranks_a_gpu"))
+
+    @property
+    def _iterations(self) -> int | None:
+        counted = self.settings.get("iterations")
+        return None if counted is None else counted * self.settings.get("aggregated", 1)
 
     def _row(
         self,
@@ -112,7 +153,7 @@ class NcclTestsRun:
             placement=placed.placement,
             mode="latency" if self.blocking else "throughput",
             graph=self.settings.get("graph", 0),
-            iterations=self.settings["iterations"] * self.settings.get("aggregated", 1),
+            iterations=self._iterations,
             time_us=placed.time_us,
             time_us_fastest_rank=fastest,
             time_us_slowest_rank=slowest,
@@ -147,7 +188,7 @@ class NcclTestsRun:
         slowest = ", slowest GPU of each" if each and each.mean_us_by_process else ""
         notes = (
             _AVERAGES.get(self.average, ""),
-            "time of the CPU alone (-C)" if self.cpu_time else "",
+            CPU_TIME if self.cpu_time else "",
             "waits after each operation (-z)" if self.blocking else "",
             f"statistics of single operations between CUDA events{slowest}" if each else "",
             by,

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from gpubench.errors import UsageError
+from gpubench.errors import NotSaidError, UsageError
+from gpubench.model.terms.bandwidth import ring_allreduce_factor
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, OutputLine
 
 _SHAPES: Mapping[str, tuple[bool | None, bool, bool | None]] = {
@@ -24,22 +25,37 @@ the first reduction, which it does not use."""
 _FACTOR_OF_THREE_RANKS = 1.2
 """allreduce's busbw is 4/3 of algbw with three ranks and more with others; sendrecv's is algbw."""
 
+_ROUNDED = 0.005
+"""GB/s that a printed bandwidth is rounded by at most."""
+
+_MOST_TOLD = 4096
+"""Ranks that busbw over algbw is tried for; from some hundred on several fit."""
+
 
 def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, where: str) -> str:
     """The collective of rows that do not name it; `told` is what a person says, `where` names the file.
 
     Raises UsageError where several have such rows and nobody says which, or where none with that name has.
     """
-    possible = _possible(max(lines, key=lambda each: each.size_bytes), ranks)
+    possible = possible_collectives(lines, ranks)
+    if not possible:
+        raise UsageError(
+            f"{where}: rows of {ranks} ranks as no collective has them",
+            expected="size, count and type that fit together",
+            reason="a column was moved or edited, or another number of ranks took part",
+            next_step="give the whole output of nccl-tests",
+        )
     if told is None and len(possible) == 1:
         return possible[0]
     if told is None:
-        raise UsageError(
+        error = NotSaidError(
             f"{where}: nothing says which collective this is",
             expected="a line such as '# Collective test starting: all_gather_perf', the command, or --collective",
             reason=f"nccl-tests before 2.17 does not say it, and rows like these are of {', '.join(possible)}",
             next_step=f"the same command with --collective {possible[0]}, if that is what ran",
         )
+        error.collectives = possible
+        raise error
     if told not in possible:
         raise UsageError(
             f"{where}: its rows are not of {told}, as --collective says",
@@ -50,9 +66,10 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, whe
     return told
 
 
-def _possible(line: OutputLine, ranks: int) -> list[str]:
-    """The collectives that have a row like this one."""
-    blocks = None if ranks == 1 else line.size_bytes == line.count * ELEMENT_TYPES[line.element_type][1] * ranks
+def possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
+    """The collectives that have rows like the largest of these; `ranks` are None where nothing says how many."""
+    line = max(lines, key=lambda each: each.size_bytes)
+    blocks = None if ranks == 1 else _blocks(line) == ranks if ranks else _blocks(line) != 1
     seen = line.reduction != "none", line.root >= 0, blocks
     possible = [
         name
@@ -62,9 +79,34 @@ def _possible(line: OutputLine, ranks: int) -> list[str]:
     if not (line.names_reduction and line.names_root):
         possible = [name for name in possible if name in _before_2_11(line)]
     figures = line.placed[0]
-    if {"allreduce", "sendrecv"} <= set(possible) and ranks > 2 and figures.algbw_gb_s > 0:
-        possible.remove("sendrecv" if figures.busbw_gb_s > _FACTOR_OF_THREE_RANKS * figures.algbw_gb_s else "allreduce")
+    if {"allreduce", "sendrecv"} <= set(possible) and ranks not in (1, 2) and figures.algbw_gb_s > 0:
+        if figures.busbw_gb_s > _FACTOR_OF_THREE_RANKS * figures.algbw_gb_s:
+            possible.remove("sendrecv")
+        elif ranks is not None:
+            possible.remove("allreduce")
     return possible
+
+
+def _blocks(line: OutputLine) -> int:
+    """The blocks of one rank that the size of a row holds: as many as there are ranks, where a row counts one's."""
+    return round(line.size_bytes / (line.count * ELEMENT_TYPES[line.element_type][1])) if line.count else 1
+
+
+def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
+    """The ranks that figures tell: by the blocks of a size, or of all-reduce by busbw over algbw, which is 2(n-1)/n.
+
+    None where they do not, or where rounding leaves several.
+    """
+    line = max(lines, key=lambda each: each.placed[0].algbw_gb_s)
+    if _SHAPES.get(collective, (None, None, None))[2]:
+        return _blocks(line) if _blocks(line) < _MOST_TOLD else None
+    figures = line.placed[0]
+    if collective != "allreduce" or figures.algbw_gb_s < 1:
+        return None
+    low = (figures.busbw_gb_s - _ROUNDED) / (figures.algbw_gb_s + _ROUNDED)
+    high = (figures.busbw_gb_s + _ROUNDED) / (figures.algbw_gb_s - _ROUNDED)
+    found = [ranks for ranks in range(2, _MOST_TOLD) if low <= ring_allreduce_factor(ranks) <= high]
+    return found[0] if len(found) == 1 else None
 
 
 def _before_2_11(line: OutputLine) -> tuple[str, ...]:

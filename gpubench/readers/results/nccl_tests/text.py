@@ -4,11 +4,11 @@ import re
 from itertools import islice
 
 from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
 from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.readers.documents.launcher_tags import pieces
 from gpubench.readers.results import limits
-from gpubench.readers.results.lines_of_text import lines_of
+from gpubench.readers.results.lines_of_text import lines_of, unquoted
 from gpubench.readers.results.nccl_tests.file import result_file
 from gpubench.readers.results.nccl_tests.lines import without_nccl
 from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES, Device
@@ -30,6 +30,9 @@ _LIBRARY = re.compile(r"\b(?P<name>[NR]CCL) version\s*:?\s*(?P<version>\d+\.\d+(
 _STARTING = re.compile(r"\bCollective test starting: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
+_SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]{0,200})")
+"""On the command line, of export, or of mpirun's -x."""
+
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
 _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?")
 
@@ -40,19 +43,20 @@ def recognises(text: str) -> bool:
 
 
 def _has_row(text: str) -> bool:
-    return any(ROW.search(line) for line in islice(text.splitlines(), limits.MOST_LINES))
+    return any(ROW.search(unquoted(line)) for line in islice(text.splitlines(), limits.MOST_LINES))
 
 
-def read(text: str, name: str, collective: str | None = None) -> ResultFile:
-    """The rows of every run in a text; `collective` is what a person says of runs that name none.
+def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
+    """The rows of every run in a text; `told` is what a person says of runs that do not say it.
 
     Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
     """
     parser = _Parser()
     for line in lines_of(text, name):
         parser.line(line)
-    parser.drop_row()
-    return result_file(parser.runs, name, "text", parser.remarks, told=collective, damaged=parser.damaged)
+    parser.end()
+    environment = parser.environment or None
+    return result_file(parser.runs, name, "text", parser.remarks, environment, told=told, damaged=parser.damaged)
 
 
 class _Parser:
@@ -62,6 +66,7 @@ class _Parser:
         self.runs = [NcclTestsRun()]
         self.damaged = 0
         self.remarks: list[str] = []
+        self.environment: dict[str, str] = {}
         self._hosts: set[str] = set()
         self._columns = Columns()
         self._above = ""
@@ -91,7 +96,13 @@ class _Parser:
             self._end_row(self._row)
         elif self._header(plain) or self._row is not None:
             self.drop_row()
-        elif found := _COMMAND.search(plain):
+        else:
+            self._command_line(plain)
+
+    def _command_line(self, plain: str) -> None:
+        """What a person typed above the output: the program with its options, and settings of NCCL's."""
+        self.environment |= {found["name"]: found["value"].strip("\"'") for found in _SETTING.finditer(plain)}
+        if found := _COMMAND.search(plain):
             average = _AVERAGE.search(found["options"])
             self._command = COLLECTIVE_NAMES.get(found["name"]), int(average[1]) if average else None
 
@@ -115,6 +126,13 @@ class _Parser:
                 run.halves.append(half)
             self._damaged(run)
             self._row = None
+
+    def end(self) -> None:
+        """The file has ended. A command names its rows also where the lines between them were cut."""
+        self.drop_row()
+        run, (collective, average) = self.runs[-1], self._command
+        if not run.settings and run.collective is None:
+            run.collective, run.average = collective, average
 
     def _damaged(self, run: NcclTestsRun) -> None:
         self.damaged += 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench.model.results.result_file import Told
 from gpubench.readers.results.nccl_tests.lines import TORN, without_nccl
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
@@ -53,7 +54,7 @@ def test_a_host_that_begins_with_a_digit_is_no_wrong_element(host: str) -> None:
     assert len(whole.rows) == 4
     for place in range(1, 9):
         torn = re.sub(rf"(33554432 .* sum(?: +\S+){{{place}}})", rf"\g<1>{host}:26:26 [0] {SAID}\n", plain)
-        found = read(torn, "x", "allreduce")
+        found = read(torn, "x", Told(collective="allreduce"))
         assert {row.wrong for row in found.rows} == {0}
         if host == "38ab0":
             assert replace(found.rows[-1], note=None) == replace(whole.rows[-1], note=None)
@@ -67,4 +68,4 @@ def test_a_line_behind_a_launchers_prefix_goes_on_with_a_row_of_the_same_prefix_
     labelled = "\n".join(f"0: {line}" for line in torn.split("\n"))
     assert read(labelled, "x").rows == read(TEXT, "x").rows
     foreign = torn.replace(SAID + "\n", SAID + "\nprogress ")
-    assert "1 damaged lines left out" in read(foreign, "x", "allreduce").remarks
+    assert "1 damaged lines left out" in read(foreign, "x", Told(collective="allreduce")).remarks

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.result_file import ResultFile, Told
 from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
@@ -14,7 +14,7 @@ VALUES = "    60.00   17.48    8.74      0"
 
 
 def rows_of(text: str, collective: str | None = None) -> ResultFile:
-    return read(text, "out.txt", collective)
+    return read(text, "out.txt", Told(collective=collective))
 
 
 @pytest.mark.parametrize("program", COLUMNS)

@@ -1,0 +1,347 @@
+"""Results of other programs, judged as if gpubench had measured them: on which machine, and how fast they should be."""
+
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpubench.collectives.registry import SUMMARIES, collective_named
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.errors import NotSaidError, UsageError
+from gpubench.formats.presentation import Presentation
+from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
+from gpubench.jobs.collective.speed import speed_judge_of
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import presenting
+from gpubench.measure.collective.judged_rows import check_figures, judge_rows
+from gpubench.measure.collective.speed_judge import SpeedJudge
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.paths.nodes import topologies
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.profiles.profile import NicKindOfMachine, Profile
+from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION, CollectiveRow, Metadata, made_of
+from gpubench.model.results.result_file import ResultFile, Told
+from gpubench.model.results.rows.causes import CAUSES_SECTION
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
+from gpubench.model.terms.nccl_choice import ALGORITHM_VARIABLE, Algorithm
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import counted
+from gpubench.profiles.files import own_profiles
+from gpubench.profiles.matching import domain_of, match
+from gpubench.readers.results.registry import results_in
+
+_NICS_ASSUMED = "NICs assumed, --nics tells others"
+_DOMAIN_ASSUMED = "one NVLink domain assumed, --machine tells others"
+
+SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
+
+_NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)")
+_ALGORITHMS = tuple(each.upper() for each in Algorithm)
+_USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
+"""The machine that a message takes for its example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nics:
+    """The NICs of a node, as a person tells them: how many, and Gbit/s of each."""
+
+    count: int
+    rate_gbit_s: float
+
+    @classmethod
+    def of(cls, text: str) -> "Nics":
+        """The NICs of a text, '8x400'; UsageError for another form."""
+        found = _NICS.fullmatch(text.strip())
+        if found is None or not int(found[1]) or not float(found[2]):
+            raise UsageError(
+                f"--nics {text!r} is no number of NICs and their rate",
+                expected="NICs of a node, and Gbit/s of each: 8x400",
+                next_step="--nics 8x400",
+            )
+        return cls(int(found[1]), float(found[2]))
+
+    def on(self, profile: Profile) -> Profile:
+        """The machine with these NICs in the place of its own, spread over the places that its GPUs have."""
+        places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
+        return replace(
+            profile,
+            nic=tuple(
+                NicKindOfMachine(
+                    name=f"nic{number}",
+                    kind=NicKind.INFINIBAND,
+                    rate_gbit_s=self.rate_gbit_s,
+                    place=places[number * max(len(places), self.count) // self.count % len(places)],
+                )
+                for number in range(self.count)
+            ),
+        )
+
+
+def machine_named(text: str) -> SimulatedMachine:
+    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`."""
+    return parse_machine(text, "--machine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePlan:
+    """The text of the file and its name, what a person says of its machine and of its rows, and how to show them."""
+
+    text: str
+    name: str
+    machine: SimulatedMachine | None
+    nics: Nics | None
+    collective: str | None
+    strict: bool
+    presentation: Presentation
+
+    @property
+    def told(self) -> Told:
+        """What a reader needs of that."""
+        machine = self.machine
+        if machine is None:
+            return Told(collective=self.collective)
+        return Told(
+            collective=self.collective, ranks=machine.nodes * machine.profile.match.visible, nodes=machine.nodes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTable:
+    """Rows of one collective on as many ranks, and the machine that they are judged by; None where its kind is unknown.
+
+    `ranks` are told as the file names them, `located` as they are on the machine.
+    """
+
+    rows: Sequence[CollectiveRow]
+    machine: SimulatedMachine | None
+    ranks: tuple[RankIdentity, ...]
+    located: tuple[RankIdentity, ...]
+    circumstances: Circumstances | None
+
+    def speed_judge(self, file: ResultFile, assumed: str) -> SpeedJudge:
+        """The judge that gpubench's own rows have."""
+        collective = collective_named(self.rows[0].collective)
+        nccl = file.circumstances.libraries.get("NCCL")
+        made = speed_judge_of(collective, self.located, nccl, None)(self.circumstances)
+        return SpeedJudge(replace(made.expected, assumed=assumed), made.hosts)
+
+
+def run(plan: JudgePlan, arguments: Sequence[str]) -> int:
+    """Show what a file has, judged; the exit code.
+
+    Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
+    """
+    try:
+        file = results_in(plan.text, plan.name, plan.told)
+    except NotSaidError as error:
+        raise _asking(plan, gpus=plan.machine is None, error=error) from None
+    rows = _rows_of_one_table(plan, file)
+    check_figures(rows, file.name)
+    table = _table(plan, file, rows)
+    speed = table.speed_judge(file, _assumed(plan, table))
+    with presenting(plan.presentation) as presenter:
+        presenter.begin(_metadata(plan, file, table, speed, arguments))
+        wiring = None if table.circumstances is None else table.circumstances.wiring
+        collective = collective_named(rows[0].collective)
+        presenter.end(judge_rows(file, rows, collective, table.ranks, wiring, speed, presenter))
+    return presenter.exit_code
+
+
+def _assumed(plan: JudgePlan, table: JudgedTable) -> str:
+    """What joins several nodes, where neither the file nor a person tells it."""
+    if plan.machine is not None or table.machine is None:
+        return ""
+    if table.machine.domain_nodes == table.machine.nodes:
+        return _DOMAIN_ASSUMED
+    return "" if plan.nics is not None else _NICS_ASSUMED
+
+
+def _asking(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
+    """One message on all that a file does not say, with a command that says it."""
+    collectives = list(error.collectives) if error is not None and plan.collective is None else []
+    missing = ["which GPUs, on how many nodes"] if gpus else []
+    missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
+    ranks = None if error is None else error.likely_ranks
+    nodes = max(1, (ranks or _GPUS_A_NODE) // _GPUS_A_NODE)
+    words = ["gpubench", "report", plan.name]
+    words += ["--machine", f"{_USUAL}*{nodes}" if nodes > 1 else _USUAL] if gpus else []
+    words += ["--collective", collectives[0]] if len(collectives) > 1 else []
+    expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
+    expected += ["--collective NAME"] if len(collectives) > 1 else []
+    tells = f"; its figures are those of {counted(ranks, 'rank')}" if ranks else ""
+    return UsageError(
+        f"{plan.name} does not say {' or '.join(missing)}{tells}",
+        expected=" and ".join(expected),
+        reason="the lines above the rows, which name GPUs and hosts, were cut off",
+        next_step=f"{shlex.join(words)}, if that is what ran",
+    )
+
+
+def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+    """The rows of the collective that a person names, or of the only one.
+
+    Raises UsageError for none, or for tables of several collectives or numbers of ranks.
+    """
+    rows = [*file.rows, *_of_latencies(plan, file)]
+    tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
+    wanted = [each for each in tables if plan.collective in (None, each[0])]
+    if len(wanted) != 1:
+        held = " and ".join(f"{name} on {counted(ranks, 'rank')}" for name, ranks, _ in tables) or "no row"
+        names = list(dict.fromkeys(name for name, _, _ in wanted))
+        raise UsageError(
+            f"{file.name} has {held}" + (f", and none of {plan.collective}" if not wanted and rows else ""),
+            expected="one table: one collective on one number of ranks",
+            reason="several runs were kept in one file",
+            next_step=f"gpubench report {file.name} --collective {names[0]}" if len(names) > 1 else "a file a run",
+        )
+    name, algorithm = wanted[0][0], (file.circumstances.environment or {}).get(ALGORITHM_VARIABLE, "").upper()
+    if name not in SUMMARIES:
+        raise UsageError(
+            f"{file.name} is of {name}", expected=f"one of {', '.join(SUMMARIES)}", reason="only nccl-tests has it"
+        )
+    return [
+        replace(row, algorithm=algorithm) if row.algorithm is None and algorithm in _ALGORITHMS else row
+        for row in rows
+        if (row.collective, row.ranks, row.nodes) == wanted[0]
+    ]
+
+
+def _of_latencies(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+    """Rows of OSU's, whose ranks a person has to tell."""
+    if file.latencies and any(row.ranks is None or row.busbw_gb_s is None for row in file.latencies):
+        raise _asking(plan, gpus=True)
+    nodes = 1 if plan.machine is None else plan.machine.nodes
+    return [
+        made_of(
+            CollectiveRow,
+            row,
+            nodes=nodes,
+            count=row.size_bytes,
+            graph=0,
+            slowest_rank=None,
+            algbw_gb_s=row.size_bytes / row.time_us / 1e3,
+            verdict=None,
+        )
+        for row in file.latencies
+    ]
+
+
+def _table(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
+    """The rows with the machine that a person names, or that the GPUs and hosts of the file are."""
+    first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
+    on_gpus = first.backend != "host"
+    if plan.machine is None and not models and on_gpus:
+        raise _asking(plan, gpus=True)
+    per_node, rest = divmod(first.ranks, first.nodes)
+    machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
+    _check_told(plan, first, models)
+    if machine is not None and plan.nics is not None:
+        machine = replace(machine, profile=plan.nics.on(machine.profile))
+    names = hosts if len(hosts) == first.nodes else [f"node{number}" for number in range(first.nodes)]
+    gpus: Sequence[str | None] = models if len(models) == first.ranks else [None] * first.ranks
+    if machine is not None and plan.machine is not None:
+        gpus = [machine.profile.gpu.name] * first.ranks
+    ranks = (
+        tuple(
+            RankIdentity(
+                rank=rank,
+                host=names[rank // per_node],
+                node=rank // per_node,
+                local_rank=rank % per_node,
+                pid=0,
+                gpu=gpu,
+            )
+            for rank, gpu in enumerate(gpus)
+        )
+        if not rest
+        else ()
+    )
+    if machine is None:
+        return JudgedTable(rows, None, ranks, ranks, None)
+    nodes = dict(enumerate(topologies(snapshots(machine))))
+    located = tuple(replace(each, gpu_bus_id=nodes[each.node].gpus[each.local_rank].bus_id) for each in ranks)
+    return JudgedTable(rows, machine, ranks, located, Circumstances(wiring=Wiring(located, nodes)))
+
+
+def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMachine | None:
+    """So many nodes of the kind that has these GPUs; None where no profile of ours or a person's own knows them.
+
+    Several nodes whose GPUs an NVLink domain may join are taken for one: what is slower is what fell out of it.
+    """
+    if len(set(models)) != 1 or nodes > MOST_NODES:
+        return None
+    domain = domain_of(models[:1]) if nodes > 1 else None
+    if domain is not None and per_node == domain.match.visible:
+        return SimulatedMachine(domain, nodes)
+    own = own_profiles(os.environ)
+    found = match(models[:1], per_node, among=own) or match(models[:1], per_node)
+    return None if found is None else SimulatedMachine(found.profile, nodes)
+
+
+def _check_told(plan: JudgePlan, row: CollectiveRow, models: Sequence[str]) -> None:
+    """Raise UsageError where a person names another machine than the file does."""
+    machine = plan.machine
+    if machine is None:
+        return
+    profile, per_node = machine.profile, row.ranks // row.nodes
+    known = match(sorted(set(models)), 1) if models else None
+    if known is not None and not set(models) <= set(profile.match.gpus):
+        seen = f"{plan.name} names {', '.join(dict.fromkeys(models))}"
+    elif machine.nodes != row.nodes or per_node > profile.match.visible:
+        seen = f"{plan.name} has {counted(row.ranks, 'rank')} on {counted(row.nodes, 'node')}"
+    else:
+        return
+    raise UsageError(
+        f"{seen}, and --machine {machine} has {counted(machine.nodes, 'node')} of {profile.match.visible} × "
+        f"{profile.gpu.name}",
+        expected="the machine that the table is of",
+        reason="the file is of another run",
+        next_step=f"gpubench report {plan.name} without --machine",
+    )
+
+
+def _metadata(
+    plan: JudgePlan, file: ResultFile, table: JudgedTable, speed: SpeedJudge, arguments: Sequence[str]
+) -> Metadata:
+    known, rows = file.circumstances, table.rows
+    profile = speed.expected.profile
+    return metadata_of(
+        arguments,
+        rows[0].collective,
+        collective=rows[0].collective,
+        backend=rows[0].backend,
+        origin=Origin.SIMULATED if Origin.SIMULATED in {row.origin for row in rows} else Origin.RECORDED,
+        hosts=list(dict.fromkeys(rank.host for rank in table.ranks)) or ["unknown"],
+        ranks=table.ranks,
+        libraries=dict(known.libraries),
+        environment=dict(known.environment or {}),
+        options=_options(plan, file, rows),
+        profile=None if table.machine is None or profile is None else {"name": profile.name, "sha256": profile.sha256},
+        source=f"{file.name}, {file.kind}",
+    )
+
+
+def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
+    """The options of the run, as far as its rows and its file tell them, by the names that gpubench's own have."""
+    warmup = file.circumstances.options.get("warmup")
+    return {
+        "sizes": sorted({row.size_bytes for row in rows}),
+        "dtypes": list(dict.fromkeys(row.dtype for row in rows)),
+        "ops": list(dict.fromkeys(row.op for row in rows if row.op is not None)),
+        "root": rows[0].root,
+        "placements": list(dict.fromkeys(row.placement for row in rows)),
+        "mode": rows[0].mode,
+        "iters": rows[0].iterations,
+        "warmup": None if warmup is None else int(warmup),
+        "graph": rows[0].graph,
+        "check": any(row.wrong is not None for row in rows),
+        "allocator": None,
+        "strict": plan.strict,
+        "read_from": "; ".join((f"{file.name}: {file.kind}", *file.remarks)),
+        "machine": None if plan.machine is None else str(plan.machine),
+        "nics": None if plan.nics is None else f"{plan.nics.count}x{plan.nics.rate_gbit_s:g}",
+    }

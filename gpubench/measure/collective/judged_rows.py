@@ -1,0 +1,123 @@
+"""The report on rows that another program measured: their limits, what is expected of them, and the verdict."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+from gpubench.collectives.record import Collective
+from gpubench.errors import UsageError
+from gpubench.measure.collective.path_judge import limited
+from gpubench.measure.collective.row_collector import wrong_data
+from gpubench.measure.collective.speed_judge import SpeedJudge
+from gpubench.measure.paths.report import unwatched
+from gpubench.model.paths.busbw_limit import assumed_limit, busbw_limit, network_limit, networks
+from gpubench.model.paths.topology import Limit
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.result_file import CPU_TIME, ResultFile
+from gpubench.model.terms.bandwidth import algbw_gb_s
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.ports.listener import Listener
+
+INCOMPLETE = "incomplete-result"
+
+_NOT_SAID = "the file does not say which paths the data took"
+_LOGGING = "NCCL_DEBUG=INFO in that job, then gpubench explain its log"
+_PRECISE_GB_S = 10.0
+"""From here on two decimals are four digits, as many as a time is printed with."""
+
+_MOST_OFF = 2.0
+"""How far size over time and algbw may differ: both are rounded, and a wrong unit makes 8 or 1,000 of it."""
+
+
+def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
+    """Raise UsageError where size over time is far from algbw: a column has another unit, or was edited."""
+    row = max(rows, key=lambda each: each.size_bytes)
+    reckoned = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
+    if (
+        row.algbw_gb_s >= 1
+        and CPU_TIME not in (row.note or "")
+        and not 1 / _MOST_OFF < row.algbw_gb_s / reckoned < _MOST_OFF
+    ):
+        raise UsageError(
+            f"{name}: {row.size_bytes} bytes in {row.time_us:g} µs are {reckoned:.4g} GB/s, and algbw is "
+            f"{row.algbw_gb_s:g}",
+            expected="bytes, µs and GB/s of 1e9 bytes, as nccl-tests prints them",
+            reason="a column has another unit (ms, Gb/s, MB/s), or was moved or edited",
+            next_step="give the output as the program printed it",
+        )
+
+
+def judge_rows(
+    file: ResultFile,
+    rows: Sequence[CollectiveRow],
+    collective: Collective,
+    ranks: Sequence[RankIdentity],
+    wiring: Wiring | None,
+    speed: SpeedJudge,
+    listener: Listener[CollectiveRow],
+) -> Report:
+    """Hand on the rows of one table with limit, expectation and verdict; the report on all of them.
+
+    `wiring` is that of a healthy machine of their kind, None where the kind is not known.
+    """
+    limits: dict[str | None, Limit] = {}
+    verdicts, wrong = [Verdict.SKIP], []
+    factor = collective.busbw_factor(rows[0].ranks)
+    for row in (_with_all_digits(each, factor) for each in rows):
+        if wiring is not None and row.algorithm not in limits:
+            limits[row.algorithm] = _limit(row.algorithm, collective, wiring)
+        if row.algorithm in limits and row.limit_gb_s is None:
+            row = limited(row, limits[row.algorithm])
+        if row.wrong is not None:
+            row = replace(row, verdict=Verdict.FAIL if row.wrong else Verdict.PASS)
+        row = speed.row(row)
+        listener.row(row)
+        verdicts += [Verdict(row.verdict)] if row.verdict else []
+        wrong += [(row, ())] if row.wrong else []
+    found = list(map(_advised, speed.findings((), None))) or list(_incomplete(file))
+    found = [wrong_data(wrong, ranks), *found] if wrong else found
+    report = Report(
+        verdict=overall([*verdicts, *(each.severity for each in found)]), complete=True, findings=tuple(found)
+    )
+    return unwatched(report, _NOT_SAID, Origin.RECORDED)
+
+
+def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
+    """The row with bandwidths by its time where they were printed with few digits; not by a CPU's time."""
+    if row.algbw_gb_s >= _PRECISE_GB_S or CPU_TIME in (row.note or ""):
+        return row
+    algbw = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
+    return replace(row, algbw_gb_s=algbw, busbw_gb_s=algbw * factor)
+
+
+def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Limit:
+    joined = networks(wiring)
+    if joined is not None and joined[0].nodes > 1:
+        return network_limit(algorithm, collective, joined[0])
+    if algorithm is None or collective.point_to_point:
+        return assumed_limit(collective, wiring)
+    return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
+
+
+def _advised(found: Finding) -> Finding:
+    """A finding on slow rows with what a person can do who has a table and no machine at hand."""
+    return replace(found, cause=_NOT_SAID, next_command=_LOGGING)
+
+
+def _incomplete(file: ResultFile) -> Iterator[Finding]:
+    """A whole output without its end: the rows stand, and nobody knows how the run ended. Of an excerpt nobody asks."""
+    if file.complete or not file.circumstances.hosts:
+        return
+    yield Finding(
+        id=INCOMPLETE,
+        severity=Verdict.WARN,
+        subject=file.name,
+        seen="; ".join(file.remarks) or "the run did not end",
+        expected=f"the last line of {file.circumstances.tool}, # Out of bounds values",
+        cause="the run was ended before, or the text was cut",
+        next_command=f"tail {file.name}",
+    )

@@ -1,0 +1,312 @@
+"""Tables of other programs, judged by `gpubench report`: published ones, pasted ones, and what is no table at all.
+
+The published figures are those of tests/published/collectives.csv, which has their sources; the lines around them are
+made here, as nccl-tests prints them.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published_collectives import FIGURES, Published, read
+from gpubench.collectives.registry import collective_named
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles.files import load, names
+from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
+from tests.cli.running import ROOT, gpubench
+from tests.fakes.nccl_tests import Half, Output, Result
+
+PROGRAMS = {own: theirs for theirs, own in COLLECTIVE_NAMES.items()}
+REAL = ROOT / "tests" / "results" / "h200x4"
+
+Line = dict[str, str]
+
+
+SMALL = Half(time_us=20.0, algbw=0.05, busbw=0.09)
+
+
+def tables() -> dict[str, list[Line]]:
+    """The figures of each source on a machine that a profile knows."""
+    found: dict[str, list[Line]] = {}
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["profile"] in names():
+                found.setdefault(f"{line['source']}, {line['collective']} {line['algorithm']}", []).append(line)
+    return found
+
+
+TABLES = tables()
+
+
+def output_of(lines: Sequence[Line], slower: float = 1.0) -> Output:
+    """What nccl-tests would have printed of these figures."""
+    first = lines[0]
+    collective, per_node = collective_named(first["collective"]), int(first["ranks_per_node"])
+    hosts = tuple(f"host{number}" for number in range(int(first["nodes"])))
+    factor = collective.busbw_factor(per_node * len(hosts))
+    results = []
+    for line in lines:
+        size, busbw = int(line["size_bytes"]), float(line["busbw_gb_s"]) / slower
+        half = Half(time_us=size * factor / busbw / 1e3, algbw=busbw / factor, busbw=busbw)
+        op, root = ("sum" if collective.reduces else "none"), (0 if collective.rooted else -1)
+        results.append(Result(size=size, count=size // 4, op=op, root=root, halves=(half, half)))
+    return Output(
+        program=PROGRAMS[collective.name],
+        hosts=hosts,
+        gpus=per_node,
+        results=tuple(results),
+        model=load(first["profile"]).match.gpus[0],
+    )
+
+
+def report(path: Path, *arguments: str) -> tuple[int, str]:
+    """The exit code, and what stands on stdout and stderr."""
+    result = gpubench("report", str(path), *arguments)
+    assert "Traceback" not in result.stderr
+    return result.returncode, result.stdout + result.stderr
+
+
+def document(path: Path, *arguments: str) -> dict[str, object]:
+    """The report as json, with any verdict."""
+    target = path.with_suffix(".report.json")
+    report(path, "-o", str(target), *arguments)
+    found: dict[str, object] = json.loads(target.read_text())
+    return found
+
+
+def written(folder: Path, text: str, name: str = "table.txt") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("source", TABLES)
+def test_published_tables(source: str, tmp_path: Path) -> None:
+    """No healthy machine fails, and none at half its speed passes; what the source calls ill does not pass either.
+
+    Of a domain whose racks NICs join only far more than half the speed is told apart (docs/formulas.md).
+    """
+    lines = TABLES[source]
+    with_nics: tuple[str, ...] = ("--nics", lines[0]["nics_gbit_s"])
+    if lines[0]["profile"] == "gb300-nvl-4":
+        with_nics = (*with_nics, "--machine", f"gb300-nvl-4*{lines[0]['nodes']}")
+    algorithm = f"NCCL_ALGO={lines[0]['algorithm']} ./all_reduce_perf\n" if lines[0]["algorithm"] else ""
+    own = document(written(tmp_path, algorithm + output_of(lines).text()), *with_nics)
+    half = document(written(tmp_path, algorithm + output_of(lines, slower=2.0).text()), *with_nics)
+    state, domains = lines[0]["state"], lines[0]["profile"].endswith("nvl72") and int(lines[0]["nodes"]) > 18
+    assert (own["verdict"] != Verdict.FAIL) or state != "healthy"
+    assert (own["verdict"] != Verdict.PASS) or state != "ill"
+    assert half["verdict"] != Verdict.PASS or state != "healthy" or domains
+    assert len(str(own["sentence"])) < 200
+
+
+@pytest.mark.parametrize(
+    "figure", [each for each in read() if each.row.algorithm is None][::7], ids=lambda each: each.source
+)
+def test_the_expectation_is_that_of_a_row_that_was_measured_here(figure: Published, tmp_path: Path) -> None:
+    line = next(
+        line
+        for line in (line for table in TABLES.values() for line in table)
+        if line["source"] == figure.source and int(line["size_bytes"]) == figure.row.size_bytes
+    )
+    machine = f"{line['profile']}*{int(line['nodes']) // (18 if line['profile'].endswith('nvl72') else 1)}"
+    found = document(written(tmp_path, output_of([line]).text()), "--machine", machine, "--nics", line["nics_gbit_s"])
+    rows: list[dict[str, float]] = found["rows"]  # type: ignore[assignment]
+    assert rows[0]["expected_gb_s"] == pytest.approx(figure.predicted_gb_s, rel=0.02)
+    assert rows[0]["limit_gb_s"] == pytest.approx(figure.limit_gb_s, rel=0.01)
+
+
+def test_a_recorded_table_is_shown_as_ours() -> None:
+    code, text = report(REAL / "all_reduce.txt")
+    assert code == 0
+    assert "measured by another program, read from" in text
+    assert "at 4G, float32, out of place, 100% of expected" in text
+    assert "PASS: 4 × H200; all-reduce 363 GB/s (100 % of expected), data right, paths not seen" in text
+
+
+def test_a_recorded_table_of_a_fallback_fails_where_a_gate_asks() -> None:
+    path = REAL / "ar_NCCL_P2P_DISABLE_1.txt"
+    assert report(path)[0] == 0
+    code, text = report(path, "--strict", "--summary")
+    assert (code, "FAIL: all-reduce reaches 27 of 340 GB/s (8 %) on vm" in text) == (1, True)
+
+
+B200 = (
+    "       size        count    type   redop   root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+    "        (B)   (elements)                            (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+    "  536870912    134217728   float     sum     -1   1500.0  357.91  671.09      0   1500.0  357.91  671.09      0",
+    " 8589934592   2147483648   float     sum     -1  24000.0  357.91  671.09      0  24000.0  357.91  671.09      0",
+)
+"""Rows of two nodes, at a rate that eight NICs of 400 Gbit/s let two trees reach: 0.9 of 750 GB/s."""
+
+
+def _piped(lines: Sequence[str]) -> str:
+    return "\n".join(f"| {' | '.join(line.split())} |" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        lambda lines: "\n".join(lines),
+        lambda lines: "\n".join(f"#{line}" if "size" in line or "(B)" in line else line for line in lines),
+        lambda lines: "$ srun ./build/all_reduce_perf -b 512M -e 8G -f 2\n" + "\n".join(lines) + "\nuser@node1:~$ ",
+        lambda lines: "```\n" + "\n".join(lines) + "\n```",
+        lambda lines: "Hello,\n\nis this normal?\n\n" + "\n".join(f"> {line}" for line in lines),
+        lambda lines: "\n".join(f"> > {line}" for line in lines),
+        lambda lines: "\r\n".join(lines),
+        lambda lines: "\n".join(line.replace("  ", "\u00a0 ") for line in lines),
+        lambda lines: "\n".join(line.expandtabs().replace("   ", "\t") for line in lines),
+        lambda lines: "\n".join(f"[1,0]<stdout>:{line}" for line in lines),
+        lambda lines: "\n".join(f"node1: {line}" for line in lines),
+        _piped,
+        lambda lines: "\n".join(lines[2:]),
+        lambda lines: "#  Rank 15 Group  0 Pid 9 on node2 device  7 [0x0c] NVIDIA B200\n" + "\n".join(lines),
+    ],
+)
+def test_a_pasted_table_is_answered_in_one_line(pasted: Callable[[Sequence[str]], str], tmp_path: Path) -> None:
+    path = written(tmp_path, pasted(B200))
+    code, text = report(path, "--machine", "hgx-b200-8*2", "--summary")
+    assert (code, text.splitlines()[0]) == (
+        0,
+        "PASS: 16 × B200; all-reduce 671 GB/s (118 % of expected), data right, paths not seen",
+    )
+
+
+def test_a_table_of_which_all_that_names_its_machine_was_cut_is_asked_for_once(tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(B200))
+    code, text = report(path)
+    assert (code, text.count("error:")) == (2, 1)
+    assert "does not say which GPUs, on how many nodes; its figures are those of 16 ranks" in text
+    assert "--machine 'hgx-h100-8*2', if that is what ran" in text
+
+
+def test_all_that_is_missing_is_asked_for_in_one_message(tmp_path: Path) -> None:
+    path = written(tmp_path, "1048576  32768  float  none  -1  60.00  17.48  15.29  0  59.00  17.77  15.55  0")
+    code, text = report(path)
+    assert (code, text.count("error:")) == (2, 1)
+    assert "which GPUs, on how many nodes or which collective (allgather or alltoall" in text
+    assert "--machine hgx-h100-8 --collective allgather" in text
+    code, text = report(path, "--machine", "hgx-h100-8", "--collective", "all_gather", "--summary")
+    assert (code, "all-gather" in text) == (0, True)
+
+
+def test_nics_that_nobody_told_make_no_failure(tmp_path: Path) -> None:
+    """An A100 node has 4 × 100 Gbit/s in one cloud and 8 × 200 in another: the same figures are ill, and healthy."""
+    lines = TABLES["NVIDIA/nccl#527: 4 × p4d, allreduce "]
+    path = written(tmp_path, output_of(lines).text())
+    assumed, told, own = (
+        document(path, *each) for each in ((), ("--machine", "hgx-a100-8-40gb*4"), ("--nics", "4x100"))
+    )
+    assert [each["verdict"] for each in (assumed, told, own)] == ["WARN", "FAIL", "WARN"]
+    assert "NICs assumed, --nics tells others" in json.dumps(assumed)
+    assert "assumed, --nics" not in json.dumps([told, own])
+
+
+def test_a_machine_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, Output(hosts=("a", "b"), results=(Result(halves=(SMALL, SMALL)),)).text())
+    for machine, said in (("hgx-h100-4*2", "names NVIDIA H200"), ("hgx-h200-4", "8 ranks on 2 nodes")):
+        code, text = report(path, "--machine", machine)
+        assert (code, said in text) == (2, True), text
+
+
+@pytest.mark.parametrize("machine", ["hgx-b200-8", "hgx-b200-8*4", "hgx-b200-8/4*2"])
+def test_a_machine_of_another_number_of_ranks_than_figures_tell_is_refused(machine: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(B200))
+    code, text = report(path, "--machine", machine)
+    assert (code, "is that of 16 ranks, and --machine has" in text) == (2, True), text
+
+
+def test_tables_of_several_collectives_are_shown_one_by_one(tmp_path: Path) -> None:
+    names = ("all_reduce", "reduce_scatter")
+    path = written(tmp_path, "".join((REAL / f"{name}.txt").read_text() for name in names))
+    code, text = report(path)
+    assert (code, "has allreduce on 4 ranks and reducescatter on 4 ranks" in text) == (2, True)
+    assert "--collective allreduce" in text
+    assert "reduce-scatter 346 GB/s" in report(path, "--collective", "reducescatter")[1]
+    assert "and none of alltoall" in report(path, "--collective", "alltoall")[1]
+
+
+def _row(**changes: str) -> str:
+    words = B200[2].split()
+    places = {"size": 0, "time": 5, "algbw": 6, "busbw": 7, "wrong": 8}
+    for name, value in changes.items():
+        words[places[name]] = value
+    return "  ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("", 2, "is empty"),
+        ("hello\n", 2, "begins no kind of file"),
+        (_row(time="1.5"), 2, "a column has another unit"),
+        (_row(algbw="2863.3", busbw="5368.7"), 2, "a column has another unit"),
+        (_row()[:60], 2, "no whole row"),
+        (_row(size="9" * 18), 2, "a column has another unit"),
+        (_row(time="nan"), 2, "damaged"),
+        (_row(time="inf"), 2, "damaged"),
+        (_row(time="-5"), 2, "damaged"),
+        (_row(wrong="7"), 1, "FAIL"),
+        (Output().text(), 2, "a column has another unit"),
+    ],
+)
+def test_bad_input(text: str, code: int, said: str, tmp_path: Path) -> None:
+    found = report(written(tmp_path, text), *(("--machine", "hgx-b200-8*2") if "Rank" not in text else ()))
+    assert (found[0], said in found[1]) == (code, True), found[1]
+    assert "Traceback" not in found[1]
+
+
+def test_an_unknown_gpu_is_shown_and_not_judged(tmp_path: Path) -> None:
+    half = Half(time_us=1e3, algbw=1.048576, busbw=1.572864)
+    path = written(tmp_path, Output(model="Imaginary X1", results=(Result(size=2**20, halves=(half, half)),)).text())
+    code, text = report(path, "--summary")
+    assert (code, "4 × Imaginary X1" in text, "speed not judged: no profile" in text) == (0, True, True)
+    assert report(path, "--strict")[0] == 3
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as file:
+        file.truncate(200 * 2**20)
+    code, text = report(path)
+    assert (code, "128 MiB are the most that is read" in text) == (2, True)
+
+
+def test_what_a_hostile_table_names_is_shown_as_text(tmp_path: Path) -> None:
+    text = (REAL / "all_reduce.txt").read_text().replace(" on         vm ", " on <script>alert(1)</script> ")
+    path = written(tmp_path, text.replace("NVIDIA H200", "NVIDIA H200\x1b[31m<b>"))
+    assert "<script>" in path.read_text()
+    report(path, "-o", str(tmp_path / "page.html"), "-o", str(tmp_path / "page.md"))
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+    assert "\x1b" not in (tmp_path / "page.md").read_text()
+
+
+def test_every_format_shows_it_and_what_is_kept_is_shown_again(tmp_path: Path) -> None:
+    suffixes = ("html", "json", "jsonl", "csv", "md", "txt", "prom", "xml")
+    report(REAL / "all_reduce.txt", *(word for each in suffixes for word in ("-o", str(tmp_path / f"a.{each}"))))
+    assert all((tmp_path / f"a.{each}").stat().st_size > 300 for each in suffixes)
+    assert "<svg" in (tmp_path / "a.html").read_text()
+    own = report(REAL / "all_reduce.txt", "--summary")[1]
+    assert report(tmp_path / "a.json", "--summary")[1] == own
+    again = report(tmp_path / "a.csv", "--machine", "hgx-h200-4", "--summary")[1]
+    assert again.splitlines()[0] == own.splitlines()[0]
+    code, text = report(tmp_path / "a.json", "--machine", "hgx-h200-4")
+    assert (code, "--machine" in text) == (2, True)
+
+
+def test_osu_of_nccl_is_judged_once_a_person_tells_the_machine(tmp_path: Path) -> None:
+    text = "# OSU NCCL-CUDA Allreduce Latency Test v7.3\n# Size       Avg Latency(us)\n{}"
+    path = written(tmp_path, text.format("1073741824             4550.00\n"))
+    code, said = report(path)
+    assert (code, "does not say which GPUs, on how many nodes" in said) == (2, True)
+    code, said = report(path, "--machine", "hgx-h200-4", "--summary")
+    assert (code, "PASS: 4 × H200; all-reduce 354 GB/s (100 % of expected)" in said) == (0, True)
+
+
+@pytest.mark.parametrize("nics", ["", "8", "0x400", "8x0", "8 by 400", "x"])
+def test_nics_that_are_none_are_refused(nics: str) -> None:
+    code, text = report(REAL / "all_reduce.txt", "--nics", nics)
+    assert (code, "is no number of NICs and their rate" in text) == (2, True)
