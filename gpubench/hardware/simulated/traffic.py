@@ -24,6 +24,8 @@ _LEAST_RATE_GBIT_S = 100.0
 Ways = tuple[float, float, float, float]
 """GB/s of a GPU: NVLink sent and received, PCIe sent and received."""
 
+_NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
+
 
 class SimulatedTraffic:
     """Readings of a simulated node whose job began `clock()` seconds ago; `several` is whether it has other nodes."""
@@ -77,8 +79,11 @@ class SimulatedTraffic:
         return max(rate * self._random.gauss(1, _NOISE), 0.0)
 
     def _ways(self) -> list[Ways]:
-        """The rates of every GPU."""
-        gpus = len(self._node.gpus)
+        """The rates of every GPU; one that fell off the bus moves nothing, and no ring goes through it."""
+        usable = iter(self._ways_of_usable(sum(not gpu.lost for gpu in self._node.gpus)))
+        return [_NOTHING if gpu.lost else next(usable) for gpu in self._node.gpus]
+
+    def _ways_of_usable(self, gpus: int) -> Sequence[Ways]:
         pcie = self._profile.gpu.pcie_gb_s * PCIE_SHARE
         nvlink = self._profile.nvlink
         direct = 0.0 if nvlink is None else nvlink.links * nvlink.link_gb_s * NVLINK_SHARE
@@ -101,6 +106,8 @@ class SimulatedTraffic:
 
     def _gpu(self, position: int, way: tuple[float, ...], seconds: float) -> GpuReading:
         gpu = self._node.gpus[position]
+        if gpu.lost:
+            return GpuReading(index=gpu.index, bus_id=gpu.bus_id or gpu.device, lost=gpu.lost)
         sent, received = self._nvlink[position]
         self._nvlink[position] = sent + way[0] * seconds, received + way[1] * seconds
         works = 0 if self._kind == "idle" or (self._kind == "waiting" and position == 0) else 98
@@ -118,7 +125,6 @@ class SimulatedTraffic:
             clock_mhz=gpu.most_clock_mhz,
             throttle_reasons=gpu.throttle_reasons,
             processes=(GpuProcess(pid=_FIRST_PID + position, name="python", memory_bytes=memory),),
-            lost=gpu.lost,
             unknown={} if known else dict.fromkeys(("nvlink_sent", "nvlink_received"), "the GPU has no NVLinks"),
         )
 
