@@ -20,7 +20,7 @@ from gpubench.hardware.scan.messages import (
     RingOrder,
     RoundOrder,
     RoundReply,
-    clock_of,
+    clock_offset,
     framed,
     keep_alive,
     local_figures,
@@ -64,6 +64,7 @@ class _Supervised:
     rank: int
     connection: socket.socket
     frames: Frames = field(default_factory=Frames)
+    asked_clock: float = 0.0
     clock_offset: float = 0.0
 
 
@@ -105,6 +106,16 @@ class Coordinator:
             self._welcome(connection, ranks)
         for rank in ranks - self._supervised.keys():
             self._gone.setdefault(self._node_by_rank[rank], "its supervisor did not come")
+        self._ask_clocks()
+
+    def _ask_clocks(self) -> None:
+        """Ask when all are there, so that none answered long ago; an answer that comes later counts too."""
+        for supervised in list(self._supervised.values()):
+            supervised.asked_clock = time.time()
+            try:
+                supervised.connection.send(framed(bytes((MessageType.CLOCK,))))
+            except OSError:
+                self._lose(supervised.rank, _GONE)
         self._collect(MessageType.CLOCK, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
 
     def local(self) -> list[LocalFigure]:
@@ -255,7 +266,8 @@ class Coordinator:
                 supervised: _Supervised = key.data
                 for message in self._received(supervised):
                     if message[0] == MessageType.CLOCK:
-                        supervised.clock_offset = clock_of(message[1:]) - time.time()
+                        answered = time.time()
+                        supervised.clock_offset = clock_offset(message[1:], supervised.asked_clock, answered)
                     if message[0] == kind:
                         replies[supervised.rank] = message[1:]
                         missing.discard(supervised.rank)

@@ -36,6 +36,7 @@ class MessageType(IntEnum):
     LOCAL_REPLY = 4
     END = 5
     CLOCK = 6
+    """To a supervisor the question, from it the answer."""
     RING_ORDER = 7
     FAILED_ORDER = 8
     """Which workers died or hung since the last round."""
@@ -189,9 +190,13 @@ def packed_clock(seconds: float) -> bytes:
     return bytes((MessageType.CLOCK,)) + struct.pack("!d", seconds)
 
 
-def clock_of(body: bytes) -> float:
-    """The inverse. Raises struct.error."""
-    return float(struct.unpack("!d", body)[0])
+def clock_offset(body: bytes, asked: float, answered: float) -> float:
+    """By how many seconds at least the clock of a supervisor differs, by this one's when it was asked and answered.
+
+    However long the answer took, a clock that was read in between and agrees lies in between. Raises struct.error.
+    """
+    clock = float(struct.unpack("!d", body)[0])
+    return clock - min(max(clock, asked), answered)
 
 
 def framed(message: bytes) -> bytes:

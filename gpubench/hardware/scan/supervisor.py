@@ -93,7 +93,6 @@ class Supervisor:
             leave_core()
         with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
             greet(control, self._secret, str(self._rank).encode())
-            control.sendall(framed(packed_clock(time.time())))
             keep_alive(control)
             control.settimeout(SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR))
             while True:
@@ -110,6 +109,8 @@ class Supervisor:
             worker.close()
 
     def _reply(self, message: bytes, cards: Sequence[RankCard], own_host: str) -> bytes:
+        if message[0] == MessageType.CLOCK:
+            return packed_clock(time.time())
         if message[0] == MessageType.LOCAL_ORDER:
             return packed_local(list(self._local()))
         if message[0] == MessageType.RING_ORDER:

@@ -16,6 +16,7 @@ from gpubench.hardware.scan.messages import (
     RingOrder,
     RoundOrder,
     RoundReply,
+    clock_offset,
     framed,
     greet,
     packed_clock,
@@ -53,12 +54,14 @@ def silent(_order: RoundOrder | RingOrder) -> RoundReply | None:
 
 
 @contextmanager
-def coordinated(*answers: Answer, secret: bytes = SECRET, clock: float = 0.0) -> Iterator[Coordinator]:
-    """A coordinator of so many nodes with two rails, each on one rank that answers so."""
+def coordinated(
+    *answers: Answer, secret: bytes = SECRET, clock: float = 0.0, late: Callable[[int], float] = lambda rank: 0.0
+) -> Iterator[Coordinator]:
+    """A coordinator of so many nodes with two rails, each on one rank that answers so, and connects so late."""
     nodes = NodeRanks(tuple((rank,) for rank in range(len(answers))), ((0, 1),) * len(answers))
     found = Coordinator(nodes, SECRET, 0.1)
     threads = [
-        threading.Thread(target=supervise, args=(found.port, rank, answer, secret, clock), daemon=True)
+        threading.Thread(target=supervise, args=(found.port, rank, answer, secret, clock, late(rank)), daemon=True)
         for rank, answer in enumerate(answers)
     ]
     for thread in threads:
@@ -72,12 +75,15 @@ def coordinated(*answers: Answer, secret: bytes = SECRET, clock: float = 0.0) ->
             thread.join(10)
 
 
-def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float) -> None:
+def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float, late: float) -> None:
+    threading.Event().wait(late)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         try:
             greet(connection, secret, str(rank).encode())
-            connection.sendall(framed(packed_clock(time.time() + clock)))
             while (message := receive_one(connection)) is not None and message[0] != MessageType.END:
+                if message[0] == MessageType.CLOCK:
+                    connection.sendall(framed(packed_clock(time.time() + clock)))
+                    continue
                 if message[0] == MessageType.LOCAL_ORDER:
                     figures = [LocalFigure(0, 0, LocalQuantity.MEMORY, 10.0 + rank)]
                     connection.sendall(framed(packed_local(figures)))
@@ -154,6 +160,19 @@ def test_phase_0_and_clocks_of_all_nodes() -> None:
         offsets = found.clock_offsets()
     assert sorted(local) == [LocalFigure(node, 0, LocalQuantity.MEMORY, 10.0 + node) for node in (0, 1)]
     assert offsets == {node: pytest.approx(-3600, abs=5) for node in (0, 1)}
+
+
+def test_a_rank_that_comes_late_makes_no_clock_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOCK_SECONDS", 0.1)
+    with coordinated(done(1.0), done(1.0), done(1.0), late=lambda rank: 0.3 * (rank == 2)) as found:
+        found.local()
+        assert (found.clock_offsets(), found.gone) == ({}, {})
+
+
+@pytest.mark.parametrize(("clock", "offset"), [(100.0, 0.0), (130.0, 0.0), (160.0, 0.0), (99.0, -1.0), (163.0, 3.0)])
+def test_a_clock_differs_by_what_the_time_of_its_answer_cannot_explain(clock: float, offset: float) -> None:
+    """A supervisor that stood still for 60 s may have read its clock at any time of them."""
+    assert clock_offset(packed_clock(clock)[1:], asked=100.0, answered=160.0) == offset
 
 
 def test_what_phase_0_left_that_does_not_work_is_asked_for() -> None:
