@@ -134,7 +134,7 @@ def _low_clocks(run: Circumstances) -> Found:
     by_model = {
         name: Counter(gpu.most_clock_mhz for gpu in every if gpu.name == name) for name in {g.name for g in every}
     }
-    usual = {name: clocks.most_common(1)[0][0] or 0 for name, clocks in by_model.items()}
+    usual = {name: max(clocks, key=lambda mhz: (clocks[mhz], mhz or 0)) or 0 for name, clocks in by_model.items()}
     for position, _, gpu in run.gpus():
         if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
             expected = f"{usual[gpu.name]} MHz, as GPUs of its model have"

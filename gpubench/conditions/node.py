@@ -1,7 +1,7 @@
 """Nodes and their processes: what hides or binds GPUs there, and in what nodes and ranks differ from each other."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import (
@@ -17,7 +17,7 @@ from gpubench.conditions.definition.condition import (
 from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_node, rdma_nics, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.nodes import condense
+from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.units import compress_names
@@ -98,11 +98,16 @@ def _flat(run: Circumstances) -> Found:
 
 
 def _node_differs(run: Circumstances) -> Found:
-    """Every node that differs from its kind, and every further kind with the same GPU models."""
+    """Every node that differs from its kind, and every further kind with the same GPU models.
+
+    Where neither of two is the usual one, both are named: two nodes have no majority.
+    """
     sizes = {kind.name: len(kind.alike) for kind in run.kinds}
     for kind in run.kinds:
-        if kind.differs_from is not None:
-            hosts = tuple(run.nodes[number].snapshot.host for number in kind.alike)
+        if kind.differs_from is not None and kind.rivals:
+            yield _undecided(run, kind.rivals, kind.alike, kind.differs)
+        elif kind.differs_from is not None:
+            hosts = _hosts(run, kind.alike)
             others = f"what the {sizes[kind.differs_from]} nodes of kind {kind.differs_from} have"
             yield Sighting(
                 subject=f"kind {kind.name}: {compress_names(hosts)}",
@@ -116,7 +121,31 @@ def _node_differs(run: Circumstances) -> Found:
         for number, differs in kind.odd.items():
             if run.nodes[number].snapshot.failures:
                 continue  # what it did not answer is no difference, and is told as such
-            yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
+            if kind.differs_from is None and number in kind.rivals:
+                yield _undecided(run, kind.alike, (number,), differs)
+            else:
+                yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
+
+
+def _undecided(
+    run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
+) -> Sighting:
+    """What differs between as many nodes as others, of which neither are the usual ones; `differs` is of the others."""
+    hosts = _hosts(run, (*some, *others))
+    where = f"on {compress_names(_hosts(run, others))}"
+    usual = f"on {compress_names(_hosts(run, some))}"
+    return Sighting(
+        subject=compress_names(hosts),
+        heading=compress_names(hosts),
+        names=hosts,
+        seen=f"{where} {'; '.join(condense(differs, others=usual))}",
+        expected="nodes that are alike; which of them is as it should be, these facts do not tell",
+        gpus=frozenset(gpu for number in (*some, *others) for gpu in run.gpus_of(number)),
+    )
+
+
+def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
+    return tuple(run.nodes[number].snapshot.host for number in numbers)
 
 
 @in_each_node

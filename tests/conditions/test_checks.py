@@ -528,14 +528,32 @@ def test_an_odd_node_is_named_with_what_differs() -> None:
     assert found[0].expected == "what 3 other nodes of kind A have"
 
 
+@pytest.mark.parametrize(("others", "odd"), [(1, ["GPU0"]), (4, []), (7, ["GPU7"])])
+def test_the_odd_model_is_named_and_half_and_half_is_none(others: int, odd: list[str]) -> None:
+    models = ["NVIDIA H200"] * others + [HEALTHY.gpus[0].name] * (8 - others)
+    gpus = tuple(replace(gpu, name=name) for gpu, name in zip(HEALTHY.gpus, models, strict=True))
+    found = examined([replace(HEALTHY, gpus=gpus)])
+    assert [each.subject.split()[0] for each in found if each.id == "gpu-model"] == odd
+
+
 def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
     nodes = machine("hgx-h100-8*12")
-    others = [replace(node, driver=replace(node.driver, version="1.2")) for node in nodes[:6]]
-    (finding,) = examined([*others, *nodes[6:]])
-    assert said([finding]) == [("node-differs", "WARN", "kind B: node6-11")]
-    assert finding.seen == f"driver {HEALTHY.driver.version} (others 1.2)"
-    assert finding.expected == "what the 6 nodes of kind A have, which have the same GPUs"
-    assert finding.subjects == tuple(f"node{number}" for number in range(6, 12))
+    others = [replace(node, driver=replace(node.driver, version="1.2")) for node in nodes[7:]]
+    (finding,) = examined([*nodes[:7], *others])
+    assert said([finding]) == [("node-differs", "WARN", "kind B: node7-11")]
+    assert finding.seen == f"driver 1.2 (others {HEALTHY.driver.version})"
+    assert finding.expected == "what the 7 nodes of kind A have, which have the same GPUs"
+    assert finding.subjects == tuple(f"node{number}" for number in range(7, 12))
+
+
+@pytest.mark.parametrize("few", [1, 2, 6])
+def test_of_as_many_nodes_as_others_neither_are_the_usual_ones(few: int) -> None:
+    nodes = machine(f"hgx-h100-8*{2 * few}")
+    others = [replace(node, machine=replace(node.machine, product="another")) for node in nodes[few:]]
+    (finding,) = examined([*nodes[:few], *others])
+    assert finding.subjects == tuple(f"node{number}" for number in range(2 * few))
+    assert "product another (on node0" in finding.seen
+    assert "do not tell" in finding.expected
 
 
 def test_a_node_without_gpus_among_many_is_found() -> None:

@@ -40,7 +40,9 @@ class MachineKind:
     """Nodes that are the same, and those that nearly are.
 
     `name` is a letter; `alike` and `odd` hold positions in the list that was grouped, `odd` with the differences.
-    `differs` says in what it differs from the kind `differs_from`, the largest with the same GPU models.
+    `differs` says in what it differs from the kind `differs_from`, the largest with the same GPU models. `rivals` are
+    nodes that may as well be the usual ones, as many are alike: single odd ones that have no less of a healthy machine,
+    or those of the kind that it differs from.
     """
 
     name: str
@@ -48,6 +50,7 @@ class MachineKind:
     odd: Mapping[int, tuple[Difference, ...]]
     differs_from: str | None = None
     differs: tuple[Difference, ...] = ()
+    rivals: tuple[int, ...] = ()
 
     @property
     def representative(self) -> int:
@@ -87,10 +90,13 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     named = []
     for number, (alike, odd) in enumerate(groups):
         first = kinds.get(models[alike[0]])
-        kind = MachineKind(_letter(number), tuple(alike), odd)
+        usual = traits_of[alike[0]]
+        rivals = tuple(node for node in odd if len(alike) == 1 and not points(traits_of[node], usual))
+        kind = MachineKind(_letter(number), tuple(alike), odd, rivals=rivals)
         if first is not None:
-            found = differences(traits_of[alike[0]], traits_of[first.representative])
-            kind = replace(kind, differs_from=first.name, differs=found)
+            found = differences(usual, traits_of[first.representative])
+            rivals = first.alike if len(first.alike) == len(alike) else ()
+            kind = replace(kind, differs_from=first.name, differs=found, rivals=rivals)
         kinds.setdefault(models[alike[0]], kind)
         named.append(kind)
     return tuple(named)
@@ -257,7 +263,7 @@ def _devices(traits: Traits) -> str:
     return compress_names([name.removesuffix(_IN_EVERY_DEVICE) for name in traits if name.endswith(_IN_EVERY_DEVICE)])
 
 
-def condense(found: Sequence[Difference]) -> list[str]:
+def condense(found: Sequence[Difference], others: str = "others") -> list[str]:
     """Differences in words, those that several devices share in one: 'GPU0-7 ECC False (others True)'."""
     shared: dict[tuple[str, str, str], list[str]] = {}
     for difference in found:
@@ -266,7 +272,7 @@ def condense(found: Sequence[Difference]) -> list[str]:
         key = (trait if is_device else difference.trait, _text(difference.seen), _text(difference.usual))
         shared.setdefault(key, []).append(device if is_device else "")
     return [
-        f"{', '.join(filter(None, devices))} {trait} {seen} (others {usual})".strip()
+        f"{', '.join(filter(None, devices))} {trait} {seen} ({others} {usual})".strip()
         for (trait, seen, usual), devices in shared.items()
     ]
 

@@ -157,6 +157,9 @@ def test_of_two_nodes_of_which_neither_has_less_the_first_is_the_norm() -> None:
     cpus = [replace(HEALTHY, machine=replace(HEALTHY.machine, cpu=name)) for name in ("b", "a")]
     (kind,) = kinds_of(cpus)
     assert words(kind) == {1: ["CPU a (others b)"]}
+    assert kind.rivals == (1,)
+    (kind,) = kinds_of([*cpus, cpus[0]])
+    assert kind.rivals == ()
 
 
 def test_wiring_alone_is_told_when_nothing_explains_it() -> None:
