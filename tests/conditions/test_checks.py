@@ -528,14 +528,6 @@ def test_an_odd_node_is_named_with_what_differs() -> None:
     assert found[0].expected == "what 3 other nodes of kind A have"
 
 
-@pytest.mark.parametrize(("others", "odd"), [(1, ["GPU0"]), (4, []), (7, ["GPU7"])])
-def test_the_odd_model_is_named_and_half_and_half_is_none(others: int, odd: list[str]) -> None:
-    models = ["NVIDIA H200"] * others + [HEALTHY.gpus[0].name] * (8 - others)
-    gpus = tuple(replace(gpu, name=name) for gpu, name in zip(HEALTHY.gpus, models, strict=True))
-    found = examined([replace(HEALTHY, gpus=gpus)])
-    assert [each.subject.split()[0] for each in found if each.id == "gpu-model"] == odd
-
-
 def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
     nodes = machine("hgx-h100-8*12")
     others = [replace(node, driver=replace(node.driver, version="1.2")) for node in nodes[7:]]

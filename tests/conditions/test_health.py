@@ -114,6 +114,14 @@ def test_an_unknown_gpu_is_said_to_be_that_and_still_has_siblings() -> None:
     assert cards.profile.name == "generic-pcie"
 
 
+@pytest.mark.parametrize(("others", "odd"), [(1, ["GPU0"]), (4, []), (7, ["GPU7"])])
+def test_the_odd_model_is_named_and_of_half_and_half_none(others: int, odd: list[str]) -> None:
+    models = ["NVIDIA H200"] * others + [HEALTHY.gpus[0].name] * (8 - others)
+    gpus = tuple(replace(gpu, name=name) for gpu, name in zip(HEALTHY.gpus, models, strict=True))
+    found = report([replace(HEALTHY, gpus=gpus)]).findings
+    assert [each.subject.split()[0] for each in found if each.id == "gpu-model"] == odd
+
+
 def test_all_links_down_on_all_gpus_is_found() -> None:
     """DCGM's level 2 passes there."""
     down = machine("hgx-h100-8", *(f"gpu{index}:nvlink=0" for index in range(8)))
