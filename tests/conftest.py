@@ -49,8 +49,11 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes.
 
-    What is collected stays, and is most of what a worker holds: no search for garbage goes through it.
+    What is collected stays, and is most of what a worker holds: no search for garbage goes through it. The process that
+    hands out the tests to workers collects none.
     """
+    if session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)
     gc.disable()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) / workers
