@@ -343,3 +343,22 @@ exec {sys.executable} -m gpubench watch "$@" --for 3s --simulate hgx-h200-4 --fa
         assert told in done.stdout, done.stderr
         assert done.stdout or traffic == "refused"
         assert "staged" not in done.stdout or traffic == "staged"
+
+
+@pytest.mark.parametrize(
+    ("faults", "hop", "cause"),
+    [
+        (("link0-3:staged=yes",), "GPU3 → GPU0", "no setting, process, driver, machine or policy explains it"),
+        (("link1-2:p2p=NS",), "GPU1 → GPU2", "the driver refuses peer access"),
+        (("gpu2:p2p=NS",), "GPU1, GPU2 → GPU2, GPU3", "the driver refuses peer access"),
+    ],
+)
+def test_one_staged_pair_of_a_ring_is_named(faults: tuple[str, ...], hop: str, cause: str) -> None:
+    options = [word for each in faults for word in ("--fault", each)]
+    gate = gpubench(*MACHINE, *options, "--strict", "--format", "json")
+    assert gate.returncode == 1
+    (finding,) = json.loads(gate.stdout)["findings"]
+    assert (finding["id"], finding["severity"]) == ("host-staged", "FAIL")
+    assert finding["subject"].endswith(f"on node0 {hop}")
+    assert set(finding["subjects"]) == set(hop.replace(",", "").split()) - {"→"}
+    assert cause in finding["cause"]

@@ -201,7 +201,7 @@ class Course:
             return
         node = self._topology(host)
         if node is not None:
-            course.explanation, course.explained = explain(observed.job, way, node), way
+            course.explanation, course.explained = explain(observed.job, way, node, observed.seen.staged_ends), way
 
     def _joined_of(self, host: str) -> Joined:
         if host not in self._joined:

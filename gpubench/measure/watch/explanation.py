@@ -28,24 +28,30 @@ _WITHOUT_NCCL = Explanation(
 _UNREAD = "the environment and files of its processes cannot be read: {}"
 
 
-def explain(job: RunningJob, way: Way, node: Topology) -> Explanation:
+Ends = tuple[tuple[str, ...], tuple[str, ...]]
+"""The GPUs that send through host memory, and those that receive it, by name; empty where all of a job's may."""
+
+
+def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:
     """The likeliest cause of the way that a job takes; without evidence none is named.
 
     What other users' processes have set cannot be read, and is said instead.
     """
     if way is Way.STAGED and job.one_process and not job.by_nccl:
         return _WITHOUT_NCCL
-    found = first_cause(_pairs(job, way), _circumstances(job, node))
+    found = first_cause(_pairs(job, way, ends), _circumstances(job, node))
     unread = next((task.unread for task in job.tasks if task.facts is None and task.unread), "")
     if found.id == UNKNOWN.id and unread:
         return replace(found, evidence=_UNREAD.format(unread), advice="gpubench watch as that user, or as root")
     return found
 
 
-def _pairs(job: RunningJob, way: Way) -> Mapping[Pair, Sequence[Transport]]:
-    """Every ordered pair of its GPUs by position: which of them exchange how much, counters do not tell."""
-    positions = range(len(job.gpus))
-    return {(one, other): (_TRANSPORTS[way],) for one in positions for other in positions if one != other}
+def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Transport]]:
+    """The ordered pairs of its GPUs, by position, between which host memory carries bytes; all, where not known."""
+    senders, receivers = (
+        [position for position, gpu in enumerate(job.gpus) if gpu.device in side or not all(ends)] for side in ends
+    )
+    return {(one, other): (_TRANSPORTS[way],) for one in senders for other in receivers if one != other}
 
 
 def _circumstances(job: RunningJob, node: Topology) -> Circumstances:

@@ -181,17 +181,18 @@ def _not_found(asked: str) -> Finding:
 
 
 def _staged(course: JobCourse, job: RunningJob) -> Finding:
-    found = course.explanation
+    found, observed = course.explanation, course.main.last
+    hop = "" if observed is None else observed.seen.staged_hop
     by = "the loopback or Ethernet" if course.main.way is Way.SOCKETS else "host memory"
     return Finding(
         id=HOST_STAGED,
         severity=course.verdict,
-        subject=_subject(course, job),
+        subject=f"{course.name} on {course.node} {hop}" if hop else _subject(course, job),
         seen=f"its bytes go through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
-        expected=_expected(job, course.main.way),
+        expected=f"NVLinks that carry the bytes {hop}" if hop else _expected(job, course.main.way),
         cause="not known" if found is None else found.evidence,
         next_command=_LOOK_CLOSER if found is None else found.advice,
-        subjects=tuple(gpu.device for gpu in job.gpus),
+        subjects=tuple(gpu.device for gpu in job.gpus if not hop or gpu.device in hop.replace(",", "").split()),
     )
 
 

@@ -57,7 +57,7 @@ RULES: tuple[WayRule, ...] = (
         _NO_SOCKETS,
         _EXCHANGE,
         Way.STAGED,
-        "NVLinks of some GPUs carry nothing while those of their peers do, and as much leaves them over PCIe as enters",
+        "NVLinks of some GPUs carry less than those of their peers, and PCIe carries the rest",
     ),
     WayRule(
         (Nvlinks.QUIET, Nvlinks.PARTLY),
@@ -158,6 +158,8 @@ def decide(seen: Signals) -> tuple[Way, str]:
         return Way.UNBALANCED, "a rail carries over 30 % less or more than its siblings"
     if rule.way in (Way.IDLE, Way.UNKNOWN) and seen.idle_gpus and seen.members is Members.EXCHANGE:
         return Way.WAITING, "GPUs that run nothing, while all others of the job run something and nothing is sent"
+    if rule.way is Way.STAGED and seen.staged_hop:
+        return rule.way, f"PCIe carries {seen.staged_hop}, as much as NVLinks carry between the other GPUs"
     return rule.way, rule.meaning
 
 

@@ -42,7 +42,7 @@ AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
 
 
 class Nvlinks(StrEnum):
-    """The NVLinks between the GPUs of a job: `partly` where those of some carry nothing, which PCIe carries for.
+    """The NVLinks between the GPUs of a job: `partly` where PCIe carries what those of some lack.
 
     `little` is more than nothing and too little to judge by. `none` join the GPUs, or not all of those between which
     PCIe may carry bytes, as bridges that join GPUs in pairs.
@@ -97,8 +97,9 @@ class Members(StrEnum):
 class Signals:
     """What is seen of a job over an interval; `doubts` say why something is unknown.
 
-    `odd_rails` are ports that carry another amount than their siblings, `idle_gpus` those that do nothing while the
-    others run something and send nothing.
+    `staged_ends` are the GPUs that send through host memory beside busy NVLinks, and those that receive it; `odd_rails`
+    are ports that carry another amount than their siblings, `idle_gpus` those that do nothing while the others run
+    something and send nothing.
     """
 
     nvlinks: Nvlinks
@@ -109,9 +110,15 @@ class Signals:
     pcie_sent_gb_s: float | None
     pcie_received_gb_s: float | None
     network_gb_s: float | None
+    staged_ends: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     odd_rails: tuple[str, ...] = ()
     idle_gpus: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+
+    @property
+    def staged_hop(self) -> str:
+        """From which GPUs to which a job goes through host memory beside its NVLinks: 'GPU3 → GPU0'; '' if unknown."""
+        return " → ".join(map(", ".join, self.staged_ends)) if all(self.staged_ends) else ""
 
 
 Joined = Callable[[str, str], bool | None]
@@ -125,9 +132,10 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
     pcie = _pcie(job, sent, received)
     network, network_gb_s = _network(job, nics)
     nvlinks = _nvlinks(job, nvlink, sent, joined)
+    ends = _staged_ends(job)
     if pcie is Pcie.ACROSS and not _nvlinks_lead(job, joined):
         nvlinks = Nvlinks.NONE if nvlinks is Nvlinks.QUIET else nvlinks
-    elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and _apart(job):
+    elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and (all(ends) or _apart(job)):
         nvlinks = Nvlinks.PARTLY
     # What passes a NIC passes the PCIe link of its GPU too, whether or not host memory is in between.
     if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
@@ -148,6 +156,7 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
         pcie_sent_gb_s=sent,
         pcie_received_gb_s=received,
         network_gb_s=network_gb_s,
+        staged_ends=ends if nvlinks is Nvlinks.PARTLY else ((), ()),
         odd_rails=_odd_rails(nics),
         idle_gpus=_idle_gpus(job, nvlink, pcie),
         doubts=tuple(_doubts(job, nvlinks, pcie, others)),
@@ -256,6 +265,30 @@ def _apart(job: RunningJob) -> bool:
         for gpu in job.gpus
         for sent, received in [(_data_sent(gpu), gpu.pcie_received or 0.0)]
     )
+
+
+def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The GPUs that send, and those that receive, over PCIe just what their NVLinks lack beside those of the others.
+
+    The hops of a ring carry the same: the one through host memory leaves a GPU over PCIe whose NVLinks send less, and
+    enters one whose NVLinks receive less. GPUs with both, beside busy NVLinks, may copy to host memory and back.
+    """
+    usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_WAYS}
+    moved = {gpu.bus_id: (_data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
+    ends: list[list[str]] = [[], []]
+    for gpu in job.gpus:
+        busy = [rate >= BUSY_GB_S for rate in moved[gpu.bus_id]]
+        lacks = [usual[way] - (getattr(gpu, way) or 0.0) for way in _NVLINK_WAYS]
+        if all(busy) and _nvlink_of(gpu) > QUIET_GB_S:
+            return (), ()
+        for side, rate in enumerate(moved[gpu.bus_id]):
+            if busy[side] and not _match(rate, lacks[side]):
+                return (), ()
+            ends[side] += [gpu.device] if busy[side] else []
+    return tuple(ends[0]), tuple(ends[1])
+
+
+_NVLINK_WAYS = ("nvlink_sent", "nvlink_received")
 
 
 def _may_be_between(job: RunningJob) -> bool:

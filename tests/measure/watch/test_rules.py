@@ -1,5 +1,6 @@
 """The decision table, by what the links of jobs carried on H200s and what they would elsewhere."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,33 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
 )
 def test_a_job_goes_the_way_that_its_links_show(rates: NodeRates, expected: Way) -> None:
     assert ways(rates) == [expected]
+
+
+def ring(gpus: int, staged: Collection[int], rate: float = 33.0) -> NodeRates:
+    """A ring of GPUs whose hops from these GPUs to the next go through host memory."""
+    rates = []
+    for each in range(gpus):
+        out, into = each in staged, (each - 1) % gpus in staged
+        nvlink = [0.0 if way else rate for way in (out, into)]
+        # A GPU that reads host memory sends requests over PCIe: 6 % of the bytes, on H200s.
+        pcie = (1.08 * rate * out + 0.06 * rate * into, 1.08 * rate * into)
+        rates.append((nvlink[0], nvlink[1], *pcie))
+    return job(*rates)
+
+
+@pytest.mark.parametrize("gpus", [3, 4, 8])
+def test_one_hop_of_a_ring_through_host_memory_is_named(gpus: int) -> None:
+    for sender in range(gpus):
+        (found,) = observe(ring(gpus, {sender}), by_nvlink)
+        assert (found.way, found.seen.staged_hop) == (Way.STAGED, f"GPU{sender} → GPU{(sender + 1) % gpus}")
+        assert found.seen.staged_hop in found.meaning
+    (found,) = observe(ring(8, {2, 3, 6}), by_nvlink)
+    assert (found.way, found.seen.staged_hop) == (Way.STAGED, "GPU2, GPU3, GPU6 → GPU3, GPU4, GPU7")
+    # Nothing lacks of what NVLinks carry, or another amount than PCIe carries: a checkpoint here, loading there.
+    copies = job((33.0, 33.0, 20.0, 0.1), NVLINK, (33.0, 33.0, 0.1, 20.0))
+    chain = job((20.0, 0.0, 0.1, 9.0), (20.0, 20.0, 0.1, 0.1), (0.0, 20.0, 9.0, 0.1))
+    assert [observe(each, by_nvlink)[0].seen.staged_hop for each in (copies, chain)] == ["", ""]
+    assert [ways(each) for each in (copies, chain)] == [[Way.UNKNOWN], [Way.UNKNOWN]]
 
 
 def test_gpus_of_jobs_that_are_alone_are_never_staged() -> None:
