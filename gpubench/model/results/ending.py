@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpubench import errors
+from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.fallback import PATH_UNKNOWN
-from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 from gpubench.model.results.report import Metadata, Report
-from gpubench.model.terms.verdict import WRONG_DATA, Verdict, exit_code
+from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
 
 JUDGING_COMMANDS = ("check", "scan", "compare", "explain")
 """Commands that are there to judge: FAIL is exit code 1 whether or not they are strict."""
@@ -18,6 +21,9 @@ EXCERPT = "excerpt"
 
 NOTHING_TO_CONNECT = "nothing-to-connect"
 """The finding that a log is of ranks that are alone."""
+
+TOO_NOISY = "figures-too-noisy"
+"""The finding that figures that nobody judged vary by more than themselves: they say nothing, not even how fast."""
 
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
@@ -41,9 +47,10 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     judges = metadata.subject in JUDGING_COMMANDS
-    if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
+    is_noise = verdict is Verdict.INCONCLUSIVE and any(each.id == TOO_NOISY for each in report.findings)
+    if (verdict is Verdict.SKIP or is_noise) and is_brief(metadata.options) and not strict:
         return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
-    if verdict is Verdict.SKIP:
+    if verdict is Verdict.SKIP or is_noise:
         return errors.COULD_NOT_MEASURE if strict or judges else errors.DONE
     if verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan":
         return errors.COULD_NOT_MEASURE  # too noisy to say anything of any node
@@ -55,12 +62,34 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 
 def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_style: bool) -> Report:
-    """The report of a gate, which passes nothing whose speed nobody judged, and no part of a log: SKIP, not PASS."""
+    """The report as it is told: figures that noise hides pass nothing, in no command.
+
+    A gate passes nothing whose speed nobody judged, no part of a log, and no machine whose paths were not seen: SKIP.
+    """
+    noise = figures.lost_in_noise
+    if report.complete and report.verdict is Verdict.PASS and noise is not None:
+        found = (*report.findings, _too_noisy(noise))
+        return replace(report, verdict=Verdict.INCONCLUSIVE, findings=found)
     is_gate = exit_style or is_strict(metadata.options) or metadata.subject == "check"
     is_part = any(each.id == EXCERPT for each in report.findings)
-    if is_gate and report.complete and report.verdict is Verdict.PASS and (figures.is_unjudged or is_part):
+    unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FALLBACK_SECTION, FallbackRow))
+    if is_gate and report.complete and report.verdict is Verdict.PASS and (figures.is_unjudged or is_part or unseen):
         return replace(report, verdict=Verdict.SKIP)
     return report
+
+
+def _too_noisy(figure: SpeedFigure) -> Finding:
+    size = format_size(figure.size_bytes)
+    time = "" if figure.time_us is None else f"{figure.time_us:.4g} µs "
+    return Finding(
+        id=TOO_NOISY,
+        severity=Verdict.INCONCLUSIVE,
+        subject=f"{figure.what} of {size}",
+        seen=f"{time}±{figure.interval_percent:.0f} %",
+        expected="a time that is known to less than itself",
+        cause="other programs on the same cores, or too few operations",
+        next_command=f"gpubench {figure.command} --sizes {size} --budget 2, on an idle machine",
+    )
 
 
 def _code_of_measuring(report: Report) -> int:

@@ -20,6 +20,7 @@ _NAMES = {
     "sendrecv": "send and receive",
 }
 _BAD = (Verdict.FAIL, Verdict.WARN)
+_WHOLE_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class SpeedFigure:
     """What was measured, GB/s of it, and what was expected; `is_judged` is whether anything was expected at all.
 
     Of a size below 64 MiB the time tells more than the bandwidth: `time_us` and `expected_us` are known of it alone.
+    `interval_percent` is half of the 95 % confidence interval of its time, where that is known.
     """
 
     what: str
@@ -38,11 +40,17 @@ class SpeedFigure:
     size_bytes: int = LARGE_BYTES
     time_us: float | None = None
     expected_us: float | None = None
+    interval_percent: float | None = None
 
     @property
     def is_small(self) -> bool:
         """True if its time tells more than its bandwidth."""
         return self.size_bytes < LARGE_BYTES
+
+    @property
+    def command(self) -> str:
+        """The command that measures it."""
+        return next((command for command, name in _NAMES.items() if name == self.what), self.what)
 
     @property
     def expected_percent(self) -> float | None:
@@ -83,6 +91,13 @@ class SpeedFigures:
         copies = every[:1] if self._pairs or not self._largest else []
         return bool(every) and not all(each.is_judged for each in (*copies, *self._largest.values()))
 
+    @property
+    def lost_in_noise(self) -> SpeedFigure | None:
+        """A collective's best figure, or that of its largest size, that nobody judged and whose interval reaches 0."""
+        told = (*self._best.values(), *self._largest.values())
+        unjudged = (each for each in told if not each.is_judged)
+        return next((each for each in unjudged if (each.interval_percent or 0.0) >= _WHOLE_PERCENT), None)
+
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs first, then collectives, in the order in which they came."""
         if self._pairs:
@@ -106,6 +121,7 @@ class SpeedFigures:
             size_bytes=row.size_bytes,
             time_us=row.time_us,
             expected_us=row.expected_us,
+            interval_percent=row.ci95_percent,
         )
         self._note_slow(figure, row.verdict)
         largest = self._largest.get(figure.what)

@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench.model.paths.evidence import Conclusion, Confidence
+from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.report import CollectiveRow, Table
+from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import PAIR, ROW
+from tests.model.results.test_sentence import METADATA, report
 
 JUDGED = replace(PAIR, verdict="PASS", verified="last")
 
@@ -20,6 +28,56 @@ def test_one_pair_that_nobody_judged_is_no_gates_pass(verdict: str | None, *, sl
         figures.add(each)
     (told,) = figures.all()
     assert (told.gb_s, told.is_judged, figures.is_unjudged) == (380.0, False, True)
+
+
+NOISY = replace(ROW, ci95_percent=437.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "hidden"),
+    [
+        (NOISY, True),
+        (replace(NOISY, ci95_percent=99.0), False),
+        (replace(NOISY, ci95_percent=None), False),
+        (replace(NOISY, expected_gb_s=1.0, expected_us=9.0, expected_source="profile"), False),
+    ],
+)
+@pytest.mark.parametrize("subject", ["allreduce", "check"])
+def test_a_figure_that_noise_hides_passes_no_command(row: CollectiveRow, subject: str, *, hidden: bool) -> None:
+    """And no gate ends with 0."""
+    figures = SpeedFigures()
+    figures.add(replace(ROW, size_bytes=2, busbw_gb_s=ROW.busbw_gb_s / 2, ci95_percent=1.0))
+    figures.add(row)
+    told = gated(replace(METADATA, subject=subject), report(Verdict.PASS), figures, exit_style=False)
+    assert (told.verdict is Verdict.INCONCLUSIVE) is hidden
+    assert [each.id for each in told.findings] == ["figures-too-noisy"] * hidden
+    for strict in (True, False) if hidden else ():
+        asked = replace(METADATA, subject=subject, options={"strict": strict})
+        assert exit_code_of(asked, told) == (3 if strict or subject == "check" else 0)
+        line = sentence(asked, told, figures)
+        assert "±437 %" in line and "gpubench allreduce --sizes" in line  # noqa: PT018
+    brief = replace(METADATA, subject="check", options={"brief": True})
+    assert exit_code_of(brief, told) == 0
+
+
+@pytest.mark.parametrize("conclusion", [Conclusion.UNKNOWN, Conclusion.POSSIBLE])
+def test_a_gate_passes_no_path_that_nobody_saw(conclusion: Conclusion) -> None:
+    row = FallbackRow(
+        conclusion=conclusion,
+        verdict=Verdict.PASS,
+        confidence=Confidence.WEAK,
+        origin=Origin.MEASURED,
+        count=1,
+        pairs=("GPU0 → GPU1",),
+        how="",
+    )
+    table = {FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: [row])}
+    seen = replace(report(Verdict.PASS), sections=table)
+    for strict in (True, False):
+        asked = replace(METADATA, subject="topo", options={"strict": strict})
+        told = gated(asked, seen, SpeedFigures(), exit_style=False)
+        open_ = strict and conclusion is Conclusion.UNKNOWN
+        assert (told.verdict, exit_code_of(asked, told)) == ((Verdict.SKIP, 3) if open_ else (Verdict.PASS, 0))
 
 
 def test_what_was_not_checked_is_known_beside_what_was() -> None:
