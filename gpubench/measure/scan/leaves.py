@@ -17,7 +17,7 @@ STANDARD_ERRORS = 5.0
 LEAST_LOSS = 0.015
 """And by this much: one of 32 uplinks is 3 %."""
 
-_MEDIAN_ERROR = math.sqrt(math.pi / 2)
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """The standard error of a median over that of a mean, of normal values."""
 
 
@@ -91,5 +91,5 @@ def _by_leaf(
 def _is_slow(shares: Sequence[float], deviation: float) -> bool:
     if len(shares) < LEAST_NODES:
         return False
-    error = _MEDIAN_ERROR * deviation / math.sqrt(len(shares))
+    error = MEDIAN_ERROR * deviation / math.sqrt(len(shares))
     return 1 - median(shares) > max(STANDARD_ERRORS * error, LEAST_LOSS)

@@ -76,7 +76,7 @@ class ScanResult:
         """The rails of which nobody knows what a healthy cell delivers: all of them where the figures are too noisy."""
         if is_too_noisy(self.sure_loss_percent):
             return frozenset(range(self.course.fabric.rails))
-        return rails_without_level(self.course, self.slow_rails())
+        return rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
     def suspects(self) -> list[NodeRail]:
         """Cells that look bad and that nobody confirmed: after --quick those that a whole scan would surely name."""
@@ -131,7 +131,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         *between_leaves(course),
         *leaf_pair_findings(course, result.parts),
         *noise_findings(result.sure_loss_percent),
-        *level_findings(course, result.slow_rails()),
+        *level_findings(course, result.slow_rails(), explained=bool(result.parts)),
         *rate_findings(course, result.slow_rails() | result.rails_without_level()),
         *collective_findings(course.fabric, result.collectives),
         *result.other_findings,

@@ -1,10 +1,12 @@
 """Where most or half of the parts are slow, these are what is usual: nothing is called well beside them."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
 from gpubench.measure.scan.decoding import PartKind, decode
-from gpubench.measure.scan.levels import faster_cells, faster_rails, level_findings, rails_without_level
+from gpubench.measure.scan.levels import faster_cells, faster_nodes, faster_rails, level_findings, rails_without_level
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, ScanPartRow
@@ -93,6 +95,36 @@ def test_of_healthy_nodes_and_of_one_bad_nothing_is_faster_than_usual(nodes: int
         for slow in ({}, {NodeRail(1, 0): 0.5}, of_nodes(range(1, 2), range(4), 0.8)):
             found = course(fabric(nodes, leaf=leaf), SimulatedFabric(USUAL_GB_S, slow), seed)
             assert (faster_cells(found), faster_rails(found)) == ({}, {})
+            assert slow or not faster_nodes(found)
+
+
+@pytest.mark.parametrize(("nodes", "slow", "leaf"), [(3, 1, 0), (4, 2, 0), (6, 3, 0), (12, 5, 0), (96, 64, 32)])
+def test_a_third_of_all_nodes_that_are_slow_on_all_rails_are_not_green(nodes: int, slow: int, leaf: int) -> None:
+    """By 10 %, and the healthy ones are called faster. They were PASS, as no rail was faster by 10 %.
+
+    One scan of six may be: healthy nodes that do not meet in three rounds are not seen to be faster.
+    """
+    green = 0
+    for seed in range(6):
+        few = of_nodes(range(slow), range(8), 0.9)
+        found = course(fabric(nodes, rails=8, leaf=leaf), SimulatedFabric(USUAL_GB_S, few), seed)
+        bad = decode(found, {})
+        green += report_of(ScanResult(found, bad), 1).verdict not in (Verdict.INCONCLUSIVE, Verdict.FAIL)
+        assert {node for part in bad for node in part.nodes} <= set(range(slow))
+        assert faster_nodes(found).keys() <= set(range(slow, nodes))
+    assert green <= 1
+
+
+def test_nodes_that_are_near_to_each_other_are_not_called_faster() -> None:
+    """Leaves that nobody told, and uplinks that carry 80 % of what stays inside: such pairs are fast by their place."""
+    known = fabric(64, rails=8, leaf=8)
+    uplinks = {(leaf, rail): 0.8 for leaf in dict.fromkeys(filter(None, known.leaves)) for rail in range(8)}
+    for seed in range(6):
+        hidden = replace(known, leaves=(None,) * 64)
+        machine = SimulatedFabric(USUAL_GB_S, {}, {}, uplinks)
+        found = course(known, machine, seed)
+        found.fabric = hidden
+        assert faster_nodes(found) == {}
 
 
 def test_two_nodes_of_a_faster_kind_among_hundreds_do_not_make_the_others_slow() -> None:
