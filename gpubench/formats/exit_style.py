@@ -54,7 +54,7 @@ class ExitStyle(StrEnum):
         """The exit code of a verdict. A warning is no problem to node-problem-detector: `--strict` makes it one."""
         if self is ExitStyle.NAGIOS:
             return _NAGIOS_CODES[STATES[verdict]]
-        if verdict in (Verdict.ERROR, Verdict.SKIP):
+        if verdict in (Verdict.ERROR, Verdict.SKIP) or (verdict is Verdict.INCONCLUSIVE and not strict):
             return _NPD_UNKNOWN
         return _NPD_PROBLEM if strict and verdict is not Verdict.PASS else exit_code(verdict)
 

@@ -61,9 +61,14 @@ def test_every_verdict_has_a_code() -> None:
         Verdict.FAIL: 2,
         Verdict.ERROR: 3,
     }
-    assert [ExitStyle.NPD.code(verdict) for verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR)] == [
-        *(0, 0, 1, 2)
-    ]
+    assert {verdict: ExitStyle.NPD.code(verdict) for verdict in Verdict} == {
+        Verdict.PASS: 0,
+        Verdict.SKIP: 2,
+        Verdict.WARN: 0,
+        Verdict.INCONCLUSIVE: 2,
+        Verdict.FAIL: 1,
+        Verdict.ERROR: 2,
+    }
 
 
 def test_the_style_is_found_before_options_are_read() -> None:

@@ -47,10 +47,9 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     judges = metadata.subject in JUDGING_COMMANDS
-    is_noise = verdict is Verdict.INCONCLUSIVE and any(each.id == TOO_NOISY for each in report.findings)
-    if (verdict is Verdict.SKIP or is_noise) and is_brief(metadata.options) and not strict:
+    if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
         return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
-    if verdict is Verdict.SKIP or is_noise:
+    if verdict is Verdict.SKIP:
         return errors.COULD_NOT_MEASURE if strict or judges else errors.DONE
     if verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan":
         return errors.COULD_NOT_MEASURE  # too noisy to say anything of any node
@@ -62,20 +61,20 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 
 def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_style: bool) -> Report:
-    """The report as it is told: figures that noise hides pass nothing, in no command.
-
-    A gate passes nothing whose speed nobody judged, no part of a log, and no machine whose paths were not seen: SKIP.
+    """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
+    paths were not seen: SKIP. Elsewhere a figure that noise hides is INCONCLUSIVE.
     """
-    noise = figures.lost_in_noise
-    if report.complete and report.verdict is Verdict.PASS and noise is not None:
-        found = (*report.findings, _too_noisy(noise))
-        return replace(report, verdict=Verdict.INCONCLUSIVE, findings=found)
+    if not report.complete or report.verdict is not Verdict.PASS:
+        return report
     is_gate = exit_style or is_strict(metadata.options) or metadata.subject == "check"
     is_part = any(each.id == EXCERPT for each in report.findings)
     unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FALLBACK_SECTION, FallbackRow))
-    if is_gate and report.complete and report.verdict is Verdict.PASS and (figures.is_unjudged or is_part or unseen):
+    if is_gate and (figures.is_unjudged or is_part or unseen):
         return replace(report, verdict=Verdict.SKIP)
-    return report
+    noise = figures.lost_in_noise
+    if noise is None:
+        return report
+    return replace(report, verdict=Verdict.INCONCLUSIVE, findings=(*report.findings, _too_noisy(noise)))
 
 
 def _too_noisy(figure: SpeedFigure) -> Finding:
