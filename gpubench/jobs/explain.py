@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
@@ -16,6 +17,7 @@ from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
 from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
+from gpubench.readers.results.registry import is_result
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -51,7 +53,8 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
-        report = explain(facts, _names(plan.logs))
+        tables = [file.name for file in files if not reader.nccl_lines and is_result(Path(file.name))]
+        report = explain(facts, _names(plan.logs), tables)
         presenter.end(report)
     return presenter.exit_code
 

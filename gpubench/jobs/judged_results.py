@@ -139,6 +139,8 @@ def run(plan: JudgePlan, arguments: Sequence[str]) -> int:
         file = results_in(plan.text, plan.name, plan.told)
     except NotSaidError as error:
         raise _asking(plan, gpus=plan.machine is None, error=error) from None
+    if file.pairs and not (file.rows or file.latencies):
+        return _run_copies(plan, file, arguments)
     rows = _rows_of_one_table(plan, file)
     check_figures(rows, file.name)
     table = _table(plan, file, rows)
@@ -149,6 +151,32 @@ def run(plan: JudgePlan, arguments: Sequence[str]) -> int:
         collective = collective_named(rows[0].collective)
         presenter.end(judge_rows(file, rows, collective, table.ranks, wiring, speed, presenter))
     return presenter.exit_code
+
+
+def _run_copies(plan: JudgePlan, file: ResultFile, arguments: Sequence[str]) -> int:
+    """Show copies, judged by the machine that a person names, or that the GPUs of the file are."""
+    from gpubench.jobs import judged_copies
+
+    copies, models = judged_copies.ReadCopies.of(file), file.circumstances.gpus
+    machine = plan.machine or (_machine_of(models, len(copies.names), 1) if models else None)
+    if machine is None:
+        raise (
+            _asking(plan, gpus=True)
+            if not models
+            else UsageError(
+                f"{file.name} is of {counted(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
+                expected="GPUs of a kind that has a profile",
+                reason="no profile knows them, or they are of several models",
+                next_step=f"gpubench report {file.name} --machine NAME, with a name of gpubench profiles list",
+            )
+        )
+    if len(copies.names) > machine.profile.match.visible:
+        raise UsageError(
+            f"{file.name} is of {counted(len(copies.names), 'GPU')}, and --machine {machine} has "
+            f"{machine.profile.match.visible}",
+            expected="the machine that the matrices are of",
+        )
+    return judged_copies.run(plan.presentation, file, copies, machine, arguments, strict=plan.strict)
 
 
 def _assumed(plan: JudgePlan, table: JudgedTable) -> str:

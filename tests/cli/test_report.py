@@ -138,7 +138,7 @@ def test_a_result_that_was_damaged_is_refused(change: Any, said: str, tmp_path: 
         ('{"results": []}', "another program wrote it"),
         ("[1, 2]", "begins no kind of file that gpubench reads"),
         ('{"schema_version": 1, "comp', "no JSON"),
-        ("\0", "a NUL byte"),
+        ("a\0b", "a NUL byte"),
     ],
 )
 def test_what_is_no_result_is_refused(content: str, said: str, tmp_path: Path) -> None:

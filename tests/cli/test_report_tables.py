@@ -310,3 +310,64 @@ def test_osu_of_nccl_is_judged_once_a_person_tells_the_machine(tmp_path: Path) -
 def test_nics_that_are_none_are_refused(nics: str) -> None:
     code, text = report(REAL / "all_reduce.txt", "--nics", nics)
     assert (code, "is no number of NICs and their rate" in text) == (2, True)
+
+
+def test_matrices_of_nvbandwidth_are_shown_as_p2p(tmp_path: Path) -> None:
+    code, text = report(REAL / "nvbandwidth.txt")
+    assert code == 0
+    assert "512M, copy engine, read by the destination, peer access on" in text
+    assert text.count("% exp: 100; expected: profile hgx-h200-4") == 5
+    assert "PASS: 4 × H200; p2p 396 GB/s (100 % of expected), data not checked, all direct" in text
+    found = document(written(tmp_path, (REAL / "nvbandwidth.txt").read_text()))
+    rows: list[dict[str, object]] = found["pairs"]  # type: ignore[assignment]
+    assert rows[0]["destination_bus_id"] == "0000:00:06.0"
+    assert {row["limit_gb_s"] for row in rows if row["direction"] == "read" and row["peer"]} == {450.0}
+    assert "tree" not in found
+
+
+def test_a_slow_gpu_and_a_fallback_in_matrices_are_named(tmp_path: Path) -> None:
+    plain = (REAL / "nvbandwidth.txt").read_text()
+    slow = plain.replace(" 2    393.74    393.93       N/A    393.74", " 2    150.00    150.00       N/A    150.00")
+    code, text = report(written(tmp_path, slow), "--strict")
+    assert (code, "FAIL: p2p reaches 150 of 394 GB/s (38 %) on vm" in text) == (1, True), text
+    assert "GPU2" in text.partition("FAIL ")[2].partition("\n")[0], text
+    lines = [
+        "".join(
+            f"{'N/A' if word == 'N/A' else 38.0:>10}" if number else f" {word}" for number, word in enumerate(words)
+        )
+        if (words := line.split()) and words[0].isdigit() and len(words) == 5
+        else line
+        for line in plain.splitlines()
+    ]
+    staged = report(written(tmp_path, "\n".join(lines)), "--strict", "--summary")
+    assert (staged[0], "FAIL" in staged[1]) == (1, True), staged[1]
+
+
+def test_matrices_without_gpus_are_asked_for(tmp_path: Path) -> None:
+    document_ = {
+        "nvbandwidth": {
+            "testcases": [
+                {
+                    "name": "device_to_device_memcpy_write_ce",
+                    "bandwidth_description": "memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)",
+                    "bandwidth_matrix": [["N/A", "375"], ["376", "N/A"]],
+                }
+            ],
+            "version": "v0.8",
+        }
+    }
+    path = written(tmp_path, json.dumps(document_))
+    code, text = report(path)
+    assert (code, "does not say which GPUs" in text) == (2, True)
+    code, text = report(path, "--machine", "hgx-h100-8", "--summary")
+    assert (code, "PASS: 2 × H100" in text) == (0, True), text
+    assert report(path, "--machine", "hgx-h100-8/1")[0] == 2
+
+
+def test_explain_of_a_table_says_what_to_type(tmp_path: Path) -> None:
+    for path in (REAL / "all_reduce.txt", REAL / "nvbandwidth.txt", written(tmp_path, "\n".join(B200))):
+        result = gpubench("explain", str(path))
+        assert result.returncode == 3
+        assert f"gpubench report {path} judges it" in " ".join(result.stdout.split())
+    log = written(tmp_path, "n1:1:1 [0] NCCL INFO Bootstrap : Using eth0\n" + "\n".join(B200))
+    assert "gpubench report" not in gpubench("explain", str(log)).stdout

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from gpubench.jobs.compare import ComparePlan
 
 HELP = """
-Files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), rccl-tests' or OSU's, also one of each. Rows
-are brought together by what they measured. What counts as slower is what chance does not explain: with single runs 5 %
-or 0.5 µs, 2 % from 16 MiB on, and more where the figures are noisier; with three or more runs a side from 1 % on, as
-the runs show.
+Files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), rccl-tests', OSU's or nvbandwidth's, also one
+of each. Rows are brought together by what they measured. What counts as slower is what chance does not explain: with
+single runs 5 % or 0.5 µs, 2 % from 16 MiB on, and more where the figures are noisier; with three or more runs a side
+from 1 % on, as the runs show.
 Of two checks the findings are compared too: what is new, graver or gone.
 
   gpubench compare base.json new.json

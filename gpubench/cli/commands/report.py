@@ -26,9 +26,9 @@ code are those of its run.
 
   gpubench report node.json --format csv --section nics
 
-A table of nccl-tests, rccl-tests or OSU, or rows in gpubench's CSV, is judged as if gpubench had measured it: limit,
-% of expected, verdict. It may be pasted from an issue or a chat. GPUs, ranks and hosts in the file say which machine it
-was; --machine says it where they were cut off.
+A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gpubench's CSV, are judged as if gpubench
+had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts in
+the file say which machine it was; --machine says it where they were cut off.
 
   gpubench report all_reduce.txt
 
@@ -45,7 +45,8 @@ class ReportOptions:
     """The result to show, and how."""
 
     result: Annotated[
-        str, typer.Argument(metavar="FILE", help="A result: gpubench's, nccl-tests', rccl-tests', OSU's.")
+        str,
+        typer.Argument(metavar="FILE", help="A result: gpubench's, nccl-tests', rccl-tests', OSU's, nvbandwidth's."),
     ]
     machine: str | None = option(
         "NAME[/GPUS][*NODES]",

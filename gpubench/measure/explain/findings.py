@@ -31,17 +31,19 @@ _DIRECT = {Scope.INSIDE: "peer access (P2P)", Scope.ACROSS: "RDMA into GPU memor
 _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
 
-def findings_of(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> tuple[Finding, ...]:
+def findings_of(
+    facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str] = ()
+) -> tuple[Finding, ...]:
     """The findings: what ended the job, what is staged, first causes first, then what is not known.
 
-    Of a job that failed nobody expects all connections.
+    Of a job that failed nobody expects all connections. `tables` are files without a line of NCCL's that hold results.
     """
     failures = failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
     failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
     doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
     unread = tuple(_unread(facts, logs))
-    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs)), *unread)
+    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, tables)), *unread)
 
 
 def _unread(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
@@ -85,10 +87,10 @@ def _expected(explanation: Explanation, staged: StagedPaths) -> str:
     return some_of([_DIRECT[each] for each in scopes]) + unless
 
 
-def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Iterator[Finding]:
+def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str]) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
         yield from said_without_connections(facts)
-        yield _no_connections(facts, logs)
+        yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
     else:
         yield from _unknown_transports(summary.parts)
         yield from _missing(facts, summary.parts)
@@ -119,6 +121,18 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
             "it was cut off while it was written or copied",
             f"gzip -t {facts.cut_files[0]}",
         )
+
+
+def _of_tables(facts: LogFacts, tables: Sequence[str]) -> Finding:
+    """Nothing of NCCL's, but results, which another command judges."""
+    return _error(
+        NO_CONNECTIONS,
+        _listed(tables),
+        f"a table of results in {counted(facts.lines, 'line')}, none of them NCCL's",
+        "NCCL's log, with lines of connections: ... via P2P/CUMEM",
+        "the output of a benchmark, whose job did not set NCCL_DEBUG=INFO",
+        f"gpubench report {tables[0]} judges it",
+    )
 
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:

@@ -17,11 +17,11 @@ from gpubench.model.terms.verdict import Verdict, overall
 SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", FINDINGS_SECTION)
 
 
-def explain(facts: LogFacts, logs: Sequence[str]) -> Report:
-    """The report on a job; `logs` are the names of the files that were read."""
+def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) -> Report:
+    """The report on a job; `logs` are the names of the files that were read, `tables` those that hold results."""
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
-    findings = findings_of(facts, summary, logs)
+    findings = findings_of(facts, summary, logs, tables)
     sections = {
         PATHS_SECTION: Table(PathRow.columns(), lambda: path_rows(facts, judge)),
         CAUSES_SECTION: Table(CauseRow.columns(), lambda: cause_rows(summary)),

@@ -13,8 +13,12 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
     FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("told",)),
     FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("told",)),
+    FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON"),
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("told",)),
 )
+
+_LOOKED_AT_BYTES = 2**18
+"""Of a file whose kind is asked for: a table stands at its beginning."""
 
 WANTED = Wanted(
     kinds=", or ".join(each.summary for each in RESULT_READERS),
@@ -45,3 +49,15 @@ def results_in(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
                 next_step="a file a run",
             )
         return file
+
+
+def is_result(path: Path) -> bool:
+    """True of a file that begins as one of results does; of what cannot be read, or read twice, it is false."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            text = file.read(_LOOKED_AT_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return False
+    return any(kind.recognises(text) for kind in RESULT_READERS)

@@ -26,7 +26,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
 from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.text_files import Wanted, read_text
-from gpubench.readers.results import limits
+from gpubench.readers.results import limits, nvbandwidth
 from gpubench.readers.results.gpubench_document import EXPECTED, document_of, is_lines
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 
@@ -79,8 +79,8 @@ def stored_of(text: str, name: str) -> StoredRun:
 
 
 def is_stored(text: str) -> bool:
-    """True of a text that can be no other result than one of gpubench's, whole or damaged: nccl-tests has JSON too."""
-    return text.lstrip().startswith("{") and not is_of_nccl_tests(text)
+    """True of a text that is gpubench's JSON, whole or damaged; nccl-tests and nvbandwidth write JSON too."""
+    return text.lstrip().startswith("{") and not (is_of_nccl_tests(text) or nvbandwidth.is_json(text))
 
 
 def _no_result(name: str, text: str) -> UsageError:

@@ -1,0 +1,255 @@
+"""The matrices of nvbandwidth, versions 0.2 to 0.8, of its text and of its JSON (-j): copies between pairs, and with
+host memory.
+
+Formats: output.cpp, json_output.cpp and testcases_*.cpp of nvbandwidth. The arrow of a title says which way bytes go,
+"GPU(row) <- GPU(column)"; the test's name who starts the copy, and by which engine. Neither says the size of a copy:
+it is the default of 512 MiB, or what the command above says (-b, MiB).
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.results.curves import HOST
+from gpubench.model.results.report import PairRow, Verified
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.origin import Origin
+from gpubench.readers.documents.json_lines import load_json
+from gpubench.readers.documents.launcher_tags import pieces
+from gpubench.readers.results.lines_of_text import lines_of, unquoted
+
+_DEFAULT_BYTES = 512 * 2**20
+_MOST_GPUS = 1024
+
+_VERSION = re.compile(r"nvbandwidth Version:? v?(?P<version>[\w.]{1,20})")
+_DEVICE = re.compile(
+    r"(?:Process \d{1,5} \((?P<host>[\w.-]{1,255})\): )?[Dd]evice (?P<index>\d{1,4}): (?P<name>\S.{0,80}?)"
+    r"(?: \((?P<bus>[0-9a-fA-F:.]{7,20})\))?\s*$"
+)
+_HOST_LINE = re.compile(r"[\w.-]{1,255}")
+_DRIVER = re.compile(r"^Driver Version: (?P<version>[\d.]{1,20})\s*$")
+_COMMAND = re.compile(r"\bnvbandwidth\s(?P<options>.*)$")
+_BUFFER = re.compile(r"(?:^|\s)(?:-b|--bufferSize)[ =]?(?P<mib>\d{1,6})(?!\S)")
+_RUNNING = re.compile(r"\bRunning (?P<name>\w{1,80})\.")
+_TITLE = re.compile(
+    r"memcpy (?:CE|SM) (?P<row>[CG]PU)\(row\) (?P<arrow><->|->|<-) (?P<column>[CG]PU)\(column\)"
+    r"(?: (?P<part>\w{1,10}))? bandwidth \(GB/s\)"
+)
+_INDICES = re.compile(r"\s*\d{1,4}(?:\s+\d{1,4})*\s*")
+_VALUE = r"(?:N/A|\d{1,9}(?:\.\d{1,6})?)"
+_ROW = re.compile(rf"\s*(?P<row>\d{{1,4}})\s+(?P<values>{_VALUE}(?:\s+{_VALUE})*)\s*")
+_PAIRS = re.compile(
+    r"(?:multinode_)?device_to_device_(?P<both>bidirectional_)?memcpy_(?P<way>read|write)_(?P<engine>ce|sm)"
+)
+_WITH_HOST = re.compile(r"(?:multinode_)?(?:host_to_device|device_to_host)_memcpy_ce")
+
+
+def recognises(text: str) -> bool:
+    """True if a text is nvbandwidth's JSON, or has a title of its matrices."""
+    return is_json(text) or _TITLE.search(text) is not None
+
+
+def is_json(text: str) -> bool:
+    """True if a text begins as nvbandwidth's JSON does."""
+    return re.match(r'\s*\{\s*"nvbandwidth"\s*:\s*\{', text) is not None
+
+
+def read(text: str, name: str) -> ResultFile:
+    """The rows of every matrix between GPUs, or with pinned host memory, in a text.
+
+    Raises UsageError where there are none, or the text is damaged.
+    """
+    parser = _MatrixParser()
+    if is_json(text):
+        _take_json(parser, text, name)
+    else:
+        for line in lines_of(text, name):
+            for _, piece in pieces(line):
+                parser.line(unquoted(piece))
+    if not parser.rows:
+        left_out = ", ".join(parser.left_out)
+        raise UsageError(
+            f"{name} has no matrix of nvbandwidth that is read" + (f", but {left_out}" if left_out else ""),
+            expected="device_to_device_memcpy_read_ce, _write_ce, host_to_device_memcpy_ce and their like",
+            reason="these tests were not run, or waived",
+            next_step="nvbandwidth -p device_to_device_memcpy host_to_device_memcpy_ce device_to_host_memcpy_ce",
+        )
+    remarks = [f"left out: {', '.join(parser.left_out)}"] if parser.left_out else []
+    remarks += [f"{parser.damaged} damaged lines left out"] if parser.damaged else []
+    return ResultFile(
+        name=name,
+        kind="nvbandwidth JSON" if is_json(text) else "nvbandwidth text",
+        circumstances=FileCircumstances(
+            tool=" ".join(filter(None, ("nvbandwidth", parser.version))),
+            hosts=tuple(dict.fromkeys(filter(None, (each.host for each in parser.devices.values())))),
+            gpus=tuple(each.name for _, each in sorted(parser.devices.items())),
+            libraries={"driver": parser.driver} if parser.driver else {},
+        ),
+        pairs=tuple(parser.rows.values()),
+        complete=not parser.damaged,
+        remarks=tuple(remarks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedGpu:
+    host: str
+    name: str
+    bus_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenMatrix:
+    """A matrix while it is read: its test, its title, and the devices that its columns are of."""
+
+    test: str
+    title: re.Match[str]
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _MatrixParser:
+    """Takes lines one by one; `rows` are known by what they measured, the last run of several counts."""
+
+    version: str = ""
+    driver: str = ""
+    devices: dict[int, _NamedGpu] = field(default_factory=dict)
+    rows: dict[tuple[object, ...], PairRow] = field(default_factory=dict)
+    left_out: dict[str, None] = field(default_factory=dict)
+    damaged: int = 0
+    size_bytes: int = _DEFAULT_BYTES
+    _test: str = ""
+    _host: str = ""
+    _matrix: _OpenMatrix | None = None
+
+    def line(self, text: str) -> None:
+        if self._matrix is not None and self._values(self._matrix, text):
+            return
+        if found := _TITLE.search(text):
+            self._matrix = _OpenMatrix(self._test, found)
+        elif found := _RUNNING.search(text):
+            self._matrix, self._test = None, found["name"]
+            if not (_PAIRS.fullmatch(self._test) or _WITH_HOST.fullmatch(self._test)):
+                self.left_out[self._test] = None
+        elif found := _DEVICE.search(text):
+            self.device(int(found["index"]), found)
+        elif found := _VERSION.search(text):
+            self.version = found["version"]
+        elif found := _DRIVER.search(text):
+            self.driver = found["version"]
+        elif found := _COMMAND.search(text):
+            buffer = _BUFFER.search(found["options"])
+            self.size_bytes = int(buffer["mib"]) * 2**20 if buffer and int(buffer["mib"]) else _DEFAULT_BYTES
+        elif _HOST_LINE.fullmatch(text.strip()):
+            self._host = text.strip()
+
+    def device(self, index: int, found: re.Match[str]) -> None:
+        bus = found["bus"] or ""
+        whole = bus_id(bus if "." in bus else f"{bus}.0") if bus.count(":") == 2 else None
+        place = len(self.devices) if found["host"] else index  # processes of several nodes each count from 0
+        if place < _MOST_GPUS:
+            self.devices[place] = _NamedGpu(found["host"] or self._host, found["name"].strip(), whole)
+
+    def _values(self, matrix: _OpenMatrix, text: str) -> bool:
+        """True if a line is the head or a row of the matrix that was begun."""
+        if not matrix.columns:
+            self._matrix = None
+            if not _INDICES.fullmatch(text):
+                return False
+            self._matrix = _OpenMatrix(matrix.test, matrix.title, tuple(map(int, text.split())))
+            return True
+        found = _ROW.fullmatch(text)
+        if found is None:
+            self._matrix = None
+            return False
+        values = found["values"].split()
+        if len(values) != len(matrix.columns):
+            self.damaged += 1
+            return True
+        for column, value in zip(matrix.columns, values, strict=True):
+            if value != "N/A":
+                self.cell(matrix.test, matrix.title, int(found["row"]), column, float(value))
+        return True
+
+    def cell(self, test: str, title: re.Match[str], row: int, column: int, gb_s: float) -> None:
+        """Keep a value; of both directions only their sum counts, and of host memory that of a copy engine."""
+        between = _PAIRS.fullmatch(test)
+        if gb_s <= 0 or max(row, column) >= _MOST_GPUS:
+            return
+        if between is not None and row != column:
+            if between["both"] and title["part"] not in (None, "Total"):
+                return
+            ends = (column, row) if title["arrow"] == "<-" else (row, column)
+            direction = "both" if between["both"] else between["way"]
+            self._keep(self._name(ends[0]), self._name(ends[1]), ends, direction, between["engine"], gb_s)
+        elif between is None and _WITH_HOST.fullmatch(test):
+            to_gpu = test.endswith("host_to_device_memcpy_ce")
+            names = (HOST, self._name(column)) if to_gpu else (self._name(column), HOST)
+            self._keep(*names, (column, column), "read" if to_gpu else "write", "ce", gb_s)
+
+    def _name(self, index: int) -> str:
+        return f"GPU{index}"
+
+    def _keep(
+        self, source: str, destination: str, ends: tuple[int, int], direction: str, engine: str, gb_s: float
+    ) -> None:
+        known = [self.devices.get(end, _NamedGpu(self._host, "", None)) for end in ends]
+        with_host = HOST in (source, destination)
+        self.rows[source, destination, direction, engine, self.size_bytes] = PairRow(
+            source=source,
+            destination=destination,
+            source_bus_id=None if source == HOST else known[0].bus_id,
+            destination_bus_id=None if destination == HOST else known[1].bus_id,
+            source_node=known[0].host or "unknown",
+            destination_node=known[1].host or "unknown",
+            scope="process",
+            origin=Origin.RECORDED,
+            direction=direction,
+            engine=engine,
+            peer=None if with_host else "on",
+            size_bytes=self.size_bytes,
+            bandwidth_gb_s=gb_s,
+            limit_gb_s=None,
+            path_class=None,
+            verified=Verified.NO,
+            note=HostMemory.PINNED.full_name if with_host else None,
+        )
+
+
+def _take_json(parser: _MatrixParser, text: str, name: str) -> None:
+    try:
+        document = load_json(text)["nvbandwidth"]
+        parser.version = str(document.get("version", "")).removeprefix("v")
+        parser.driver = str(document.get("Driver Version", ""))
+        for test in document.get("testcases", ()):
+            _take_test(parser, test)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{name}: no JSON of nvbandwidth: {error}",
+            expected="what nvbandwidth -j prints",
+            reason="the run was killed, or the file was edited by hand",
+        ) from None
+
+
+def _take_test(parser: _MatrixParser, test: Mapping[str, Any]) -> None:
+    test_name, matrix = str(test["name"]), test.get("bandwidth_matrix")
+    title = _TITLE.search(str(test.get("bandwidth_description", "")))
+    if matrix is None or title is None or not (_PAIRS.fullmatch(test_name) or _WITH_HOST.fullmatch(test_name)):
+        parser.left_out[test_name] = None
+        return
+    for row, column, value in _cells(matrix):
+        parser.cell(test_name, title, row, column, value)
+
+
+def _cells(matrix: Sequence[Sequence[str]]) -> Iterator[tuple[int, int, float]]:
+    """The values of a matrix; of both directions three stand below each other, the last of which is their sum."""
+    columns = len(matrix[0]) if matrix else 0
+    whole = matrix[-columns:] if columns and len(matrix) > columns else matrix
+    for row, values in enumerate(whole):
+        for column, value in enumerate(values):
+            if value != "N/A":
+                yield row, column, float(value)
