@@ -148,6 +148,23 @@ def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == ["imported beside MPI True"] * 2, result.stderr
 
 
+def test_what_is_imported_beside_a_rank_changes_no_variable() -> None:
+    """A getenv of the rank's own at that moment crashes: nvmlInit's did, while NumPy was imported."""
+    script = (
+        "import sys, threading; from gpubench.hardware.mpi import group as mpi; "
+        "from gpubench.jobs.collective import rank_plan; "
+        "from gpubench.model.facts.launched_by import LaunchedBy; changed = []; "
+        "sys.addaudithook(lambda event, words: changed.append(words) if event in ('os.putenv', 'os.unsetenv') "
+        "and threading.current_thread() is not threading.main_thread() else None); "
+        "mpi.start(LaunchedBy('test', 0, 1), rank_plan.ON_GPUS + rank_plan.ON_HOSTS); mpi.finish(); "
+        "print('numpy' in sys.modules, changed)"
+    )
+    command = [mpirun_command(1)[0], "-n", "1", sys.executable, "-c", script]
+    paths = environment(**MPI_ENVIRONMENT, PYTHONPATH=str(ROOT))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=paths, cwd=ROOT)
+    assert result.stdout.splitlines() == ["True []"], result.stderr
+
+
 @pytest.mark.parametrize("collective", all_but_slow("allreduce"))
 def test_every_collective_in_groups_at_once(collective: Collective, tmp_path: Path) -> None:
     output = tmp_path / "groups.json"

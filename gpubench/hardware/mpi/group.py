@@ -34,6 +34,9 @@ _STANDARD_ABI = "mpiabi"
 _IMPORTING = "gpubench-imports"
 """The thread that imports modules beside what a rank does once MPI has started."""
 
+_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")
+"""NumPy sets those that are not there while it is imported, and takes them back."""
+
 _SECONDS_BETWEEN_TESTS = 0.003
 """A look whether the others are there takes some microseconds."""
 
@@ -121,12 +124,15 @@ def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
     """Initialise MPI and return the group of the whole job; then import modules, as far as they are there.
 
     Whoever needs such a module waits for it by importing it. None is imported earlier: MPI_Init calls setenv, under
-    which a getenv of libraries that are loaded beside it (OpenBLAS) may crash (seen with glibc 2.36).
+    which a getenv of libraries that are loaded beside it (OpenBLAS) may crash (seen with glibc 2.36). For the same
+    reason an import beside this rank's next steps must set no variable: nvmlInit crashed in getenv under NumPy's.
 
     Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
     import mpi4py
 
+    for name in _SET_BY_NUMPY if imports else ():
+        os.environ.setdefault(name, "1")
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     with warnings.catch_warnings():

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gpubench.ports.group import Group
 
 _TORCH = ("torch", "torch.distributed")
-_ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
-_ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
+ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
+ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
 """The modules that backends need, imported once MPI has started, beside what a rank does next."""
 
 
@@ -81,7 +81,7 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
             return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS
+    imports = ON_GPUS if plan.backend != HOST and gpus_of_host() else ON_HOSTS
     defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
     return rank.run(make_job, launch, plan.timeout_s, defaults, _of_torch(plan) + imports, rendezvous)
 
