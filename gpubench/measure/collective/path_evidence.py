@@ -186,13 +186,15 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known(self) -> list[KnownPath]:
-        """The pairs that were used; without the library's log, those of a node of which counters or times tell."""
+        """The pairs that were used; without a log, those of a node that counters, times or the library's way show."""
         pairs = set(self._chosen)
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
             pairs = {pair for pair in pairs if self._wiring.together(pair)}
-            pairs &= self._chosen.keys() | {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
+            if not self._observed.by_design:
+                told = {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
+                pairs &= self._chosen.keys() | told
         return [self._path(pair) for pair in sorted(pairs)]
 
     def _path(self, pair: Pair) -> KnownPath:
@@ -203,7 +205,7 @@ class _Paths:
             destination=destination,
             evidence=PathEvidence(
                 capability=self._wiring.capability(pair),
-                selection=_selection(transports),
+                selection=_selection(transports, self._observed.by_design),
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
                 by_design=self._observed.by_design or _by_design(pair, transports, self._wiring),
@@ -277,7 +279,10 @@ class _Paths:
         return Evidence(State.PRESENT, "every element that arrived is right")
 
 
-def _selection(transports: Sequence[Transport]) -> Evidence:
+def _selection(transports: Sequence[Transport], own_way: str) -> Evidence:
+    """What the library chose; `own_way` is why it has no other way than host memory, empty where it has."""
+    if own_way:
+        return Evidence(State.CONTRADICTING, own_way)
     if not transports:
         return Evidence(seen="NCCL named no connection")
     staged, said = is_staged(transports), f"NCCL chose {names(transports)}"

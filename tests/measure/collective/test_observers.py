@@ -93,6 +93,7 @@ class Job:
     machine: Snapshot = H200S
     process: RankFacts | None = None
     users: Callable[[int], Sequence[GpuUse]] | None = None
+    by_design: str = ""
 
     @property
     def identities(self) -> list[RankIdentity]:
@@ -152,7 +153,8 @@ def run(
         def look_around() -> Circumstances | None:
             return circumstances if group.collect(None) is not None else None
 
-        sources = ObservationSources(logs[group.rank], job.counters(group.rank), look_around, job.nodes)
+        log, counters = logs[group.rank], job.counters(group.rank)
+        sources = ObservationSources(log, counters, look_around, job.nodes, by_design=job.by_design)
         recorder = ReceivedRows()
         report = measure(
             request,
@@ -358,6 +360,18 @@ def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch)
     assert "rank 0: why" in verdict.how
     staged = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), over_pcie))
     assert [row.conclusion for row in staged.fallback] == ["staged"]
+
+
+@pytest.mark.parametrize("counters", [lambda _rank: FakeCounters(), over_pcie], ids=["no counters", "over PCIe"])
+def test_a_library_that_has_no_way_but_host_memory_takes_it(
+    monkeypatch: pytest.MonkeyPatch, counters: Callable[[int], FakeCounters]
+) -> None:
+    """Gloo's way is known without a log, and without counters, as between ranks that share a GPU."""
+    result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), counters, by_design="Gloo copies"))
+    (verdict,) = result.fallback
+    assert (verdict.conclusion, verdict.verdict, verdict.cause_seen) == ("staged", "SKIP", "Gloo copies")
+    assert {row.selection_seen for row in result.evidence.values()} == {"Gloo copies"}
+    assert result.report.verdict is Verdict.PASS
 
 
 def test_a_rank_of_which_nothing_is_heard_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
