@@ -181,14 +181,15 @@ def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
     )
 
 
-def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int) -> UsageError:
-    """Ranks share a GPU under MPS, and may together use more SMs than it has."""
+def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int, kernels_at_once: int = 1) -> UsageError:
+    """Ranks share a GPU under MPS, and may together use more SMs than it has for kernels that run at once."""
+    beside = ", and each rank computes beside its collective" if kernels_at_once > 1 else ""
     return UsageError(
         f"{sharing} under MPS, with {percent:g} % of its SMs in all",
-        expected="at most 100 % in all",
-        reason="kernels of ranks that wait for each other hang where the GPU cannot hold them all at once",
-        next_step=f"mpirun -x {MPS_PERCENTAGE}={100 // ranks} ..., "
-        f"or without mpirun: --ranks-per-gpu {ranks}, which sets it",
+        expected=f"at most {100 // kernels_at_once} % in all",
+        reason=f"kernels of ranks that wait for each other hang where the GPU cannot hold them all at once{beside}",
+        next_step=f"mpirun -x {MPS_PERCENTAGE}={100 // (ranks * kernels_at_once)} ..., "
+        f"or without mpirun and the variable: --ranks-per-gpu {ranks}, which sets it",
     )
 
 

@@ -99,8 +99,12 @@ class RankNccl:
     shares_gpus: bool
 
 
-def check_nccl_of_ranks(group: Group, identity: RankIdentity, library: NcclVersion, driver: Driver) -> None:
+def check_nccl_of_ranks(
+    group: Group, identity: RankIdentity, library: NcclVersion, driver: Driver, kernels_at_once: int = 1
+) -> None:
     """Check that the ranks have one NCCL, and that it lets those share a GPU that do.
+
+    `kernels_at_once` are those of a rank that have to fit on its GPU beside each other.
 
     Raises AgreedError: ranks have different versions, or share a GPU and this NCCL, its settings or MPS's do not let
     them.
@@ -109,7 +113,7 @@ def check_nccl_of_ranks(group: Group, identity: RankIdentity, library: NcclVersi
     own = RankNccl(identity, library.version, library.version_code, library.path, enabled)
     ranks = group.gather(own)
     agree(group, lambda: check_versions(ranks))
-    agree(group, lambda: check_shared_gpus(ranks, driver))
+    agree(group, lambda: check_shared_gpus(ranks, driver, kernels_at_once))
 
 
 def check_versions(ranks: Sequence[RankNccl]) -> None:
@@ -121,15 +125,15 @@ def check_versions(ranks: Sequence[RankNccl]) -> None:
         raise different_nccl([f"rank {spans(numbers)} {text}" for text, numbers in found.items()])
 
 
-def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver) -> None:
+def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
     """Raise UsageError where ranks share a GPU and NCCL refuses them, or where their kernels may not fit on it.
 
     NCCL minds ranks that share a GPU inside what it takes for one host; all of them have to fit on it.
     """
     for sharing in by_device([each.rank for each in ranks]):
         total = sum(each.sm_percent or 0 for each in sharing)
-        if len(sharing) > 1 and total > _WHOLE_PERCENT:
-            raise shared_gpu_without_percentage(_who(sharing), total, len(sharing))
+        if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
+            raise shared_gpu_without_percentage(_who(sharing), total, len(sharing), kernels_at_once)
         theirs = [each for each in ranks if each.rank in sharing]
         for host in dict.fromkeys(each.nccl_host for each in sharing):
             alike = [each for each in theirs if each.rank.nccl_host == host]

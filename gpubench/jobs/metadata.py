@@ -43,7 +43,7 @@ def stamp(arguments: Sequence[str]) -> dict[str, Any]:
 
 def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
-    own = environment.get(launcher.OWN_SETTINGS_VARIABLE, "").split(",")
+    own = launcher.own_settings(environment)
     return {
         name: value
         for name, value in sorted(environment.items())

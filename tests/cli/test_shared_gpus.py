@@ -25,6 +25,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
 from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.overlap.asked import OverlapAsked
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
@@ -125,6 +126,17 @@ def test_what_would_hang_or_fail_is_refused_with_what_helps(
         check_shared_gpus(ranks, driver)
     assert seen in caught.value.seen
     assert cure in caught.value.next_step
+
+
+def test_computation_beside_a_collective_needs_as_much_room_again() -> None:
+    """Two ranks with half of an H100's SMs each hung in overlap; with a quarter each they ran."""
+    check_shared_gpus(with_nccl(shared(2, sm_percent=25)), ONE, kernels_at_once=2)
+    with pytest.raises(UsageError) as caught:
+        check_shared_gpus(with_nccl(shared(2, sm_percent=50)), ONE, kernels_at_once=2)
+    assert caught.value.expected == "at most 50 % in all"
+    assert f"mpirun -x {PERCENT}=25" in caught.value.next_step
+    assert replace(options(), overlap=OverlapAsked()).kernels_at_once == 2
+    assert options().kernels_at_once == 1
 
 
 def test_ranks_of_different_libraries_are_named() -> None:

@@ -93,6 +93,9 @@ def test_caps_beside_a_cap_of_the_user_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}=8 set already") as caught:
         check_caps(OverlapAsked(), {name: "8"})
     assert "--ctas own" in str(caught.value.next_step)
+    with pytest.raises(UsageError) as ours:
+        check_caps(OverlapAsked(), {name: "8"}, own=[name])
+    assert ours.value.next_step == "--ctas own, or fewer --ranks-per-gpu"
     check_caps(OverlapAsked(ctas=(None,)), {name: "8"})
     check_caps(OverlapAsked(), {"NCCL_DEBUG": "INFO"})
 

@@ -21,6 +21,12 @@ from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, as_if_alone
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 """Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""
 
+
+def own_settings(environment: Mapping[str, str]) -> list[str]:
+    """The names of those variables, in a rank."""
+    return environment.get(OWN_SETTINGS_VARIABLE, "").split(",")
+
+
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # found here: after a fork, another thread may have had the lock of the loader
 _SECONDS_TO_ANSWER = 20

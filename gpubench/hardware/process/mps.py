@@ -44,13 +44,18 @@ def _is_heard(control: Path) -> bool:
         return probe.connect_ex(str(control)) in (0, errno.EPROTOTYPE)
 
 
-def sharing_settings(ranks_per_gpu: int) -> dict[str, str]:
-    """The variables with which so many ranks share a GPU; without MPS those of MPS change nothing."""
+def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, str]:
+    """The variables with which so many ranks share a GPU; without MPS those of MPS change nothing.
+
+    `kernels_at_once` are those of a rank that have to fit beside each other, 2 where it computes beside a collective:
+    two ranks of an H100 hung with 50 % of its SMs each, and ran with 25 %.
+    """
     if ranks_per_gpu == 1:
         return {}
-    settings = {SHARED_GPU_VARIABLE: "1", MPS_PERCENTAGE: str(max(1, 100 // ranks_per_gpu))}
-    if ranks_per_gpu >= _CAPPED_FROM:
-        settings[_MAX_CTAS] = str(max(1, _CTAS_OF_A_GPU // ranks_per_gpu))
+    parts = ranks_per_gpu * kernels_at_once
+    settings = {SHARED_GPU_VARIABLE: "1", MPS_PERCENTAGE: str(max(1, 100 // parts))}
+    if parts >= _CAPPED_FROM:
+        settings[_MAX_CTAS] = str(max(1, _CTAS_OF_A_GPU // parts))
     return settings
 
 

@@ -53,7 +53,7 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """
     driver = read_driver(os.environ)
     ranks = choose_ranks(plan, driver)
-    sharing = sharing_settings(plan.ranks_per_gpu)
+    sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
     check_writable(plan.presentation.outputs, plan.recording.record)
     mpirun = launcher.find_launcher()
     terminal = sys.stderr if _shows_progress(plan) and os.environ.get("TERM") != "dumb" else None

@@ -63,7 +63,7 @@ def open_on_gpu(
     stack.enter_context(naming_holders(memory_holders))
     library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
     if any(each.logs_to_nccl for each in kinds):
-        check_nccl_of_ranks(group, identity, library, driver)
+        check_nccl_of_ranks(group, identity, library, driver, plan.kernels_at_once)
     if path_watch is not None:
         path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)
         stack.enter_context(path_watch.naming_refusals(library))

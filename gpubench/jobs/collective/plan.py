@@ -130,6 +130,11 @@ class CollectivePlan(RankOptions):
         """The options alone."""
         return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
 
+    @property
+    def kernels_at_once(self) -> int:
+        """The kernels of a rank that have to fit on its GPU beside each other: a collective, and computation."""
+        return 1 if self.overlap is None else 2
+
     def asking_for_gpus(self, backend: str) -> str:
         """What asks for GPUs, for messages."""
         return f"--backend {backend}" if self.overlap is None else OVERLAP

@@ -42,17 +42,20 @@ def test_a_file_in_its_place_is_no_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "percent", "ctas"),
-    [(2, "50", None), (3, "33", None), (4, "25", None), (8, "12", "8"), (16, "6", "4"), (200, "1", "1")],
+    ("ranks", "kernels", "percent", "ctas"),
+    [
+        *((2, 1, "50", None), (3, 1, "33", None), (4, 1, "25", None), (8, 1, "12", "8"), (16, 1, "6", "4")),
+        *((200, 1, "1", "1"), (2, 2, "25", None), (3, 2, "16", None), (4, 2, "12", "8")),
+    ],
 )
-def test_ranks_of_a_gpu_fit_beside_each_other(ranks: int, percent: str, ctas: str | None) -> None:
-    settings = sharing_settings(ranks)
+def test_ranks_of_a_gpu_fit_beside_each_other(ranks: int, kernels: int, percent: str, ctas: str | None) -> None:
+    settings = sharing_settings(ranks, kernels)
     assert settings["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
     assert (settings["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], settings.get("NCCL_MAX_CTAS")) == (percent, ctas)
 
 
 def test_a_rank_alone_on_its_gpu_needs_no_settings() -> None:
-    assert sharing_settings(1) == {}
+    assert sharing_settings(1) == sharing_settings(1, 2) == {}
 
 
 @pytest.mark.parametrize(("text", "percent"), [(None, 100), ("25", 25), ("12.5", 12.5), ("much", 100), ("250", 100)])

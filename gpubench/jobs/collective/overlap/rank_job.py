@@ -1,12 +1,13 @@
 """One rank's part in measuring a collective beside computation."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
+from gpubench.hardware.launch.launcher import own_settings
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.capped import CappedCommunicator, takes_caps
 from gpubench.hardware.node.nvml.load import NvmlLoad
@@ -46,16 +47,23 @@ _BY_ENVIRONMENT = "NCCL_MAX_NCHANNELS"
 """Of an NCCL that takes no caps: read anew for a communicator by none that was tried, so a row says what it took."""
 
 
-def check_caps(asked: OverlapAsked, settings: dict[str, str]) -> None:
-    """Raise UsageError where somebody has set the number of CTAs already, and caps on it are asked for."""
+def check_caps(asked: OverlapAsked, settings: Mapping[str, str], own: Collection[str] = ()) -> None:
+    """Raise UsageError where the number of CTAs is set already, and caps on it are asked for.
+
+    `own` are the variables that gpubench set for its ranks.
+    """
     caps = [each for each in asked.ctas if each is not None]
     name = next((each for each in _CAPPING_VARIABLES if each in settings), None)
     if caps and name is not None:
         raise UsageError(
             f"--ctas {','.join(map(str, caps))} with {name}={settings[name]} set already",
             expected="NCCL's own number to compare with, and caps that count",
-            reason="it stands in the environment, or in a file as /etc/nccl.conf, and counts more than a cap",
-            next_step=f"unset {name}, or --ctas own, which then measures under it",
+            reason="the kernels of so many ranks fit on a GPU at once only with it, and it counts more than a cap"
+            if name in own
+            else "it stands in the environment, or in a file as /etc/nccl.conf, and counts more than a cap",
+            next_step="--ctas own, or fewer --ranks-per-gpu"
+            if name in own
+            else f"unset {name}, or --ctas own, which then measures under it",
         )
 
 
@@ -105,7 +113,7 @@ class OverlapRankJob(CollectiveRankJob):
         """
         agree(self._group, lambda: check_ranks(self._group.size))
         agree(self._group, lambda: usable_driver(OVERLAP), place=str(self.identity))
-        agree(self._group, lambda: check_caps(self._asked, nccl_settings(os.environ)))
+        agree(self._group, lambda: check_caps(self._asked, nccl_settings(os.environ), own_settings(os.environ)))
         return super().run(channel)
 
     def _before_sizes(self, opened: Opened) -> None:
