@@ -1,7 +1,8 @@
 """Every example of the README and of pages is run, and what they show is what comes out.
 
 A block that begins with `$ gpubench` shows a command and its output; a line `...` stands for lines left out. Lines of a
-bash block are commands; of a launcher's the program is run, and what needs GPUs runs on a simulated machine.
+bash block are commands; of a launcher's the program is run, and what needs GPUs runs on a simulated machine, on which
+ranks that would share a GPU have one each.
 """
 
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cli import forking
 from tests.cli.running import ROOT, environment, gpubench
+from tests.fakes.nccl_tests import Half, Output, Result
 
 PAGES = (
     "README.md",
@@ -36,7 +38,7 @@ STAND_INS = {
     "gpubench": """needs=hgx-h100-8
 case "$1" in explain|compare|report|profiles) needs= ;; scan) needs='hgx-h100-8*8' ;; esac
 case " $* " in *" --simulate "*|*" --replay "*|*" --from "*|*" --help "*) needs= ;; esac
-{gpubench} "$@" ${needs:+--simulate "$needs"}
+{gpubench} "${@/#--ranks-per-gpu/--np}" ${needs:+--simulate "$needs"}
 echo "$? gpubench $*" >> "$CODES\"""",
     "mpirun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
     "srun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
@@ -87,6 +89,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def fill(folder: Path) -> None:
     shutil.copy(next((ROOT / "tests/machines/h200x4-nccl-xml").glob("*.xml")), folder / "topo.xml")
     shutil.copy(ROOT / "tests/results/h200x4/all_reduce.txt", folder / "before.txt")
+    seconds, ranks = 0.0044, 16
+    algbw = 2**30 / seconds / 1e9
+    half = Half(time_us=seconds * 1e6, algbw=algbw, busbw=algbw * 2 * (ranks - 1) / ranks)
+    table = Output(hosts=("n1", "n2"), gpus=8, results=(Result(size=2**30, count=2**28, halves=(half, half)),))
+    lines = table.text().splitlines(keepends=True)
+    (folder / "pasted.txt").write_text("".join(line for line in lines if not line.startswith("#  Rank")))
     leaves = (f"SwitchName=leaf{each} Nodes=node[{each * 8}-{each * 8 + 7}]\n" for each in range(8))
     (folder / "topology.conf").write_text("".join(leaves))
     files = ("base.json", "new.json", "b1.json", "b2.json", "b3.json", "n1.json", "n2.json", "n3.json", "results/")
