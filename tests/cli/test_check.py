@@ -60,7 +60,7 @@ def test_of_many_links_that_do_not_pass_a_few_are_named() -> None:
     shown = gpubench("check", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12").stdout
     assert "56 links: 42 PASS, 14 FAIL" in shown
     assert shown.count(" → GPU5 (") + shown.count("GPU5 (0000:1b:00.0) → ") == 4
-    assert "  and 10 more\n" in shown
+    assert "  and 10 FAIL more\n" in shown
 
 
 def test_a_link_of_which_no_figure_is_judged_is_no_pass() -> None:
