@@ -2,7 +2,7 @@
 
 `tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants were
 chosen, the held-out ones were not. `state` is what the source says of the machine: healthy, questioned (somebody asks
-whether it is), ill. Run as `python -m benchmarks.published_collectives`.
+whether it is), ill. NICs with an e are plain Ethernet. Run as `python -m benchmarks.published_collectives`.
 """
 
 import csv
@@ -67,7 +67,7 @@ def read() -> list[Published]:
 
 def _published(line: dict[str, str]) -> Published:
     nodes, local, size = (int(line[key]) for key in ("nodes", "ranks_per_node", "size_bytes"))
-    count, rate = map(int, line["nics_gbit_s"].split("x"))
+    count, rate = map(int, line["nics_gbit_s"].removesuffix("e").split("x"))
     collective, busbw = collective_named(line["collective"]), float(line["busbw_gb_s"])
     ranks = nodes * local
     factor = collective.busbw_factor(ranks)
@@ -100,7 +100,8 @@ def _published(line: dict[str, str]) -> Published:
     )
     profile = load(line["profile"])
     joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
-    network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8)
+    rdma = not line["nics_gbit_s"].endswith("e")
+    network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8, rdma)
     expected = from_network(collective, row, network, profile)
     if expected is None:
         raise ValueError(f"{line['source']}: nothing is expected")

@@ -22,6 +22,7 @@ def test_the_promised_profiles_are_there() -> None:
         *("dgx-1-v100", "hgx-a100-4", "hgx-a100-4-40gb", "hgx-a100-8", "hgx-a100-8-40gb", "a100-pcie-2"),
         *("hgx-h100-4", "hgx-h100-8", "h100-pcie-2", "h100-nvl-2"),
         *("hgx-h200-2", "hgx-h200-4", "hgx-h200-8", "hgx-b200-8", "gb200-nvl-4", "gb300-nvl-4"),
+        *("gb200-nvl72", "gb300-nvl72", "hgx-b300-8", "hgx-h20-8", "hgx-h800-8", "gh200-1", "gh200-4", "dgx-spark"),
         *("l4-8", "l40s-8", "a10-4", "rtx-4090-2", "rtx-5090-2", "rtx-pro-6000-8"),
         *("generic-nvlink", "generic-pcie", "host"),
     }
@@ -112,7 +113,7 @@ def test_cards_without_nvlink_match_whatever_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("names", "count"),
-    [(["NVIDIA H200"], 9), (["NVIDIA H200"], 0), (["NVIDIA B300"], 8), ([], 0), (["NVIDIA H200", "NVIDIA A100"], 2)],
+    [(["NVIDIA H200"], 9), (["NVIDIA H200"], 0), (["NVIDIA R100"], 8), ([], 0), (["NVIDIA H200", "NVIDIA A100"], 2)],
 )
 def test_other_machines_find_none(names: list[str], count: int) -> None:
     assert matching.match(names, count) is None

@@ -20,6 +20,10 @@ NIC_EFFICIENCY = 0.92
 """Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
 cluster-readiness-engine quotes it (ADR-021). Published rings reach 0.83 to 0.98. Kind: derived."""
 
+ETHERNET_EFFICIENCY = 0.5
+"""Share of the NICs' rate over plain Ethernet: 50 to 54 of 100 GB/s with GPUDirect-TCPX on 2 × a3-high, 6 of 12.5 by
+sockets on 2 × p3dn (NVIDIA/nccl#398). Kind: derived."""
+
 NVLS_BETWEEN_NODES = 0.95
 """Of its rate inside one node, NVLS reaches in an NVLSTree: 260 of 274 GB/s algbw on 2 × 8 H100. Kind: derived."""
 
@@ -106,12 +110,17 @@ def expected_between(
     """The time of an operation by the fastest of NCCL's algorithms, or the one that its log names."""
     exchanged = network.exchanged(collective)
     if exchanged is not None:
-        seconds = size_bytes / (exchanged * NIC_EFFICIENCY * BYTES_PER_GB)
+        seconds = size_bytes / (exchanged * efficiency(network) * BYTES_PER_GB)
         hops = 2 * math.ceil(math.log2(network.nodes)) * _HOP_US * _SLOWER_SMALL
         return AlgorithmTime(hops / MICROSECONDS_PER_SECOND + seconds, None)
     found = list(_times(collective, size_bytes, network, inside, named=algorithm is not None))
     of_that = [each for each in found if each.algorithm == nccl_name(algorithm)]
     return min(of_that or found)
+
+
+def efficiency(network: NodeNetwork) -> float:
+    """The share of the NICs' rate that collectives reach."""
+    return NIC_EFFICIENCY if network.rdma else ETHERNET_EFFICIENCY
 
 
 def _times(
@@ -131,7 +140,7 @@ def _times(
             latency_us = _latency_us(collective, algorithm, protocol, network, nvlink=inside.nvlink)
             yield AlgorithmTime(latency_us / MICROSECONDS_PER_SECOND + size_bytes / (least * BYTES_PER_GB), algorithm)
     if is_all_reduce and inside.nvls is not None:
-        net_gb_s = network.node_gb_s * NIC_EFFICIENCY / network.leaving(_NVLS_TREE, collective, as_nccl=not named)
+        net_gb_s = network.node_gb_s * efficiency(network) / network.leaving(_NVLS_TREE, collective, as_nccl=not named)
         seconds = max(
             size_bytes / (net_gb_s * BYTES_PER_GB), inside.nvls.at(size_bytes) / inside.share / NVLS_BETWEEN_NODES
         )
@@ -142,7 +151,7 @@ def _times(
 
 def _algbw_gb_s(collective: Collective, algorithm: str, network: NodeNetwork, inside: Inside, *, named: bool) -> float:
     """The lesser of what NICs and the links inside a node allow; of a tree, every rank passes on S both ways."""
-    across = network.node_gb_s * NIC_EFFICIENCY / network.leaving(algorithm, collective, as_nccl=not named)
+    across = network.node_gb_s * efficiency(network) / network.leaving(algorithm, collective, as_nccl=not named)
     ring = inside.ring_gb_s * inside.share
     if algorithm == _TREE:
         return min(across, ring / 2)

@@ -6,11 +6,11 @@ docs/profiles.md names the order of the sources and the record that the least re
 import math
 from collections.abc import Sequence
 
-from gpubench.collectives.between_nodes import Inside, expected_between
+from gpubench.collectives.between_nodes import Inside, efficiency, expected_between
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.model.paths.busbw_limit import NodeNetwork
+from gpubench.model.paths.busbw_limit import NodeNetwork, network_limit
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import (
@@ -19,6 +19,8 @@ from gpubench.model.results.speed import (
     MODELLED,
     MODELLED_SENDS,
     OF_ANOTHER_NCCL,
+    OVER_ETHERNET,
+    OVER_LINKS,
     ExpectedTime,
     Tolerance,
     between_nodes,
@@ -71,14 +73,18 @@ def from_network(
 ) -> ExpectedTime | None:
     """The time between nodes, by what their NICs carry and what the profile's GPUs reach inside a node or domain.
 
-    None inside a node, where the data go through host memory, for which there is no model, and where the profile does
-    not know such a node. By the algorithm that NCCL's log names, else the one that NCCL's own model takes.
+    None inside a node, where RDMA goes through host memory, for which there is no model unless it is the GPU's own
+    memory too, and where the profile does not know such a node. By the algorithm that NCCL's log names, else the one
+    that NCCL's own model takes.
     """
-    if row.nodes < 2 or row.host_staged or profile is None or profile.match.generic is not None:
+    if row.nodes < 2 or profile is None or profile.match.generic is not None:
+        return None
+    if row.host_staged and network.rdma and not profile.gpu.shared_memory:
         return None
     local, rest = divmod(row.ranks, network.nodes)
     # The one table of more than two NVLink domains is 2 to 3 times slower than the model: only far more is a FAIL.
-    tolerance = between_nodes(0 if profile.domain is not None and network.nodes > 2 else row.size_bytes)
+    size_bytes = 0 if profile.domain is not None and network.nodes > 2 else row.size_bytes
+    tolerance = between_nodes(size_bytes) if network.rdma else OVER_ETHERNET
     profile = profile.domain_as_node()
     if rest or local > profile.match.visible or network.ranks != row.ranks:
         return None
@@ -98,6 +104,20 @@ def from_network(
     source = f"{network.nodes} nodes by a model: NICs of {network.node_gb_s:g} GB/s a node, profile {profile.name}{how}"
     return ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, tolerance)
 
+
+def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> ExpectedTime | None:
+    """The time of CPU buffers between nodes, by what their links carry to whoever takes a ring; None on one node."""
+    limit = network_limit("RING", collective, network).gb_s
+    if row.nodes < 2 or network.ranks != row.ranks or not limit:
+        return None
+    hops_us = 2 * math.ceil(math.log2(network.nodes)) * _HOP_OF_MPI_US
+    seconds = row.size_bytes * collective.busbw_factor(row.ranks) / (limit * efficiency(network) * BYTES_PER_GB)
+    source = f"{network.nodes} nodes by their links: {network.node_gb_s:g} GB/s a node"
+    return ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, OVER_LINKS)
+
+
+_HOP_OF_MPI_US = 50.0
+"""Of one message over TCP between hosts."""
 
 _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 

@@ -7,6 +7,7 @@ from gpubench.conditions.definition.condition import Condition, Family, Found, L
 from gpubench.conditions.definition.log_evidence import LoggedReason, Staged, by_rdma, remark_in_log
 from gpubench.conditions.definition.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
+from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, is_within, level, nccl_type
@@ -15,7 +16,11 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
+_C2C = "NCCL_NET_GDR_C2C"
 _DENIES = "2"
+
+_COHERENT = ("GH200", "GB200", "GB300")
+"""GPUs with NVLink-C2C to a Grace CPU: NCCL 2.27 and later reach NICs of that CPU with GPUDirect RDMA over it."""
 
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
@@ -67,7 +72,9 @@ def _not_registered(run: Circumstances) -> Found:
 
 
 def _no_module(run: Circumstances) -> Found:
-    for number, _, answers in _nodes(run):
+    for number, node, answers in _nodes(run):
+        if node.gpus and all(_GB10 in (gpu.name or "") for gpu in node.gpus):
+            continue
         refused = {name: reason for name, (possible, reason) in answers.items() if possible is False}
         if refused:
             names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
@@ -77,9 +84,20 @@ def _no_module(run: Circumstances) -> Found:
             yield Unread(run.on(number), joined(reason for _, reason in answers.values()))
 
 
+def _is_coherent(gpu: GpuFacts) -> bool:
+    return any(model in (gpu.name or "") for model in _COHERENT)
+
+
+def _no_c2c(run: Circumstances) -> Found:
+    values = [value for value in run.values(_C2C) if value == "0"]
+    if values and any(_is_coherent(gpu) for _, node, _ in _nodes(run) for gpu in node.gpus):
+        yield blame(run, {_C2C: values}, Confidence.PROVEN, frozenset(run.across) or None)
+
+
 def _too_far(run: Circumstances) -> Found:
     """GPUs whose nearest RDMA NIC is beyond what NCCL takes, of nodes that have to do with others."""
     levels = run.values(_LEVEL)
+    over_c2c = "0" not in run.values(_C2C)
     ends = {gpu for pair in run.across for gpu in pair}
     for position, node, gpu in run.gpus():
         paths = [node.path(gpu, nic) for nic in node.nics if nic.rdma]
@@ -87,6 +105,8 @@ def _too_far(run: Circumstances) -> Found:
         taken = any(is_within(each) for each in types) or any(allows(value, path) for value in levels for path in paths)
         if types and len(types) == len(paths) and not taken and position in ends:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
+            if over_c2c and nearest != "SYS" and _is_coherent(gpu):
+                continue
             yield of_gpu(run, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
 
 
@@ -195,6 +215,16 @@ GPUDIRECT = Family.of(
         link=_ENV,
         look=_set(_READ, "0".__eq__),
         in_log=_log_setting(_READ, "0".__eq__),
+    ),
+    Condition(
+        id="nccl-gdr-c2c-disabled",
+        title="NCCL_NET_GDR_C2C=0: a Grace node's GPUs reach the NICs of their CPU through host memory",
+        detection="the variable, of ranks on nodes of GH200, GB200 or GB300 with RDMA NICs",
+        settles=_UNSET,
+        cure="unset NCCL_NET_GDR_C2C",
+        link=_ENV,
+        look=_no_c2c,
+        implies=("gpudirect-too-far",),
     ),
     Condition(
         id="nccl-dmabuf-disabled",

@@ -1,28 +1,47 @@
 """NVLinks between nodes (MNNVL) that are there and not used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
 from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, Unread, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import of_node, unread
+from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
+from gpubench.model.paths.busbw_limit import joined_by_nics, most_busbw_gb_s
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.speed import LARGE_BYTES, is_slow
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict
 
 _IMEX = "nvidia-imex"
+_OF_RACKS = ("GB200", "GB300")
+"""GPUs of NVL72 racks; those of a GB200 NVL4 board have NVLinks to each other, and none to NVSwitches."""
+
+_UNUSED = "mnnvl-unused"
 
 
-def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
-    """NVLink clusters of several nodes: by uuid the cliques of each node's GPUs."""
+def _clusters(run: Circumstances, least: int = 2) -> dict[str, dict[int, set[int | None]]]:
+    """NVLink clusters of several nodes, or of at least so many: by uuid the cliques of each node's GPUs."""
     found: dict[str, dict[int, set[int | None]]] = {}
     for number, node in run.nodes.items():
         for gpu in node.gpus:
             domain = None if gpu.fabric is None else gpu.fabric.domain
             if domain is not None:
                 found.setdefault(domain[0], {}).setdefault(number, set()).add(domain[1])
-    return {uuid: nodes for uuid, nodes in found.items() if len(nodes) > 1}
+    return {uuid: nodes for uuid, nodes in found.items() if len(nodes) >= least}
+
+
+def _domains(run: Circumstances, least: int = 2) -> dict[tuple[str, int | None], list[int]]:
+    """The nodes of each NVLink domain: a clique of such a cluster."""
+    found: dict[tuple[str, int | None], list[int]] = {}
+    for uuid, nodes in _clusters(run, least).items():
+        for number, cliques in nodes.items():
+            for clique in cliques:
+                found.setdefault((uuid, clique), []).append(number)
+    return found
 
 
 def _in_clusters(run: Circumstances) -> list[int]:
@@ -48,13 +67,99 @@ def _imex_service(run: Circumstances) -> Found:
 
 
 def _cliques(run: Circumstances) -> Found:
+    """Nodes of one cluster in several cliques: partitions of equal size may be wanted, a smaller one is not."""
     for uuid, nodes in _clusters(run).items():
-        cliques = {clique for found in nodes.values() for clique in found}
-        if len(cliques) > 1:
+        sizes = {clique: len(members) for (cluster, clique), members in _domains(run).items() if cluster == uuid}
+        if len(sizes) > 1:
             gpus = frozenset(gpu for number in nodes for gpu in run.gpus_of(number))
-            shown = joined([f"{run.on(number)}: {sorted(map(str, found))}" for number, found in nodes.items()])
+            least = min(sizes.values())
+            small = [number for number, found in nodes.items() if any(sizes[clique] == least for clique in found)]
+            parts = ", ".join(f"{counted(size, 'node')} in clique {clique}" for clique, size in sizes.items())
+            even = len(set(sizes.values())) == 1 and least > 1
+            where = "" if even else f"; the smaller: {joined([run.on(number) for number in small])}"
             yield Sighting(
-                subject=f"cluster {uuid}", seen=f"cliques differ: {shown}", confidence=Confidence.LIKELY, gpus=gpus
+                subject=f"cluster {uuid}",
+                seen=f"cliques differ: {parts}{where}",
+                confidence=Confidence.LIKELY,
+                gpus=gpus,
+                likely=_PARTITIONS if even else "",
+                severity=Verdict.WARN if even else None,
+            )
+
+
+_PARTITIONS = "the rack is in two partitions or more: NCCL joins the nodes of each by NVLink, and these by the network"
+
+
+def _clique_small(run: Circumstances) -> Found:
+    """Domains of the same kind of node, in clusters of their own, of which some have fewer nodes than the others."""
+    domains = _domains(run, 1)
+    sizes = {domain: len(nodes) for domain, nodes in domains.items()}
+    if len({uuid for uuid, _ in sizes}) < len(sizes) or len(set(sizes.values())) < 2:
+        return
+    usual = max(sizes.values())
+    for (uuid, clique), nodes in domains.items():
+        if len(nodes) < usual:
+            names = tuple(run.on(number) for number in nodes)
+            yield Sighting(
+                subject=joined(names),
+                names=names,
+                seen=f"{counted(len(nodes), 'node')} in clique {clique} of cluster {uuid}",
+                expected=f"{usual} nodes, as the other domains of this job have",
+                confidence=Confidence.LIKELY,
+                gpus=frozenset(gpu for number in nodes for gpu in run.gpus_of(number)),
+                severity=Verdict.WARN,
+            )
+
+
+def _is_of_rack(gpu: GpuFacts) -> bool:
+    """True of a rack's GPU: NVLinks of a board without NVSwitches lead to its other GPUs."""
+    to_gpus = any(link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
+    return not to_gpus and any(model in (gpu.name or "") for model in _OF_RACKS)
+
+
+def _no_domain(run: Circumstances) -> Found:
+    """Nodes of a rack's GPUs, whose NVLinks lead to NVSwitches, without a cluster in NVML's fabric info."""
+    without = [
+        number
+        for number, node in run.nodes.items()
+        if node.gpus and all(gpu.fabric is not None and gpu.fabric.domain is None for gpu in node.gpus)
+    ]
+    bare = [number for number in without if all(map(_is_of_rack, run.nodes[number].gpus))]
+    for number in without if len(without) > 1 else ():
+        if any(gpu.name is None for gpu in run.nodes[number].gpus):
+            yield Unread(run.on(number), "gpu.name was not read")
+    if len(bare) > 1:
+        names = tuple(run.on(number) for number in bare)
+        yield Sighting(
+            subject=joined(names),
+            names=names,
+            seen="the fabric info of its GPUs has no cluster (UUID 0)",
+            confidence=Confidence.LIKELY,
+            gpus=frozenset(gpu for number in bare for gpu in run.gpus_of(number)),
+            severity=Verdict.WARN,
+        )
+
+
+def _unused(run: Circumstances) -> Found:
+    """Slow rows inside a domain that NCCL's log shows on a network, or that are no faster than its NICs."""
+    rows = [*run.slow, *filter(is_slow, run.measurements.collectives)]
+    large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
+    for nodes in _domains(run).values() if large else ():
+        if len(nodes) > 1:
+            row = max(large, key=lambda each: each.size_bytes)
+            network = joined_by_nics(run.wiring, nodes, row.ranks)
+            logged = (row.transport or "").startswith("NET")
+            if not logged and (network is None or row.busbw_gb_s > most_busbw_gb_s(row, network)):
+                continue
+            nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
+            way = f"over {row.transport}" if logged else "as over the network"
+            names = tuple(run.on(number) for number in nodes)
+            yield Sighting(
+                subject=joined(names),
+                names=names,
+                seen=f"{row.collective} reaches {row.busbw_gb_s:.4g} GB/s, {way}{nics}",
+                confidence=Confidence.PROVEN if logged else Confidence.LIKELY,
+                gpus=frozenset(rank for number in nodes for rank in run.gpus_of(number)),
             )
 
 
@@ -74,6 +179,37 @@ def _switched_off(variable: str) -> Callable[[Circumstances], Found]:
             )
 
     return look
+
+
+_NO_CLUSTER = "0.0"
+
+
+def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
+    """Ranks of one clique on several hosts, all of whose connections to each other go over a network."""
+    domain_of = {
+        process: remark.note.about
+        for remark in facts.remarks
+        if remark.note.kind is RemarkKind.FABRIC and remark.note.about[0] != _NO_CLUSTER
+        for process in remark.processes
+    }
+    for communicator in facts.communicators if domain_of else ():
+        members = {member.rank: member for member in communicator.members if member.process in domain_of}
+        transports: dict[str, None] = {}
+        hosts: dict[str, None] = {}
+        for source, peers in communicator.connections.by_source():
+            for destination, pair in peers.items():
+                ends = [members[rank] for rank in (source, destination) if rank in members]
+                of_both = {each.host for each in ends}
+                if len(of_both) < 2 or len({domain_of[each.process] for each in ends}) > 1:
+                    continue
+                hosts.update(dict.fromkeys(sorted(of_both)))
+                transports.update(dict.fromkeys(route.transport.name for route in pair.routes))
+        if hosts and all(each.startswith("NET") for each in transports):
+            yield Sighting(
+                subject=joined(sorted(hosts)),
+                names=tuple(sorted(hosts)),
+                seen=f"{', '.join(sorted(transports)[:2])} between hosts of one NVLink domain",
+            )
 
 
 _log_mnnvl = remark_in_log(
@@ -101,7 +237,7 @@ MNNVL = Family.of(
         look=_imex_service,
         in_log=_log_mnnvl,
         in_job=doubted(r"MNNVL .*is available but not working"),
-        implies=("imex-channel-missing",),
+        implies=("imex-channel-missing", _UNUSED),
     ),
     Condition(
         id="imex-channel-missing",
@@ -111,6 +247,7 @@ MNNVL = Family.of(
         cure="nvidia-modprobe -c 0 -s, and give the container /dev/nvidia-caps-imex-channels/channel0",
         link="https://github.com/NVIDIA/nvbandwidth/issues/39",
         look=_imex_channel,
+        implies=(_UNUSED,),
     ),
     Condition(
         id="mnnvl-clique-differs",
@@ -120,6 +257,7 @@ MNNVL = Family.of(
         cure="put the nodes into one partition (nvlsm, or the provider's), or run the job inside one clique",
         link=_AZURE,
         look=_cliques,
+        implies=(_UNUSED,),
     ),
     Condition(
         id="nccl-mnnvl-disabled",
@@ -129,6 +267,7 @@ MNNVL = Family.of(
         cure="unset NCCL_MNNVL_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_MNNVL_ENABLE"),
+        implies=(_UNUSED,),
     ),
     Condition(
         id="nccl-cumem-disabled",
@@ -138,6 +277,47 @@ MNNVL = Family.of(
         cure="unset NCCL_CUMEM_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_CUMEM_ENABLE"),
+        implies=(_UNUSED,),
+    ),
+    Condition(
+        id="mnnvl-clique-small",
+        title="An NVLink domain of the job has fewer nodes than the others",
+        detection="nodes by cluster uuid and clique, of domains in different clusters",
+        settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
+        cure="take equally many nodes of every rack, or look why nodes of this one are in no clique of it",
+        link=_AZURE,
+        look=_clique_small,
+        check="fabric",
+        expected="equally many nodes of every domain",
+        effects=(Effect.SLOW,),
+    ),
+    Condition(
+        id="mnnvl-no-domain",
+        title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
+        detection="several nodes of GB200 or GB300 with NVLinks to NVSwitches, and cluster UUID 0 in NVML's fabric",
+        settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
+        cure="start NMX-C or the fabric manager of the rack's NVLink switches, then nvidia-smi -q | grep ClusterUUID",
+        link=_AZURE,
+        look=_no_domain,
+        check="fabric",
+        expected="the cluster and clique of its rack",
+        effects=(Effect.SLOW,),
+    ),
+    Condition(
+        id=_UNUSED,
+        title="NVLinks join these nodes, and NCCL uses the network between them (MNNVL 0)",
+        detection="transport NET, or a large collective no faster than the NICs, between nodes of one NVLink domain",
+        settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
+        cure="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the container; env | grep -E "
+        "'NCCL_(MNNVL|CUMEM)_ENABLE'",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        look=_unused,
+        in_job=_unused_in_log,
+        check="collective_bandwidth",
+        expected="P2P/MNNVL between nodes of one NVLink domain",
+        likely="IMEX does not run on a node, a container lacks /dev/nvidia-caps-imex-channels, or a setting forbids it",
+        effects=(Effect.SLOW,),
+        general=True,
     ),
     effects=(Effect.SOCKETS, Effect.NO_GPUDIRECT, Effect.SLOW),
     slows=(Slowed.NETWORK,),

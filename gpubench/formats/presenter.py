@@ -47,7 +47,7 @@ class Presenter:
         self._metadata: Metadata | None = None
         self._figures = SpeedFigures()
         self._options = options
-        self._is_table = options.format.name in ("table", "quiet")
+        self._is_table = options.format.name in ("table", "quiet", "veto")
         style = replace(style, history=options.history)
         plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}

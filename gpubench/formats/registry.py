@@ -30,5 +30,10 @@ NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_li
 QUIET = Format("quiet", None, "findings and the last sentence", "text.quiet:QuietWriter")
 """The format of `--quiet` in the place of the table, for stdout."""
 
+VETO = Format(
+    "veto", None, "one line of shell that keeps programs off peer access that does not work", "text.veto:VetoWriter"
+)
+"""The format of `p2p --veto`, for stdout."""
+
 SUMMARY = Format("summary", None, "the last sentence alone", "summary:writer")
 """The format of `--summary`, for stdout."""

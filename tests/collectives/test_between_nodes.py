@@ -79,3 +79,25 @@ def test_a_named_algorithm_is_held_against_its_own_time() -> None:
     own = expected_between(ALL_REDUCE, 2**33, network, inside)
     assert (ring.algorithm, own.algorithm) == ("RING", "NVLSTREE")
     assert ring.seconds > own.seconds
+
+
+def spark(busbw_gb_s: float) -> Verdict:
+    """The verdict on an all-gather of 8 GiB between two DGX Sparks."""
+    figure = next(each for each in FIGURES if "playbooks#103" in each.source and each.row.collective == "allgather")
+    return figure.verdict(slower=figure.row.busbw_gb_s / busbw_gb_s)
+
+
+@pytest.mark.parametrize(
+    ("busbw_gb_s", "expected"),
+    [(23.7, Verdict.PASS), (20.9, Verdict.PASS), (18.9, Verdict.PASS), (12.8, Verdict.FAIL), (3.0, Verdict.FAIL)],
+)
+def test_two_sparks_are_judged_by_their_port(busbw_gb_s: float, expected: Verdict) -> None:
+    """23.7 GB/s is the ceiling, 18.9 and 20.9 what MTU 1500 leaves, 12.8 one of the port's two devices, 3.0 sockets."""
+    assert spark(busbw_gb_s) is expected
+
+
+def test_plain_ethernet_is_expected_to_carry_less_and_gets_more_room() -> None:
+    rdma, ethernet = (NodeNetwork(2, 16, 100.0, 25.0, each) for each in (True, False))
+    inside = Inside.of(load("hgx-h100-8"), ALL_REDUCE, 8)
+    times = [expected_between(ALL_REDUCE, 2**33, each, inside, "RING").seconds for each in (rdma, ethernet)]
+    assert times[1] > 1.7 * times[0]

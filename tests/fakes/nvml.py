@@ -42,6 +42,22 @@ class FabricV3(ctypes.Structure):
     _fields_ = (*FabricV2._fields_, ("healthSummary", ctypes.c_uint8))
 
 
+class Clique(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_uint32), ("id", ctypes.c_uint32))
+
+
+class FabricV4(ctypes.Structure):
+    _fields_ = (
+        ("clusterUuid", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint32),
+        ("cliques", Clique * 64),
+        ("numCliques", ctypes.c_uint32),
+        ("state", ctypes.c_uint8),
+        ("healthMask", ctypes.c_uint32),
+        ("healthSummary", ctypes.c_uint8),
+    )
+
+
 class Value(ctypes.Union):
     _fields_ = (
         ("dVal", ctypes.c_double),
@@ -119,6 +135,7 @@ class FakeNvml:
     c_nvmlGpuFabricInfo_t = FabricV1
     c_nvmlGpuFabricInfo_v2_t = FabricV2
     c_nvmlGpuFabricInfo_v3_t = FabricV3
+    c_nvmlGpuFabricInfo_v4_t: type[ctypes.Structure] | None = None
 
     def __init__(self, *gpus: FakeGpu, missing: tuple[str, ...] = (), start_error: int = 0) -> None:
         self.gpus = gpus or tuple(FakeGpu(bus) for bus in ("06", "07", "08", "09"))
@@ -190,6 +207,9 @@ class FakeNvml:
         if not isinstance(info, self.newest_fabric):
             raise NVMLError(25)
         return self._fill_fabric(gpu, info)
+
+    def nvmlDeviceGetGpuFabricInfo_v4(self, gpu: FakeGpu, reference: Any) -> int:
+        return self._fill_fabric(gpu, reference._obj)
 
     def nvmlDeviceGetGpuFabricInfo(self, gpu: FakeGpu, reference: Any) -> int:
         return self._fill_fabric(gpu, reference._obj)

@@ -102,6 +102,7 @@ class Job:
             waited=self.waited,
             at_work=self.at_work,
             idle_gpus=self.idle_gpus,
+            slow=self.measurements.collectives,
             issued=self.issued,
         )
 
@@ -289,6 +290,7 @@ def _mesh(node: Snapshot) -> Snapshot:
 
 
 CLUSTER = "9d3f2a6e-8f0c-4c8e-9d2f-1a2b3c4d5e6f"
+NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 BOTH_WAYS: tuple[Pair, ...] = ((0, 1), (1, 0))
 ACROSS: tuple[Pair, ...] = ((0, 2), (2, 0))
 
@@ -309,6 +311,19 @@ def _clustered(**fabric: Any) -> Job:
     job = with_nodes(_two(), lambda node: _fabric(node, cluster_uuid=CLUSTER, clique=1, **fabric))
     job = with_nodes(job, lambda node: _settings(node, services={"nvidia-imex": Service(running=True)}))
     return with_ranks(job, lambda each: replace(each, imex_channels=("channel0",)))
+
+
+def _racks(*sizes: int) -> list[Snapshot]:
+    """Trays of so many racks."""
+    nodes = snapshots(parse_machine(f"gb200-nvl-4*{sum(sizes)}"))
+    racks = [number for number, size in enumerate(sizes) for _ in range(size)]
+    return [_fabric(node, cluster_uuid=f"{CLUSTER[:-1]}{rack}") for node, rack in zip(nodes, racks, strict=True)]
+
+
+def _on_nics() -> Job:
+    """Two trays of one rack that reach no more than their NICs."""
+    row = replace(slow_row(2**30, 10000.0, 187.0), nodes=2, ranks=8, algbw_gb_s=107.0)
+    return replace(job_of(*_racks(2)), measurements=Measurements(collectives=(row,)))
 
 
 def _fabric_stopped(job: Job, service: Service) -> Job:
@@ -428,6 +443,10 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("imex-channel-missing", lambda: with_ranks(_clustered(), lambda each: replace(each, imex_channels=()), 3)),
     Plant("mnnvl-clique-differs", lambda: with_nodes(_clustered(), lambda node: _fabric(node, clique=2), 1)),
+    Plant("nccl-gdr-c2c-disabled", lambda: _set(job_of(*_racks(2)), NCCL_NET_GDR_C2C="0")),
+    Plant("mnnvl-clique-small", lambda: job_of(*_racks(2, 1))),
+    Plant("mnnvl-no-domain", lambda: job_of(*(_fabric(node, cluster_uuid=NO_CLUSTER) for node in _racks(2)))),
+    Plant("mnnvl-unused", _on_nics),
     Plant("nccl-mnnvl-disabled", lambda: _set(_clustered(), NCCL_MNNVL_ENABLE="0")),
     Plant("nccl-cumem-disabled", lambda: _set(_clustered(), NCCL_CUMEM_ENABLE="0")),
     Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_DISABLE="1")),

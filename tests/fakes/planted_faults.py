@@ -53,6 +53,7 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "link0-3:staged=yes", ("host-staged",)),
     ("rtx-pro-6000-8", "link0-3:staged=yes", ("host-staged",)),
     ("hgx-h200-4", "link0-3:staged=yes", ("host-staged",)),
+    ("hgx-h200-4", "link0-3:corrupts=yes", ("wrong-data",)),
     ("hgx-h100-8", "link0-3:speed=0.8", ("p2p-slow",)),
     ("hgx-h100-8*4", "node2:driver=570.1", ("driver-differs",)),
     ("hgx-h100-8*4", "node2:cuda=12.8", ("node-differs",)),

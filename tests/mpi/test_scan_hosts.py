@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import document_so_far, gpubench
+from tests.cli.running import ROOT, document_so_far, gpubench
 from tests.mpi.hosts import HostJob, Hosts, command, connected
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 
 HOSTS = 8
 USUAL = ("tbf", "rate", "200mbit", "burst", "128kb", "latency", "50ms")
-SLOW = ("tbf", "rate", "80mbit", "burst", "128kb", "latency", "50ms")
+SLOW = ("tbf", "rate", "100mbit", "burst", "128kb", "latency", "50ms")
 DROPPING = ("tbf", "rate", "200mbit", "burst", "64kb", "limit", "3kb")
 """A queue of two packets: whatever comes in a burst is lost."""
 
@@ -93,11 +93,37 @@ def check_named(hosts: Hosts, report: Mapping[str, Any], number: int, kinds: tup
     return found
 
 
-def test_a_slow_cable_is_named_with_what_it_carries(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_cable_at_half_its_rate_is_named_with_what_it_carries(hosts: Hosts, tmp_path: Path) -> None:
     shape(hosts, 3, SLOW)
     with hosts.job(*words(tmp_path)) as job:
         part = check_named(hosts, report_of(tmp_path, job), 3, ("node",))
-    assert part["percent"] == pytest.approx(40, abs=12)
+    assert part["percent"] == pytest.approx(50, abs=12)
+
+
+def test_rows_of_the_host_backend_are_judged_by_the_links(hosts: Hosts, tmp_path: Path) -> None:
+    """By the rate that a profile tells of them; one cable at an eighth of it makes all rows slow."""
+    profile, output = tmp_path / "links.toml", tmp_path / "rows.jsonl"
+    text = (ROOT / "profiles" / "host.toml").read_text().replace("rate_gbit_s = 25.0", "rate_gbit_s = 0.2")
+    profile.write_text(text.replace('name = "host"', 'name = "links"'))
+    asked = (
+        "allreduce",
+        "--sizes",
+        "8M",
+        "--iters",
+        "2",
+        "--warmup",
+        "1",
+        f"--profile={profile}",
+        f"--output={output}",
+    )
+    verdicts = []
+    for rate in ("200mbit", "25mbit"):
+        shape(hosts, 3, ("tbf", "rate", rate, *USUAL[3:]))
+        said = hosts.run(*asked, until="data right")
+        rows = [row for row in map(json.loads, output.read_text().splitlines()) if "busbw_gb_s" in row]
+        assert {row["expected_source"] for row in rows} == {"8 nodes by their links: 0.025 GB/s a node"}, said
+        verdicts.append({row["verdict"] for row in rows})
+    assert verdicts == [{"PASS"}, {"FAIL"}]
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """`gpubench p2p`: its options, and the run."""
 
 import sys
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
@@ -15,6 +16,9 @@ from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.p2p.plan import As, MemoryKind, P2pPlan
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.sweep import parse_sizes
+
+if TYPE_CHECKING:
+    from gpubench.formats.presentation import Presentation
 
 HELP = """
 Copies between all GPUs of this host, as nvbandwidth and p2pBandwidthLatencyTest make them: with peer access off, then
@@ -32,6 +36,8 @@ disjoint pairs at the same time. Host memory, kernels, patterns and peer access 
   gpubench p2p --as nvbandwidth --format csv > p2p.csv
 
   gpubench p2p --memory managed
+
+  eval "$(gpubench p2p --veto)" && vllm serve MODEL -tp 2
 
   gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes
 
@@ -66,6 +72,10 @@ class P2pOptions:
     patterns: bool = flag("Also many pairs at once.", name="--patterns/--no-patterns", default=True)
     check: bool = flag("Have destinations check what arrived.", name="--check/--no-check", default=True)
     evidence: bool = flag("Show all that is known of every pair's path.")
+    veto: bool = flag(
+        "One line for a launcher in the place of the table: P2P works, drops to host memory or corrupts data, with "
+        'the environment that avoids it. Take it with eval "$(gpubench p2p --veto)".'
+    )
     strict: bool = flag("Exit 1 also for slow and host-staged pairs.")
     timeout: float = step_timeout("a driver that does not answer, a copy between ranks", default=20.0)
     plot: bool = flag(PLOT)
@@ -105,8 +115,16 @@ class P2pOptions:
             timeout_s=self.timeout,
             profile=self.profile,
             expected_gpus=self.expect_gpus,
-            presentation=self.presentation.parse(SECTIONS, plot=self.plot),
+            presentation=self._shown(SECTIONS),
         )
+
+    def _shown(self, sections: Sequence[str]) -> "Presentation":
+        from gpubench.formats.registry import TABLE, VETO
+
+        shown = self.presentation.parse(sections, plot=self.plot)
+        if self.veto and shown.format is not TABLE:
+            raise exclusive(("--veto", f"--format {shown.format.name}"), "one of them: each has stdout to itself")
+        return replace(shown, format=VETO, show_progress=False) if self.veto else shown
 
     def _pairs(self) -> tuple[tuple[int, int], ...] | None:
         from gpubench.model.paths.p2p import parse_pairs

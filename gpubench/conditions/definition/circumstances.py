@@ -67,7 +67,8 @@ class Circumstances:
     waited for a CPU, and `at_work` its GPU's condition right after operations, by rank. `idle_gpus` are GPUs by
     position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
     how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
-    `issued` are the times of rows that are slow; `mpi_support` is what MPI did with GPU memory where that was tried.
+    `issued` are the times of rows that are slow, `slow` these rows themselves; `mpi_support` is what
+    MPI did with GPU memory where that was tried.
     """
 
     wiring: Wiring
@@ -87,6 +88,7 @@ class Circumstances:
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
     beyond: Mapping[int, float] = field(default_factory=dict)
     issued: Sequence[IssueTime] = ()
+    slow: Sequence[CollectiveRow] = ()
     mpi_support: MpiSupport | None = None
 
     @property

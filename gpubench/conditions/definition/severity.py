@@ -41,6 +41,11 @@ SEVERITIES: Mapping[str, Grade] = {
         FAIL, "AzNHC fails check_gpu_count", "ERROR where a node has no GPU at all and others have some"
     ),
     "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
+    "mnnvl-unused": Grade(
+        FAIL, "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)"
+    ),
+    "mnnvl-no-domain": Grade(WARN, "a rack may be run as single trays"),
+    "mnnvl-clique-small": Grade(WARN, "a job may be given uneven parts of racks"),
     "gpu-differs": Grade(FAIL, "GPUs of one model have the same parts; jobs run at the pace of the weakest"),
     "profile-unknown": Grade(SKIP, "less is known of the machine, and nothing against it"),
     "below-profile": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)"),

@@ -102,8 +102,19 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
         interfaces=tuple(each.name for each in interfaces),
         firmware=unknown.text("firmware", device / "fw_ver"),
         mtu=number_of(interfaces[0].folder / "mtu") if interfaces else None,
+        port=None if is_infiniband else _physical_port(device, interfaces),
         unknown=unknown.reasons,
     )
+
+
+def _physical_port(device: Path, interfaces: Sequence[_Interface]) -> str | None:
+    """The adapter's GUID and the name of its port: equal for devices that reach one port through slots of their own.
+
+    NCCL compares the same GUID to find ports of one adapter (src/transport/net_ib). None where either is not told.
+    """
+    port = text_of(interfaces[0].folder / "phys_port_name") if interfaces else None
+    adapter = text_of(device / "sys_image_guid") if port else None
+    return f"{adapter} {port}" if adapter else None
 
 
 def _ethernet(interface: _Interface) -> NicFacts:

@@ -6,7 +6,7 @@ Copies at the same time share what leaves a GPU and what enters it.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from gpubench.hardware.simulated.links import node_links
@@ -37,11 +37,15 @@ _PAGEABLE_SHARE = 0.37
 
 
 class _NoMemory:
-    """Memory without contents."""
+    """Memory without contents; `lost` says whether what the memory's GPU gets from another is lost on the way.
 
-    def __init__(self, place: Place, size_bytes: int) -> None:
+    Without it nothing was verified, and nothing may say that it was.
+    """
+
+    def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
         self.place = place
         self.size_bytes = size_bytes
+        self._lost = lost
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         raise NotImplementedError("simulated memory holds no data")
@@ -52,8 +56,14 @@ class _NoMemory:
     def fill_byte(self, size_bytes: int, value: int) -> None:
         """Nothing to set."""
 
-    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        raise NotImplementedError("simulated memory holds no data")
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
+        """All elements of what is lost: the fabric drops what is written, and the destination keeps what it had."""
+        lost = self._lost
+        if lost is None:
+            raise NotImplementedError("simulated memory holds no data")
+        return sum(
+            block.count * block.buffers for block, sender in blocks if sender is not None and lost(sender, self.place)
+        )
 
 
 class SimulatedCopies:
@@ -80,6 +90,16 @@ class SimulatedCopies:
         self._indices = [each.index for each in links.gpus]
         self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
         self._enabled: set[tuple[int, int]] = set()
+        self._corrupted = {
+            frozenset((fault.index, fault.second))
+            for fault in faults
+            if fault.node_number == node and fault.get("corrupts")
+        }
+
+    @property
+    def corrupts(self) -> bool:
+        """True where a fault has data arrive wrong: only then is there anything to verify."""
+        return bool(self._corrupted)
 
     def can_reach(self, source: int, destination: int) -> bool:
         """The answer of the simulated CUDA."""
@@ -91,7 +111,7 @@ class SimulatedCopies:
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
         """Memory without a limit, and without contents."""
-        return _NoMemory(place, size_bytes)
+        return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """The longest of the streams, each slowed by those that leave or enter the same GPU."""
@@ -117,6 +137,12 @@ class SimulatedCopies:
             gb_s = healthy * min(self._host_shares[source], self._host_shares[destination])
             latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
         return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
+
+    def _is_lost(self, source: int, destination: Place) -> bool:
+        if isinstance(destination, HostMemory) or source >= len(self._indices):
+            return False
+        ends = self._indices[source], self._indices[destination]
+        return frozenset(ends) in self._corrupted and self._is_direct(source, destination)
 
     def _is_direct(self, source: int, destination: int) -> bool:
         staged = self._indices[destination] in self._staged[source]

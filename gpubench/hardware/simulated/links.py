@@ -1,5 +1,6 @@
 """Bandwidth of a simulated node's links, faults included: shares of GPUs, host-staged GPUs, rates of NICs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,18 +106,25 @@ def _pcie_share(profile: Profile, fault: Fault) -> float:
 
 
 def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
+    """Of those that are up; devices that share a physical port have equal parts of what it carries."""
+    own = {number: [fault for fault in faults if fault.index == number] for number in range(len(profile.nic))}
+    up = {
+        number: nic
+        for number, nic in enumerate(profile.nic)
+        if not any(fault.get("missing") or fault.get("state") for fault in own[number])
+    }
+    sharing = Counter(nic.port for nic in up.values() if nic.port)
     rdma: list[float] = []
     ethernet: list[float] = []
-    for number, nic in enumerate(profile.nic):
-        own = [fault for fault in faults if fault.index == number]
-        gb_s = nic_gb_s(nic, own)
-        if gb_s is not None and not any(fault.get("missing") or fault.get("state") for fault in own):
+    for number, nic in up.items():
+        gb_s = nic_gb_s(nic, own[number], sharing[nic.port or ""] or 1)
+        if gb_s is not None:
             (ethernet if nic.kind is NicKind.ETHERNET else rdma).append(gb_s)
     return tuple(rdma or ethernet)
 
 
-def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault]) -> float | None:
-    """Of its port or its slot, whichever carries less; None where the machine does not tell the port's rate."""
+def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -> float | None:
+    """Of its part of the port or its slot, whichever carries less; None where the machine does not tell the rate."""
     rate, generation, width = nic.rate_gbit_s, nic.pcie_generation, nic.pcie_width
     for fault in faults:
         given = fault.get("rate")
@@ -126,4 +134,5 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault]) -> float | None:
     if rate is None:
         return None
     slot = pcie_gb_s(generation, width)
-    return min(rate / _BITS_PER_BYTE, slot) if slot else rate / _BITS_PER_BYTE
+    port = rate / _BITS_PER_BYTE / sharing
+    return min(port, slot) if slot else port

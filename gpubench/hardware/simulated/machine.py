@@ -18,7 +18,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.profiles.files import load, names
-from gpubench.profiles.matching import match
+from gpubench.profiles.matching import domain_of, match
 
 MOST_NODES = 16384
 
@@ -39,10 +39,14 @@ class SimulatedMachine:
     nodes: int = 1
 
     def __str__(self) -> str:
-        match = self.profile.match
-        part = f"/{match.visible}" if match.visible < load(self.profile.name).match.visible else ""
-        count = self.nodes // (1 if self.profile.domain is None else self.profile.domain.nodes)
-        return self.profile.name + part + (f"*{count}" if count > 1 else "")
+        visible, name = self.profile.match.visible, self.profile.name
+        part = f"/{visible}" if visible < load(name).match.visible else ""
+        size = 1 if self.profile.domain is None else self.profile.domain.nodes
+        if self.nodes % size:
+            tray = match([self.profile.gpu.name], visible)
+            name, size = name if tray is None else tray.profile.name, 1
+        count = self.nodes // size
+        return name + part + (f"*{count}" if count > 1 else "")
 
     @property
     def domain_nodes(self) -> int:
@@ -66,6 +70,9 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
         )
     profile = load(found["name"])
     nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
+    # Several trays of a rack are joined by its NVLinks.
+    rack = domain_of(profile.match.gpus) if nodes > 1 and found["gpus"] is None else None
+    profile = rack or profile
     if not 1 <= nodes <= MOST_NODES:
         raise UsageError(f"{option} {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
     return SimulatedMachine(_shown(profile, found["gpus"], f"{option} {text!r}"), nodes)

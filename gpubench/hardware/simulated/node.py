@@ -227,6 +227,7 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> NicFacts:
         interfaces=(nic.name,) if nic.kind is NicKind.ETHERNET else (),
         bus_id=bus_id,
         model=nic.model,
+        port=nic.port,
         pcie=_trained(nic.pcie_generation, nic.pcie_width),
         place=place,
         unknown={} if nic.rate_gbit_s else {"rate_gbit_s": "the profile does not say"},

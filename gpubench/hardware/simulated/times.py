@@ -20,6 +20,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
 from gpubench.hardware.simulated.channels import rings_gb_s
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, check_nodes
+from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.busbw_limit import NodeNetwork
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.terms.units import BYTES_PER_GB
@@ -151,7 +152,9 @@ class _Model:
         self._local = local
         self._faulty = faulty
         self._kinds = kinds
-        self._curve: Curve = curve(machine.profile, collective, local, self.ranks)
+        # One rank of a node has nobody to talk to there: all its time is the network's.
+        alone = Curve(((1, 0.0),), machine.profile.link_gb_s)
+        self._curve = alone if local == 1 else curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
         self._inside_node = Inside.of(machine.profile, collective, local) if machine.nodes > 1 else Inside()
         staged = machine.profile.find("p2p.staged_gb_s")
@@ -216,7 +219,8 @@ class _Model:
         most = self._with_nics * self._profile.gpu.host_gb_s
         alike = min(len(links.nics_gb_s) for links in kinds) * slowest
         node_gb_s = alike if self._collective.point_to_point else rings_gb_s(links.nics_gb_s for links in kinds)
-        network = NodeNetwork(self._nodes, self.ranks, min(node_gb_s, most), min(slowest, most))
+        rdma = any(nic.kind is not NicKind.ETHERNET for nic in self._profile.nic)
+        network = NodeNetwork(self._nodes, self.ranks, min(node_gb_s, most), min(slowest, most), rdma)
         share = min(links.slowest(self._local)[1] for links in kinds)
         inside = replace(self._inside_node, share=share)
         return expected_between(self._collective, size_bytes, network, inside).seconds - self._curve.latency

@@ -104,7 +104,7 @@ class SimulatedMeasurer:
             patterns=tuple(CopyPattern) if full and several else (),
             pattern_bytes=_PAIR_BYTES,
             method=Method(repeats=1),
-            check=False,
+            check=copies.corrupts,
         )
         collector = ReportCollector()
         report = p2p_job.measured(copies, node, profile_for(node, os.environ, self._profile), request, collector)

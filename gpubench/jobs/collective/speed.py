@@ -17,6 +17,7 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances
     from gpubench.hardware.simulated.times import CollectiveTimes
+    from gpubench.model.paths.busbw_limit import NodeNetwork
     from gpubench.model.paths.topology import Topology
     from gpubench.model.profiles.profile import Profile
     from gpubench.model.results.past import PastFigures
@@ -54,7 +55,7 @@ def speed_judge_of(
                 from gpubench.profiles.matching import domain_of
 
                 profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
-        network = None if joined is None else joined[1]
+        network = _of_hosts(ranks, asked_profile) if joined is None else joined[1]
         unlike = why_not_judged(ranks)
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
         return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
@@ -89,6 +90,27 @@ def judge_of_model(
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
     return SpeedJudge(ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults), hosts)
+
+
+def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
+    """What joins hosts without GPUs, by the NICs of the profile that was asked for; None where nobody named one.
+
+    What a host's own interfaces say is no measure: those of containers claim 10 Gb/s whatever carries them.
+    """
+    nodes = Counter(rank.node for rank in ranks)
+    if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
+        return None
+    from gpubench.model.facts.snapshot import NicKind
+    from gpubench.model.paths.busbw_limit import NodeNetwork
+    from gpubench.model.paths.topology import BITS_PER_BYTE
+    from gpubench.profiles.files import find
+
+    profile = find(asked, os.environ)
+    rates = [nic.rate_gbit_s / BITS_PER_BYTE for nic in profile.nic if nic.rate_gbit_s]
+    if not rates:
+        return None
+    rdma = any(nic.kind is not NicKind.ETHERNET for nic in profile.nic)
+    return NodeNetwork(len(nodes), len(ranks), profile.nics_gb_s, min(rates), rdma)
 
 
 def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", asked: str | None) -> "Profile | None":

@@ -124,7 +124,9 @@ def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
         simulation.check_effects(NAME, COPIES)
         copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
         managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
-        yield _setup(replace(plan, check=False), first, copies, NoCounters(), {}, managed=managed)
+        yield _setup(
+            replace(plan, check=plan.check and copies.corrupts), first, copies, NoCounters(), {}, managed=managed
+        )
     else:
         with _own_gpus(plan) as setup:
             yield setup

@@ -38,7 +38,7 @@ def exported_fabric(machine: PlannedMachine, outcome: PlanOutcome) -> ExportedFa
     # While a collective runs, computation is slowed by the share of the multiprocessors that it takes.
     usage = 1 - len(slowdowns) / sum(slowdowns) if slowdowns else 0.0
     profile = machine.profile
-    nics = sum(each.rate_gbit_s or 0.0 for each in profile.nic) / 8 if profile is not None else 0.0
+    nics = profile.nics_gb_s if profile is not None else 0.0
     link = profile.link_gb_s if profile is not None else 0.0
     return ExportedFabric(
         curves=curves,

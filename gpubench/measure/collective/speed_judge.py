@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_TRIES = 3
 
-_SIMULATED = "simulated"
+_SIMULATED, _HOST = "simulated", "host"
 _BY_NCCL = ("nccl", _SIMULATED)
 """Backends whose times profiles and limits are of."""
 
@@ -64,9 +64,11 @@ class ExpectedTimes:
         return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:
+        from gpubench.collectives.expected import from_limit, from_links, from_network, from_profile
+
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
-            return self.past(row)
-        from gpubench.collectives.expected import from_limit, from_network, from_profile
+            links = self.network if row.backend == _HOST else None
+            return self.past(row) or (None if links is None else from_links(self.collective, row, links))
 
         found = None
         if self.profile is not None:
@@ -176,7 +178,7 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
 
 def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
     """The likeliest cause of slowness; a weak one explains nothing by itself."""
-    found = explained.slowing(small=slowness.is_of_small)
+    found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
 
 

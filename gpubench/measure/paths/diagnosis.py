@@ -12,6 +12,7 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 
 _MOST_ASKED = 2000
@@ -23,6 +24,11 @@ class Explained:
 
     def __init__(self, circumstances: Circumstances) -> None:
         self.circumstances = circumstances
+
+    def with_slow(self, rows: Sequence[CollectiveRow]) -> "Explained":
+        """The same with what these slow rows show; itself where they show nothing more."""
+        several = [row for row in rows if row.nodes > 1]
+        return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

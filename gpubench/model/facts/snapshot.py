@@ -218,7 +218,8 @@ class NicFacts:
     """One port of one NIC. `name` is the RDMA device's (`mlx5_0`, `mlx5_0:2` for a second port), else the interface's.
 
     `state` is active, down, or the kernel's own word; `rate_gbit_s` the port's data rate; `gpudirect` is what NCCL
-    wrote about GPUDirect RDMA.
+    wrote about GPUDirect RDMA. `port` names the physical port: devices that share one, as the two of a DGX Spark's
+    ConnectX-7 do, each with a slot of its own, together carry no more than its rate.
     """
 
     name: str
@@ -232,6 +233,7 @@ class NicFacts:
     firmware: str | None = None
     mtu: int | None = None
     gpudirect: bool | None = None
+    port: str | None = None
     pcie: PcieLink = PcieLink()
     place: PciPlace = PciPlace()
     unknown: Mapping[str, str] = field(default_factory=dict)

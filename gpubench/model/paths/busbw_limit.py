@@ -7,11 +7,14 @@ ranks that it sends to. The derivations stand in docs/limits.md.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpubench.model.paths.selection import RING, Pair
 from gpubench.model.paths.topology import Limit
 from gpubench.model.paths.wiring import Wiring
+
+if TYPE_CHECKING:
+    from gpubench.model.facts.snapshot import NicFacts
 
 TOTAL_BOUND = ("TREE", "PAT")
 """Algorithms that move at least as much in all as a ring does, in shares that differ between ranks."""
@@ -36,12 +39,14 @@ class NodeNetwork:
     """Nodes, or NVLink domains, with equally many ranks, that NICs join.
 
     `node_gb_s` is what leaves one of them over all NICs that NCCL uses, `nic_gb_s` what leaves over one of them.
+    Without `rdma` they are plain Ethernet, over which NCCL sends by sockets or a cloud's own protocol.
     """
 
     nodes: int
     ranks: int
     node_gb_s: float
     nic_gb_s: float
+    rdma: bool = True
 
     @property
     def local(self) -> int:
@@ -104,28 +109,30 @@ def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
         return None
     carried = [_node_gb_s(wiring, each) for each in positions.values()]
     known = [each for each in carried if each is not None]
+    rdma = all(nic.rdma for position in range(len(wiring.gpus)) for nic in wiring.near_nics(position))
     if len(positions) == 1:
         alone = NodeNetwork(1, len(wiring.gpus), 0.0, 0.0)
         return alone, alone
     if len(known) < len(carried):
         return None
-    found = [NodeNetwork(len(positions), len(wiring.gpus), node, nic) for node, nic in known]
+    found = [NodeNetwork(len(positions), len(wiring.gpus), node, nic, rdma) for node, nic in known]
     return min(found, key=lambda each: each.node_gb_s), max(found, key=lambda each: each.node_gb_s)
 
 
 def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:
     """GB/s that leave a node over the NICs near its ranks' GPUs, and over the slowest of them."""
-    nics = {
-        (wiring.gpus[position].node, nic.name): limit.gb_s
-        for position in positions
-        for nic, limit in wiring.near_nics(position)
-    }
-    rates = [gb_s for gb_s in nics.values() if gb_s is not None]
+    nics: dict[int, dict[str, NicFacts]] = {}
+    for position in positions:
+        own = nics.setdefault(wiring.gpus[position].node, {})
+        own.update((nic.name, nic) for nic in wiring.near_nics(position))
+    together = [wiring.nodes[node].together(list(own.values())).gb_s for node, own in nics.items() if own]
+    each = [wiring.nodes[node].nic_limit(nic).gb_s for node, own in nics.items() for nic in own.values()]
+    rates, rate = [gb_s for gb_s in together if gb_s is not None], [gb_s for gb_s in each if gb_s is not None]
     to_host = [limit.gb_s for limit in map(wiring.to_host, positions) if limit.gb_s is not None]
-    if not rates or len(rates) < len(nics):
+    if not rates or len(rates) < len(together):
         return None
     most = sum(to_host) if len(to_host) == len(positions) else sum(rates)
-    return min(sum(rates), most or sum(rates)), min(rates)
+    return min(sum(rates), most or sum(rates)), min(rate)
 
 
 def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> Limit:
@@ -161,6 +168,44 @@ def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
     if found.gb_s is None or collective.name != "allreduce" or not has_nvls:
         return found
     return Limit(found.gb_s * max(1.0, 2 * (count - 1) / (count + 1)), "algorithm not known, NVLS assumed")
+
+
+class ReachedRow(Protocol):
+    """A measured collective, with what it reached."""
+
+    @property
+    def collective(self) -> str:
+        """'allreduce'."""
+
+    @property
+    def algbw_gb_s(self) -> float:
+        """Size over time."""
+
+    @property
+    def busbw_gb_s(self) -> float:
+        """Bus bandwidth: algbw times the collective's factor."""
+
+
+def joined_by_nics(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetwork | None:
+    """What joins some nodes of a run without NVLinks between them, by the weakest; None where that is not known."""
+    by_node = [[place for place, gpu in enumerate(wiring.gpus) if gpu.node == number] for number in nodes]
+    carried = [found for each in by_node if (found := _node_gb_s(wiring, each)) is not None]
+    if len(carried) < len(by_node) or not carried:
+        return None
+    return NodeNetwork(len(by_node), ranks, *min(carried))
+
+
+def most_busbw_gb_s(row: ReachedRow, network: NodeNetwork) -> float:
+    """The most busbw that a row could have reached over a network, by whichever algorithm."""
+    factor = row.busbw_gb_s / row.algbw_gb_s if row.algbw_gb_s else 1.0
+    tree = network.node_gb_s * factor / network.leaving("TREE", _Named(row.collective, lambda _ranks: factor))
+    return max(network.node_gb_s, tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str
+    busbw_factor: Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)

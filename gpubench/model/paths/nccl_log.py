@@ -107,6 +107,8 @@ class RemarkKind(StrEnum):
     NO_TRANSPORT = "no-transport"
     """(two ranks, or '')"""
     MNNVL_BROKEN = "mnnvl-broken"
+    FABRIC = "fabric"
+    """(cluster, clique), both in hexadecimal"""
     PROCESSOR = "processor"
     """(architecture/vendor, as NCCL numbers them: 1/1 is Intel's x86, 1/2 AMD's)"""
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -204,6 +204,21 @@ class Topology:
         """The ceiling of a NIC, in GB/s per direction: of its port, or of its slot where that carries less."""
         port, slot = _rate_limit(nic), self.pcie_total(nic)
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
+
+    def together(self, nics: Sequence[NicFacts]) -> Limit:
+        """The ceiling of several NICs at once: devices that share a physical port carry no more than it does."""
+        by_port: dict[str, list[NicFacts]] = {}
+        for nic in nics:
+            by_port.setdefault(nic.port or nic.name, []).append(nic)
+        carried = [self.nic_limit(nic) for nic in nics]
+        unknown = next((limit for limit in carried if limit.gb_s is None), None)
+        if unknown is not None:
+            return unknown
+        ports = (
+            min(sum(self.nic_limit(nic).gb_s or 0.0 for nic in own), max(_rate_limit(nic).gb_s or 0.0 for nic in own))
+            for own in by_port.values()
+        )
+        return Limit(sum(ports), ", ".join(nic.name for nic in nics))
 
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
         """The GPUs with the shortest PCIe path to a NIC; none where no path is known."""

@@ -183,8 +183,8 @@ class Wiring:
         """The RDMA NICs of a GPU's node that are up."""
         return self._nics.get(self.gpus[gpu].node, [])
 
-    def near_nics(self, gpu: int) -> list[tuple[NicFacts, Limit]]:
-        """The NICs of a node that are nearest to a GPU, with the ceiling of port and slot; RDMA ones if any is up.
+    def near_nics(self, gpu: int) -> list[NicFacts]:
+        """The NICs of a node that are nearest to a GPU; RDMA ones if any is up.
 
         All of them where no path tells which are nearest.
         """
@@ -195,19 +195,17 @@ class Wiring:
         nics = self._nics[number] or [nic for nic in node.nics if nic.state == _ACTIVE and nic.rate_gbit_s]
         paths = {nic.name: node.pcie_path(facts, nic) for nic in nics}
         nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
-        near = [nic for nic in nics if paths[nic.name] == nearest]
-        return [(nic, node.nic_limit(nic)) for nic in near]
+        return [nic for nic in nics if paths[nic.name] == nearest]
 
     def to_network(self, gpu: int) -> Limit:
         """The ceiling of a GPU towards other nodes: its nearest NICs, and its own way to them."""
         near = self.near_nics(gpu)
-        unknown = next((limit for _, limit in near if limit.gb_s is None), None)
-        if not near or unknown is not None:
-            return unknown or Limit(None, "no NIC of known rate is near the GPU")
-        total = sum(limit.gb_s or 0.0 for _, limit in near)
-        own = self.to_host(gpu).gb_s
-        names = ", ".join(nic.name for nic, _ in near)
-        return Limit(total if own is None else min(total, own), f"{self.host(gpu)}: {names}")
+        if not near:
+            return Limit(None, "no NIC of known rate is near the GPU")
+        total, own = self.nodes[self.gpus[gpu].node].together(near), self.to_host(gpu).gb_s
+        if total.gb_s is None:
+            return total
+        return Limit(total.gb_s if own is None else min(total.gb_s, own), f"{self.host(gpu)}: {total.note}")
 
     @cached_property
     def _nics(self) -> dict[int, list[NicFacts]]:

@@ -141,6 +141,13 @@ FAULT_KEYS = (
     FaultKey(Subject.LINK, "nvlink", "only so many NVLinks join the two GPUs (none through a switch)", ValueKind.COUNT),
     FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS),
     FaultKey(Subject.LINK, "staged", "copies go through host memory although nothing says so", words=("yes",)),
+    FaultKey(
+        Subject.LINK,
+        "corrupts",
+        "what GPUs write to each other does not arrive, although nothing says so",
+        words=("yes",),
+        unmodelled=(COLLECTIVES,),
+    ),
     FaultKey(Subject.LINK, "speed", "copies reach this share (0 to 1), and nothing says so", ValueKind.FACTOR),
     FaultKey(Subject.NODE, "driver", "it has this driver", ValueKind.VERSION),
     FaultKey(Subject.NODE, "cuda", "its driver runs CUDA up to this version", ValueKind.VERSION),

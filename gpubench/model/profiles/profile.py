@@ -17,6 +17,7 @@ SHARE = "_share"
 TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
+_BITS_PER_BYTE = 8
 _HOST_COPIES = ("host_to_device", "device_to_host")
 
 
@@ -69,6 +70,7 @@ class GpuKind:
     """The GPU model; `pcie_*` is the link as it trains under load; `ecc` and `mig` are missing where it has none.
 
     `c2c_gb_s` is NVLink-C2C, per direction, where a CPU has that to its GPUs; PCIe is then 0, for it carries nothing.
+    With `shared_memory` GPU and CPU have one memory, and what goes through host memory is no slower for it.
 
     `places` says per GPU what it hangs on, the name of a `[[switch]]`; without it each has a root port of its own.
     """
@@ -80,6 +82,7 @@ class GpuKind:
     pcie_generation: int
     pcie_width: int
     c2c_gb_s: float | None = None
+    shared_memory: bool = False
     bar1_bytes: int | None = None
     ecc: bool | None = None
     mig: bool | None = None
@@ -160,7 +163,10 @@ class SwitchKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicKindOfMachine:
-    """A port of a NIC; `place` as a GPU's. Without a generation it has no PCIe link to speak of (virtio)."""
+    """A port of a NIC; `place` as a GPU's. Without a generation it has no PCIe link to speak of (virtio).
+
+    Devices of one `port` share its rate.
+    """
 
     name: str
     kind: NicKind
@@ -169,6 +175,7 @@ class NicKindOfMachine:
     pcie_width: int | None = None
     place: str | None = None
     model: str | None = None
+    port: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,10 +308,19 @@ class Profile:
         """The most that a GPU can send to its peers, in GB/s: over all its NVLinks, or over PCIe where it has none."""
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
 
+    @property
+    def nics_gb_s(self) -> float:
+        """GB/s of all NICs together, those that share a port with no more than its rate."""
+        ports: dict[str | int, float] = {}
+        for number, nic in enumerate(self.nic):
+            key = nic.port or number
+            ports[key] = max(ports.get(key, 0.0), (nic.rate_gbit_s or 0.0) / _BITS_PER_BYTE)
+        return sum(ports.values())
+
     def domain_as_node(self, nodes: int | None = None) -> "Profile":
         """A domain, or so many nodes of it, as one node of all its GPUs and NICs; itself where there is none.
 
-        What is expected of as many nodes as the domain has is expected of that many GPUs.
+        What is expected of as many nodes as the domain has is expected of any part of it, at the same busbw.
         """
         if self.domain is None:
             return self
@@ -316,7 +332,7 @@ class Profile:
             match=replace(self.match, visible=nodes * self.match.visible),
             nic=nodes * self.nic,
             expected=tuple(
-                replace(each, nodes=1, gpus=each.nodes * self.gpus_of(each))
+                replace(each, nodes=1, gpus=(nodes if each.nodes == whole else 1) * self.gpus_of(each))
                 for each in self.expected
                 if each.nodes == whole or (each.nodes == 1 and not each.quantity.endswith((TIME, BUSBW)))
             ),

@@ -1,5 +1,6 @@
 """Rules of a profile beyond the types of its fields: names that lead somewhere, values below the ceiling."""
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -60,7 +61,6 @@ _MOST_BUSBW_FACTOR = 2.0
 _ANOTHER_UNIT = "another unit than µs"
 _NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)
 _OF_COLLECTIVE = re.compile(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", re.ASCII)
-_BITS_PER_BYTE = 8
 
 
 def check_profile(profile: Profile, where: str) -> None:
@@ -120,8 +120,8 @@ def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> fl
     inside = profile.link_gb_s * (2 * (ranks - 1) / (ranks + 1) if nvls else 1)
     if nodes == 1 or (profile.domain is not None and nodes <= profile.domain.nodes):
         return inside
-    nics_gb_s = sum(nic.rate_gbit_s or 0.0 for nic in profile.nic) / _BITS_PER_BYTE
-    return min(inside, nics_gb_s / gpus * (ranks - 1) / (nodes - 1))
+    inside = inside if gpus > 1 else math.inf
+    return min(inside, profile.nics_gb_s / gpus * (ranks - 1) / (nodes - 1))
 
 
 def _check_counts(counts: Mapping[str, int], where: str) -> None:

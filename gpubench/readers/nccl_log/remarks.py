@@ -67,7 +67,13 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
             r"No transport found(?: for rank (\d{1,7})\[[0-9a-f]{1,12}\] -> rank (\d{1,7})\[[0-9a-f]{1,12}\])?",
         ),
     ),
-    "MNNVL": (_form(RemarkKind.MNNVL_BROKEN, r"MNNVL \(cliqueSize \d+\) is available but not working"),),
+    "MNNVL": (
+        _form(RemarkKind.MNNVL_BROKEN, r"MNNVL \(cliqueSize \d+\) is available but not working"),
+        _form(
+            RemarkKind.FABRIC,
+            r"MNNVL busId 0x[0-9a-f]{1,12} fabric UUID ([0-9a-f]{1,16}\.[0-9a-f]{1,16}) cliqueId 0x([0-9a-f]{1,8})",
+        ),
+    ),
     "CPU/": (_form(RemarkKind.PROCESSOR, r"CPU/[0-9a-fA-F]{1,6}(?:-[0-9a-fA-F]{1,6})? \((\d/\d)/"),),
     "GPU": (
         _form(RemarkKind.GDR_FAR, r"GPU Direct RDMA Disabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),

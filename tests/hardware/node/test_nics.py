@@ -222,3 +222,21 @@ def test_no_text_of_a_port_is_an_error(
     nic = only(tree)
     assert nic.name == "mlx5_0"
     assert (nic.rate_gbit_s is None) == ("rate_gbit_s" in nic.unknown)
+
+
+def test_devices_of_one_physical_port_are_told_by_adapter_and_port(tree: Tree) -> None:
+    """A DGX Spark reaches each port of its ConnectX-7 by two PCIe devices."""
+    for domain, name in (("0000", "rocep1s0f"), ("0002", "roceP2p1s0f")):
+        for port_number in (0, 1):
+            device = tree.pci(f"pci{domain}:00/{domain}:01:00.{port_number}", CONNECTX7 | link(width=4))
+            tree.rdma(f"{name}{port_number}", device, port(link_layer="Ethernet"), sys_image_guid="4cbb:4703:0001")
+            tree.interface(f"{name}{port_number}-net", device, operstate="up", phys_port_name=f"p{port_number}")
+    ports = {nic.name: nic.port for nic in read_nics(tree.root)}
+    assert ports["rocep1s0f0"] == ports["roceP2p1s0f0"] == "4cbb:4703:0001 p0"
+    assert ports["rocep1s0f1"] == ports["roceP2p1s0f1"] == "4cbb:4703:0001 p1"
+
+
+def test_a_port_is_not_known_without_adapter_or_name(tree: Tree) -> None:
+    device = tree.pci("pci0000:15/0000:18:00.0", CONNECTX7)
+    tree.rdma("mlx5_0", device, port(), sys_image_guid="4cbb:4703:0001")
+    assert only(tree).port is None

@@ -96,6 +96,19 @@ def test_equal_seeds_are_equal() -> None:
     assert times[0] == times[1] != times[2]
 
 
+def test_what_a_fault_corrupts_arrives_wrong_over_the_direct_path_alone() -> None:
+    machine = copies("hgx-h200-4", "link0-1:corrupts=yes")
+    memory = machine.allocate(1, 64)
+    data, block = DataPattern(DataType.INT64, None, 2), Block(0, 1, 8, 0, 8)
+    assert machine.corrupts
+    assert memory.count_wrong(data, [(block, 0)]) == 0, "through host memory everything arrives"
+    machine.enable(0, 1)
+    machine.enable(2, 1)
+    assert memory.count_wrong(data, [(block, 0)]) == 8
+    assert memory.count_wrong(data, [(block, 2)]) == 0
+    assert not copies("hgx-h200-4").corrupts
+
+
 def test_simulated_memory_holds_nothing_and_says_so() -> None:
     machine = copies("hgx-h200-2")
     memory = machine.allocate(0, 64)

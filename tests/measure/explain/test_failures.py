@@ -431,3 +431,34 @@ def test_the_init_of_another_communicator_that_does_not_end_is_a_doubt() -> None
     started = "".join(f"{other.head(rank)}{other.communicator(rank, 'Init START')}\n" for rank in range(4))
     report = report_of(*JOB.logs(), started)
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["nccl-init-unfinished"])
+
+
+def on_racks(*racks: str, across: str = "NET/IB/0/GDRDMA") -> list[str]:
+    """The logs of two hosts with two ranks each, in the NVLink domains of these clusters."""
+    said = "MNNVL busId 0x1a000 fabric UUID {} cliqueId 0x7ffe state 3 healthMask 0xaa"
+    notes = {rank: (said.format(racks[rank // 2]),) for rank in range(4)}
+    usual = via(across=across)
+    sent_alone = across.startswith("P2P")
+
+    def logged(source: int, destination: int, received: bool) -> str | None:
+        return None if received and sent_alone else usual(source, destination, received)
+
+    return Job(notes_of=notes, via=logged).logs()
+
+
+@pytest.mark.parametrize(
+    ("racks", "across", "unused"),
+    [
+        (("3143b15b.28cc9b54", "3143b15b.28cc9b54"), "NET/IB/0/GDRDMA", True),
+        (("3143b15b.28cc9b54", "3143b15b.28cc9b54"), "P2P/MNNVL", False),
+        (("3143b15b.28cc9b54", "9143b15b.28cc9b54"), "NET/IB/0/GDRDMA", False),
+        (("0.0", "0.0"), "NET/IB/0/GDRDMA", False),
+    ],
+)
+def test_hosts_of_one_rack_that_use_the_network_are_named(racks: tuple[str, str], across: str, unused: bool) -> None:
+    """H100 hosts log cluster 0.0, racks of their own different ones (NVIDIA/nccl#1801), health 0xaa is healthy."""
+    report = report_of(*on_racks(*racks, across=across))
+    assert ("mnnvl-unused" in ids(report)) is unused
+    assert report.verdict is (Verdict.FAIL if unused else Verdict.PASS)
+    if unused:
+        assert "NET/IB/0/GDRDMA between hosts of one NVLink domain" in report.findings[0].seen

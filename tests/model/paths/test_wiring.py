@@ -126,3 +126,10 @@ def test_nodes_of_one_clique_are_joined_by_nvlink() -> None:
     assert rack.capability((0, 2)).state is State.PRESENT
     split = wiring(nodes_of("gb200-nvl72", "node1:clique=1"))
     assert (split.path((0, 2)), split.path((0, 4))) == ("NET", "P2P/MNNVL")
+
+
+def test_devices_that_share_a_port_carry_no_more_than_it() -> None:
+    """Two slots of PCIe 5 x4 carry 31.5 GB/s, the port 25; with one device down the other's slot decides."""
+    assert wiring(nodes_of("dgx-spark*2"), 1).limit((0, 1)).gb_s == 25
+    alone = wiring(nodes_of("dgx-spark*2", "node0.nic1:state=down"), 1)
+    assert alone.limit((0, 1)).gb_s == pytest.approx(15.75, abs=0.01)

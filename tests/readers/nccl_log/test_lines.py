@@ -261,6 +261,11 @@ def test_what_an_operation_runs_with(text: bytes, tuning: Tuning | None) -> None
         (b"CPU/0-0 (1/2/-1)", RemarkKind.PROCESSOR, ("1/2",)),
         (b"CPU/1 (1/1/3)", RemarkKind.PROCESSOR, ("1/1",)),
         (b"MNNVL (cliqueSize 36) is available but not working on some", RemarkKind.MNNVL_BROKEN, ()),
+        (
+            b"MNNVL busId 0x901000 fabric UUID 3143b15bc2cd192b.28cc9b5473fb5b93 cliqueId 0x7ffe state 3",
+            RemarkKind.FABRIC,
+            ("3143b15bc2cd192b.28cc9b5473fb5b93", "7ffe"),
+        ),
         (b"No transport found for rank 0[1a000] -> rank 1[1b000]", RemarkKind.NO_TRANSPORT, ("0", "1")),
         (b"CC On, workFifoBytes 1048576", RemarkKind.CONFIDENTIAL, ()),
     ],

@@ -39,6 +39,9 @@ _UNCORRECTED, _VOLATILE = 1, 0
 _CHIP, MULTIPROCESSORS = 0, 1
 """nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C."""
 
+_UNICAST_POINTER = 0
+"""NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: what the forms before the fourth call the clique."""
+
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _BITS_PER_WORD = 64
 
@@ -197,6 +200,7 @@ def _fabric(answers: Answers) -> Fabric | None:
     nvml.h: the status is to be looked at only where the state is completed.
     """
     for structure, function in (
+        ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
@@ -215,10 +219,18 @@ def _fabric(answers: Answers) -> Fabric | None:
     return Fabric(
         state=state,
         status="success" if info.status == 0 else str(answers.library.NVMLError(info.status)),
-        clique=info.cliqueId,
+        clique=_clique(info),
         cluster_uuid=str(uuid.UUID(bytes=bytes(info.clusterUuid))),
         health_mask=getattr(info, "healthMask", None),
     )
+
+
+def _clique(info: Any) -> int | None:
+    """The clique in which GPUs address each other's memory; None where the fourth form lists no such clique."""
+    if not hasattr(info, "cliques"):
+        return int(info.cliqueId)
+    listed = info.cliques[: info.numCliques]
+    return next((int(each.id) for each in listed if each.type == _UNICAST_POINTER), None)
 
 
 def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:

@@ -17,7 +17,18 @@ from gpubench.model.facts.gpu_limits import GpuLimits
 from gpubench.model.facts.gpu_process import GpuProcess, mps_in_use
 from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer, PcieLink, RemappedRows
 from gpubench.model.terms.cpu_ranges import ranges_of
-from tests.fakes.nvml import FabricV1, FabricV2, FakeGpu, FakeNvml, NVMLError, fields, process
+from tests.fakes.nvml import (
+    Clique,
+    FabricV1,
+    FabricV2,
+    FabricV3,
+    FabricV4,
+    FakeGpu,
+    FakeNvml,
+    NVMLError,
+    fields,
+    process,
+)
 
 
 def node(library: FakeNvml, cpus: int = 64) -> NvmlFacts:
@@ -281,10 +292,10 @@ def test_clients_of_mps_are_marked_and_named() -> None:
 UUID = (ctypes.c_uint8 * 16)(*range(16))
 
 
-@pytest.mark.parametrize(("newest", "health"), [(FabricV2, 0xAA), (FabricV1, None)])
+@pytest.mark.parametrize(("newest", "health"), [(FabricV3, 0xAA), (FabricV2, 0xAA), (FabricV1, None)])
 def test_the_fabric_in_the_newest_form_there_is(newest: type[Any], health: int | None) -> None:
     fabric = {"state": 3, "status": 0, "cliqueId": 4, "clusterUuid": UUID, "healthMask": 0xAA}
-    gpu = only(FakeGpu(fabric=fabric), newest_fabric=newest if newest is FabricV2 else int)
+    gpu = only(FakeGpu(fabric=fabric), newest_fabric=int if newest is FabricV1 else newest)
     assert gpu.fabric == Fabric(
         state="completed",
         status="success",
@@ -293,6 +304,19 @@ def test_the_fabric_in_the_newest_form_there_is(newest: type[Any], health: int |
         health_mask=health,
     )
     assert "fabric" not in gpu.unknown
+
+
+@pytest.mark.parametrize(("kinds", "expected"), [((0, 1, 2), 9), ((1, 2), None)])
+def test_the_fourth_form_lists_cliques_and_that_of_pointers_counts(
+    kinds: tuple[int, ...], expected: int | None
+) -> None:
+    cliques = (Clique * 64)(*(Clique(kind, 9 + number) for number, kind in enumerate(kinds)))
+    fabric = {"state": 3, "status": 0, "clusterUuid": UUID, "healthMask": 0xAA}
+    gpu = only(
+        FakeGpu(fabric=fabric | {"cliques": cliques, "numCliques": len(kinds)}), c_nvmlGpuFabricInfo_v4_t=FabricV4
+    )
+    assert gpu.fabric is not None
+    assert (gpu.fabric.clique, gpu.fabric.health_mask) == (expected, 0xAA)
 
 
 def test_a_fabric_that_failed_or_has_not_finished() -> None:
