@@ -16,7 +16,7 @@ from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, pa
 from gpubench.jobs.collective.speed import speed_judge_of
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.measure.collective.judged_rows import check_figures, judge_rows
+from gpubench.measure.collective.judged_rows import check_figures, check_limits, judge_rows
 from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.nodes import topologies
@@ -122,6 +122,11 @@ class JudgedTable:
     located: tuple[RankIdentity, ...]
     circumstances: Circumstances | None
 
+    @property
+    def wiring(self) -> Wiring | None:
+        """The wiring of the machine."""
+        return None if self.circumstances is None else self.circumstances.wiring
+
     def speed_judge(self, file: ResultFile, assumed: str) -> SpeedJudge:
         """The judge that gpubench's own rows have."""
         collective = collective_named(self.rows[0].collective)
@@ -145,10 +150,11 @@ def run(plan: JudgePlan, arguments: Sequence[str]) -> int:
     check_figures(rows, file.name)
     table = _table(plan, file, rows)
     speed = table.speed_judge(file, _assumed(plan, table))
+    wiring, collective = table.wiring, speed.expected.collective
+    if wiring is not None:
+        check_limits(rows, collective, wiring, file.name)
     with presenting(plan.presentation) as presenter:
         presenter.begin(_metadata(plan, file, table, speed, arguments))
-        wiring = None if table.circumstances is None else table.circumstances.wiring
-        collective = collective_named(rows[0].collective)
         presenter.end(judge_rows(file, rows, collective, table.ranks, wiring, speed, presenter))
     return presenter.exit_code
 

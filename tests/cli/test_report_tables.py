@@ -371,3 +371,44 @@ def test_explain_of_a_table_says_what_to_type(tmp_path: Path) -> None:
         assert f"gpubench report {path} judges it" in " ".join(result.stdout.split())
     log = written(tmp_path, "n1:1:1 [0] NCCL INFO Bootstrap : Using eth0\n" + "\n".join(B200))
     assert "gpubench report" not in gpubench("explain", str(log)).stdout
+
+
+MARKDOWN = """We run all_reduce_perf on two nodes:
+
+| Size | Time (us) | algbw (GB/s) | busbw (GB/s) |
+|------|-----------|--------------|--------------|
+| 512 MiB | 1500 | 357.9 | 671.1 |
+| 8 GiB | 24000 | 357.9 | 671.1 |
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MARKDOWN,
+        MARKDOWN.replace("(us)", "(ms)").replace("1500", "1.5").replace("24000", "24"),
+        MARKDOWN.replace("busbw (GB/s)", "busbw (Gb/s)").replace("671.1", "5368.8"),
+        "all_reduce_perf\n# size(B) busbw(GB/s)\n8589934592 671.1\n",
+        "all_reduce_perf\nMessage size, bus bandwidth\n512M, 671.09\n8G, 671.09\n",
+        "all_reduce_perf\n   size  time  algbw  busbw  #wrong\n 512M  1500.0  357.91  671.09  0\n",
+        "all_reduce_perf\n> size  out-of-place time\n> 8589934592  -  24000.0\n",
+    ],
+)
+def test_columns_that_were_cut_follow_from_the_rest(text: str, tmp_path: Path) -> None:
+    code, said = report(written(tmp_path, text), "--machine", "hgx-b200-8*2", "--summary")
+    assert (code, "PASS: 16 × B200; all-reduce 671 GB/s" in said) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "said"),
+    [
+        (MARKDOWN, "hgx-b200-8*4", "is that of 16 ranks, and --machine has 32"),
+        (MARKDOWN.replace("busbw (GB/s)", "busbw (lightyears)"), "hgx-b200-8*2", "begins no kind of file"),
+        ("all_reduce_perf\nsize busbw\n8G 6710\n", "hgx-b200-8*2", "links of this machine carry 750"),
+        ("size busbw\n8G 671\n", "hgx-b200-8*2", "which collective (allreduce or"),
+        ("size busbw\n8G\n", "hgx-b200-8*2", "nothing that was measured"),
+    ],
+)
+def test_cut_tables_that_say_too_little_are_refused(text: str, machine: str, said: str, tmp_path: Path) -> None:
+    code, found = report(written(tmp_path, text), "--machine", machine)
+    assert (code, said in found) == (2, True), found

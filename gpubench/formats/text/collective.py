@@ -123,7 +123,11 @@ class CollectiveView:
             yield from (_cell(value(row), width) for _, width, value in self._figures)
         if self._shows_spread:
             row = rows[0]
-            spread = (_number(row.time_us_fastest_rank), _number(row.time_us_slowest_rank), str(row.slowest_rank))
+            spread = (
+                _number(row.time_us_fastest_rank),
+                _number(row.time_us_slowest_rank),
+                "-" if row.slowest_rank is None else str(row.slowest_rank),
+            )
             yield from (_cell(value, width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
         if self._shows_taken:
             yield _taken(rows[-1]).rjust(_TOOK)

@@ -18,7 +18,7 @@ from gpubench.model.results.result_file import CPU_TIME, ResultFile
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.listener import Listener
 
@@ -26,6 +26,8 @@ INCOMPLETE = "incomplete-result"
 
 _NOT_SAID = "the file does not say which paths the data took"
 _LOGGING = "NCCL_DEBUG=INFO in that job, then gpubench explain its log"
+_MOST_OF_LIMIT = 2.5
+
 _PRECISE_GB_S = 10.0
 """From here on two decimals are four digits, as many as a time is printed with."""
 
@@ -48,6 +50,20 @@ def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
             expected="bytes, µs and GB/s of 1e9 bytes, as nccl-tests prints them",
             reason="a column has another unit (ms, Gb/s, MB/s), or was moved or edited",
             next_step="give the output as the program printed it",
+        )
+
+
+def check_limits(rows: Sequence[CollectiveRow], collective: Collective, wiring: Wiring, name: str) -> None:
+    """Raise UsageError where a busbw is far beyond what links of the machine carry; NICs whose switches reduce do 2."""
+    row = max(rows, key=lambda each: each.busbw_gb_s)
+    limit = _limit(row.algorithm, collective, wiring).gb_s
+    if limit and row.busbw_gb_s > _MOST_OF_LIMIT * limit:
+        raise UsageError(
+            f"{name}: busbw is {row.busbw_gb_s:.4g} GB/s at {format_size(row.size_bytes)}, and links of this machine "
+            f"carry {limit:.4g}",
+            expected="GB/s of 1e9 bytes, and the machine that the table is of",
+            reason="the column has another unit (Gb/s), or the table is of another machine",
+            next_step="--machine and --nics say which machine it is",
         )
 
 

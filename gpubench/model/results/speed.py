@@ -45,6 +45,11 @@ class Tolerance:
     warned_from: int = 16 * 2**20
     is_least: bool = False
 
+    def of_faster(self, times: float) -> "Tolerance":
+        """The same bounds as parts of a time that is so many times shorter."""
+        warn = None if self.warn is None else times * (1 + self.warn) - 1
+        return replace(self, fail=times * (1 + self.fail) - 1, warn=warn)
+
 
 MEASURED = Tolerance(0.25, warn=0.11)
 """Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 7 µs are

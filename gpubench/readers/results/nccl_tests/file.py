@@ -24,7 +24,7 @@ def result_file(
     `told` is what a person says of runs that do not say it; `damaged` lines were left out. Raises UsageError where
     nothing was measured, and NotSaidError where nothing says of how many ranks, or of which collective, rows are.
     """
-    measured = [run for run in runs if run.measured]
+    measured = [run for run in runs if run.measured or run.cut]
     if not measured:
         _refuse(runs, name, damaged)
     rows = tuple(row for run in measured for row in run.rows(name, told))
@@ -35,6 +35,7 @@ def result_file(
     more += [f"{empty} runs without a row"] if empty else []
     zero = sum(len(run.lines) - len(run.measured) for run in runs)
     more += [f"{counted(zero, 'row')} of size 0 left out: nothing moved"] if zero else []
+    more += ["columns were cut: what they leave out follows from the rest"] if any(run.cut for run in runs) else []
     more += ["its rows have one half, taken for out of place"] if any(run.lines is run.halves for run in runs) else []
     return ResultFile(
         name=name,

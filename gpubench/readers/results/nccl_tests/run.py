@@ -1,7 +1,7 @@
 """One run of a program of nccl-tests, from its text or its JSON, and the rows that it becomes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import NotSaidError, UsageError
@@ -9,6 +9,7 @@ from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.result_file import CPU_TIME, NOTHING_TOLD, Told
 from gpubench.model.terms.origin import Origin
 from gpubench.readers.results import limits
+from gpubench.readers.results.nccl_tests.cut_table import CutLine, cut_collectives
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, Device, OutputLine, PerIteration, Placed
 from gpubench.readers.results.nccl_tests.shape import collective_of, likely_ranks, possible_collectives
 
@@ -40,6 +41,7 @@ class NcclTestsRun:
     devices: list[Device] = field(default_factory=list)
     lines: list[OutputLine] = field(default_factory=list)
     halves: list[OutputLine] = field(default_factory=list)
+    cut: list[CutLine] = field(default_factory=list)
     out_of_bounds: int | None = None
     complete: bool = False
 
@@ -62,23 +64,28 @@ class NcclTestsRun:
         where figures contradict each other or what was told; `where` names the file.
         """
         lines = self.measured
-        if not lines:
+        if not (lines or self.cut):
             return []
         named = self.collective or told.collective
         shape = self._shape(where, told)
-        possible = [named] if named else possible_collectives(lines, None)
+        possible = [named] if named else possible_collectives(lines, None) if lines else cut_collectives(self.cut)
         if shape is None:
             raise self._not_said(where, possible)
+        if not lines and len(possible) > 1:
+            raise self._not_said(where, possible)
+        lines = lines or [each.whole(possible[0], shape[0]) for each in self.cut]
         if shape[0] == told.ranks and len(possible) == 1:
-            self._check_told(where, told, possible[0])
-        collective = self.collective or collective_of(lines, shape[0], told.collective, where)
+            self._check_told(lines, where, told, possible[0])
+        collective = self.collective or (
+            possible[0] if self.cut else collective_of(lines, shape[0], told.collective, where)
+        )
         how = "--collective" if told.collective else "the shape of its rows"
         by = None if self.collective else f"{collective} by {how}: nccl-tests did not name it"
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
-    def _check_told(self, where: str, told: Told, collective: str) -> None:
+    def _check_told(self, lines: Sequence[OutputLine], where: str, told: Told, collective: str) -> None:
         """Raise UsageError where figures are those of another number of ranks than a person says."""
-        likely = likely_ranks(self.measured, collective)
+        likely = likely_ranks(lines, collective)
         if likely is not None and likely != told.ranks:
             a_node, rest = divmod(likely, told.nodes)
             raise UsageError(
@@ -96,7 +103,8 @@ class NcclTestsRun:
             next_step="give the whole output of nccl-tests",
         )
         error.ranks, error.collectives = True, collectives
-        error.likely_ranks = likely_ranks(self.measured, collectives[0]) if len(collectives) == 1 else None
+        if len(collectives) == 1 and self.measured:
+            error.likely_ranks = likely_ranks(self.measured, collectives[0])
         return error
 
     def _shape(self, where: str, told: Told) -> tuple[int, int, str | None] | None:

@@ -25,9 +25,6 @@ the first reduction, which it does not use."""
 _FACTOR_OF_THREE_RANKS = 1.2
 """allreduce's busbw is 4/3 of algbw with three ranks and more with others; sendrecv's is algbw."""
 
-_ROUNDED = 0.005
-"""GB/s that a printed bandwidth is rounded by at most."""
-
 _MOST_TOLD = 4096
 """Ranks that busbw over algbw is tried for; from some hundred on several fit."""
 
@@ -103,10 +100,18 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
     figures = line.placed[0]
     if collective != "allreduce" or figures.algbw_gb_s < 1:
         return None
-    low = (figures.busbw_gb_s - _ROUNDED) / (figures.algbw_gb_s + _ROUNDED)
-    high = (figures.busbw_gb_s + _ROUNDED) / (figures.algbw_gb_s - _ROUNDED)
+    off = max(map(_rounded, (figures.busbw_gb_s, figures.algbw_gb_s)))
+    low, high = (
+        (figures.busbw_gb_s - off) / (figures.algbw_gb_s + off),
+        (figures.busbw_gb_s + off) / (figures.algbw_gb_s - off),
+    )
     found = [ranks for ranks in range(2, _MOST_TOLD) if low <= ring_allreduce_factor(ranks) <= high]
     return found[0] if len(found) == 1 else None
+
+
+def _rounded(gb_s: float) -> float:
+    """GB/s that a bandwidth is rounded by at most: nccl-tests prints two decimals, people fewer."""
+    return next((0.5 / 10**digits for digits in (0, 1) if round(gb_s, digits) == gb_s), 0.005)
 
 
 def _before_2_11(line: OutputLine) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.readers.documents.launcher_tags import pieces
 from gpubench.readers.results import limits
 from gpubench.readers.results.lines_of_text import lines_of, unquoted
+from gpubench.readers.results.nccl_tests.cut_table import CutColumns
 from gpubench.readers.results.nccl_tests.file import result_file
 from gpubench.readers.results.nccl_tests.lines import without_nccl
 from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES, Device
@@ -34,6 +35,7 @@ _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]
 """On the command line, of export, or of mpirun's -x."""
 
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
+_MAY_BE_CUT = re.compile(r"(?i)size|bytes")
 _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?")
 
 
@@ -42,8 +44,12 @@ def recognises(text: str) -> bool:
     return "Using devices" in text or _SETTINGS.search(text) is not None or _has_row(text)
 
 
+def _is_of_table(line: str) -> bool:
+    return ROW.search(line) is not None or (_MAY_BE_CUT.search(line) is not None and CutColumns.of(line) is not None)
+
+
 def _has_row(text: str) -> bool:
-    return any(ROW.search(unquoted(line)) for line in islice(text.splitlines(), limits.MOST_LINES))
+    return any(_is_of_table(unquoted(line)) for line in islice(text.splitlines(), limits.MOST_LINES))
 
 
 def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
@@ -69,6 +75,7 @@ class _Parser:
         self.environment: dict[str, str] = {}
         self._hosts: set[str] = set()
         self._columns = Columns()
+        self._cut: CutColumns | None = None
         self._above = ""
         self._row: TableRow | None = None
         self._tag, self._torn = "", False
@@ -94,10 +101,21 @@ class _Parser:
         elif self._row is not None and self._torn and self._row.goes_on(plain):
             self._torn = False
             self._end_row(self._row)
-        elif self._header(plain) or self._row is not None:
+        elif self._cut_line(plain) or self._header(plain) or self._row is not None:
             self.drop_row()
         else:
             self._command_line(plain)
+
+    def _cut_line(self, plain: str) -> bool:
+        """True if this is the header, or a row, of a table of which somebody cut columns."""
+        run = self.runs[-1]
+        if self._cut is not None and (found := self._cut.line(plain)) is not None:
+            run.cut.append(found)
+            return True
+        may_be = _MAY_BE_CUT.search(plain) is not None and HEADER.search(plain) is None
+        columns = CutColumns.of(plain) if may_be else None
+        self._cut = columns or self._cut
+        return columns is not None
 
     def _command_line(self, plain: str) -> None:
         """What a person typed above the output: the program with its options, and settings of NCCL's."""
