@@ -1,32 +1,31 @@
 """On real GPUs: torch.distributed beside NCCL, Gloo by way of the host, and MPI tried on GPU memory."""
 
 import json
-import os
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
-from tests.cli.running import environment, gpubench
+from tests.cli.running import gpubench
+from tests.gpu.machine import SHARES, launch, launched, several_ranks
 
-DRIVER = read_driver(os.environ)
-RANKS = 4 if DRIVER.visible >= 4 else 2
-
-pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs two GPUs")]
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, *several_ranks]
 with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the user's torch")
+
+HANGS = "PyTorch 2.11 hangs in its first NCCL collective where two ranks share a GPU; why is not known"
 
 Document = dict[str, Any]
 
 
 def measured(*arguments: str, code: int = 0) -> Document:
-    result = gpubench(*arguments, "--np", str(RANKS), "--format", "json", env=environment())
+    result = gpubench(*arguments, *launch(), "--format", "json", env=launched())
     assert result.returncode == code, result.stderr
     document: Document = json.loads(result.stdout)
     return document
 
 
 @with_torch
+@pytest.mark.skipif(SHARES, reason=HANGS)
 def test_the_framework_its_library_and_gloo_in_one_table() -> None:
     document = measured("allreduce", "--sizes", "1K,16M", "--backend", "nccl,torch:nccl,torch:gloo", "--iters", "10")
     assert {row["wrong"] for row in document["rows"]} == {0}
@@ -48,10 +47,11 @@ def test_the_framework_its_library_and_gloo_in_one_table() -> None:
 @with_torch
 @pytest.mark.parametrize("collective", ["allgather", "reducescatter", "broadcast", "reduce", "alltoall", "scatter"])
 def test_other_collectives_of_torch(collective: str) -> None:
-    document = measured(collective, "--sizes", "1K,1M", "--backend", "torch:nccl,torch:gloo", "--iters", "5")
+    backends = ["torch:gloo"] if SHARES else ["torch:nccl", "torch:gloo"]
+    document = measured(collective, "--sizes", "1K,1M", "--backend", ",".join(backends), "--iters", "5")
     assert {row["wrong"] for row in document["rows"]} == {0}
-    assert {row["backend"] for row in document["rows"]} == {"torch:nccl", "torch:gloo"}
-    assert document["refused"] == []
+    assert {row["backend"] for row in document["rows"]} == set(backends)
+    assert document.get("refused", []) == []
 
 
 @with_torch
@@ -65,7 +65,8 @@ def test_gloo_goes_through_the_host_by_design() -> None:
 
 
 def test_mpi_is_tried_before_it_is_handed_gpu_memory() -> None:
-    result = gpubench("sendrecv", "--backend", "mpi", "--sizes", "1M", "--np", str(RANKS), "--format", "json")
+    asked = ("sendrecv", "--backend", "mpi", "--sizes", "1M")
+    result = gpubench(*asked, *launch(), "--format", "json", env=launched())
     document: Document = json.loads(result.stdout)
     trials = {row["operation"]: row["outcome"] for row in document["mpi_support"]}
     assert len(trials) == 9

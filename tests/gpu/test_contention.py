@@ -1,7 +1,6 @@
 """On real GPUs: another process that computes, copies or holds memory is found beside a measurement, and named."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,19 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
-from tests.cli.running import ROOT, environment, gpubench
+from tests.cli.running import ROOT, gpubench
+from tests.gpu.machine import LAST_GPU, SHARES, between_gpus, launch, launched, several_ranks
 
-DRIVER = read_driver(os.environ)
-RANKS = 4 if DRIVER.visible >= 4 else 2
 OF_OTHERS = {"foreign-nvlink-traffic", "foreign-pcie-traffic", "gpu-in-use", "memory-in-use"}
 SIZES = ("--sizes", "1K,64M,256M")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, *several_ranks]
+
+BOTH_COMMANDS = [(), pytest.param(("p2p", "--sizes", "64M"), marks=between_gpus("copies from one to the other"))]
 
 Document = dict[str, Any]
 
@@ -80,7 +75,7 @@ with cupy.cuda.Device({gpu}):
 
 
 @contextmanager
-def another(script: str, gpu: int = 1) -> Iterator[int]:
+def another(script: str, gpu: int = LAST_GPU) -> Iterator[int]:
     """Another process that runs this; its pid."""
     text = script.replace("{gpu}", str(gpu))
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -93,8 +88,8 @@ def another(script: str, gpu: int = 1) -> Iterator[int]:
 
 
 def measured(*arguments: str, **variables: str) -> Document:
-    command = arguments or ("allreduce", *SIZES, "--np", str(RANKS))
-    result = gpubench(*command, "--format", "json", env=environment(**variables))
+    command = arguments or ("allreduce", *SIZES, *launch())
+    result = gpubench(*command, "--format", "json", env=launched(**variables))
     assert result.stdout, result.stderr
     document: Document = json.loads(result.stdout)
     return document
@@ -108,22 +103,24 @@ def rates(cause: Document) -> list[float]:
     return [float(each) for each in re.findall(r"([0-9.e+]+) GB/s", cause["evidence"])]
 
 
-@pytest.mark.parametrize("command", [(), ("p2p", "--sizes", "64M")])
+@pytest.mark.parametrize("command", BOTH_COMMANDS)
 def test_on_idle_gpus_nobody_is_found(command: tuple[str, ...]) -> None:
     document = measured(*command)
     assert of_others(document) == {}
-    assert {each["measurement"] for each in document["evidence"]} == {"present"}
+    seen = {each["measurement"] for each in document["evidence"]}
+    assert seen == {"absent" if SHARES else "present"}, "between ranks of one GPU nothing passes a link"
 
 
-@pytest.mark.parametrize("command", [(), ("p2p", "--sizes", "64M")])
+@pytest.mark.parametrize("command", BOTH_COMMANDS)
 def test_a_process_that_computes_is_named(command: tuple[str, ...]) -> None:
     with another(COMPUTES) as pid:
         cause = of_others(measured(*command))["gpu-in-use"]
     assert cause["confidence"] == "proven"
-    assert cause["evidence"].startswith("GPU1 is in use by ")
+    assert cause["evidence"].startswith(f"GPU{LAST_GPU} is in use by ")
     assert f"process {pid} (python" in cause["evidence"] or "not visible here" in cause["evidence"]
 
 
+@between_gpus("copies from one to the other")
 @pytest.mark.parametrize("command", [(), ("p2p", "--sizes", "64M", "--pairs", "0-1,1-0")])
 def test_copies_of_another_process_are_named_and_no_proof_of_a_path(command: tuple[str, ...]) -> None:
     with another(COPIES):
@@ -146,13 +143,13 @@ def test_copies_of_another_process_are_named_and_no_proof_of_a_path(command: tup
 def test_copies_from_host_memory_are_named() -> None:
     with another(FROM_HOST):
         cause = of_others(measured())["foreign-pcie-traffic"]
-    assert re.search(r"GPU1 (sends [\d.]+ and )?receives", cause["evidence"])
+    assert re.search(rf"GPU{LAST_GPU} (sends [\d.]+ and )?receives", cause["evidence"])
     assert max(rates(cause)) > 10
 
 
 def test_who_holds_the_memory_is_said_where_a_size_does_not_fit() -> None:
     with another(HOLDS) as pid:
-        result = gpubench("allreduce", "--sizes", "1K,8G", "--np", str(RANKS), env=environment())
+        result = gpubench("allreduce", "--sizes", "1K,8G", *launch(), env=launched())
     said = result.stdout + result.stderr
     assert "others hold its memory: " in said
     assert f"process {pid} (python" in said or "not visible here" in said

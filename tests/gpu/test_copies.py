@@ -1,6 +1,5 @@
 """Copies on real GPUs: right data every way, counters that move by what was copied, and faults that are found."""
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import isfinite
@@ -11,7 +10,6 @@ import pytest
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies.one_process import CudaCopies, open_copies
-from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.measure.paths.counters import Meter
 from gpubench.model.paths.p2p import Carried
@@ -21,8 +19,8 @@ from gpubench.model.terms.operation import DataType
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.memory import Memory, Region
 from tests.cli.running import gpubench
+from tests.gpu.machine import DRIVER, between_gpus, has_gpu
 
-DRIVER = read_driver(os.environ)
 SIZE = 8 * 2**20 + 24
 """A tail that is no multiple of the 16 bytes that an SM moves at once."""
 
@@ -31,8 +29,8 @@ BLOCK = Block(row=5, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
 SLACK_BYTES = 64 * 1024
 """Counters count whole KiB of each link, and synchronisation between GPUs counts as well."""
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")]
-several = pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs")
+pytestmark = [pytest.mark.gpu, has_gpu]
+several = between_gpus("copies from one to the other")
 
 
 @pytest.fixture
@@ -48,6 +46,19 @@ def pairs(copies: CudaCopies) -> list[tuple[int, int]]:
     if not found:
         pytest.skip("no GPU here reaches another")
     return found
+
+
+@pytest.fixture
+def ways(copies: CudaCopies) -> list[tuple[Place, Place]]:
+    """Every pair of GPUs that reach each other; of one GPU alone, from it to host memory and back."""
+    pairs = permutations(range(len(copies.gpus)), 2)
+    found: list[tuple[Place, Place]] = [pair for pair in pairs if copies.can_reach(*pair)]
+    return found or [(0, HostMemory.PINNED), (HostMemory.PINNED, 0)]
+
+
+def gpu_of(way: tuple[Place, Place]) -> int:
+    """The first GPU of a way."""
+    return next(place for place in way if isinstance(place, int))
 
 
 def buffers(copies: CudaCopies, size_bytes: int = SIZE) -> dict[Place, tuple[Memory, Memory]]:
@@ -150,18 +161,18 @@ def test_sms_are_refused_what_they_cannot_address(copies: CudaCopies) -> None:
     assert copied(copies, (memory[0][0], memory[1][1]), Engine.CE, 0, 0)[0] == 0
 
 
-@several
 def test_several_streams_at_once_and_more_copies_than_a_stream_holds(
-    copies: CudaCopies, pairs: Sequence[tuple[int, int]]
+    copies: CudaCopies, ways: Sequence[tuple[Place, Place]]
 ) -> None:
     memory = buffers(copies)
     for peer_access in (False, True):
-        for pair in pairs if peer_access else ():
-            copies.enable(*pair)
+        for source, destination in ways if peer_access else ():
+            if isinstance(source, int) and isinstance(destination, int):
+                copies.enable(source, destination)
         for size, repeats in ((16, 1200), (SIZE, 30)):
             streams = [
-                CopyStream(source, Engine.CE, Region(memory[source][0], 0), Region(memory[destination][1], 0), size)
-                for source, destination in pairs
+                CopyStream(gpu_of(way), Engine.CE, Region(memory[way[0]][0], 0), Region(memory[way[1]][1], 0), size)
+                for way in ways
             ]
             assert isfinite(copies.seconds(streams, repeats))
 
@@ -173,12 +184,12 @@ def test_what_does_not_fit_is_refused_and_the_rest_goes_on(copies: CudaCopies) -
     assert copied(copies, (source, destination), Engine.CE, 0, 1)[0] == 0
 
 
-@several
-def test_behind_the_gate_the_host_does_not_count(copies: CudaCopies, pairs: Sequence[tuple[int, int]]) -> None:
-    source, destination = pairs[0]
-    copies.enable(source, destination)
+def test_behind_the_gate_the_host_does_not_count(copies: CudaCopies, ways: Sequence[tuple[Place, Place]]) -> None:
+    source, destination = ways[0]
+    if isinstance(source, int) and isinstance(destination, int):
+        copies.enable(source, destination)
     ends = Region(copies.allocate(source, 16), 0), Region(copies.allocate(destination, 16), 0)
-    copy = CopyStream(source, Engine.CE, *ends, 16)
+    copy = CopyStream(gpu_of(ways[0]), Engine.CE, *ends, 16)
     copies.seconds([copy], 100)
     together = copies.seconds([copy], 100) / 100
     start = perf_counter()

@@ -8,22 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.watchdog.progress_block import ProgressBlock, ProgressReading
 from gpubench.model.terms.hang import Phase
+from tests.gpu.machine import DRIVER, RANKS, launch, launched, several_ranks_that_die, under_mpirun
 from tests.mpi.test_faults import ALONE, MPIRUN, Run, start
 
-DRIVER = read_driver(os.environ)
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.gpu, *several_ranks_that_die, pytest.mark.timeout(300)]
 
 TIMEOUT = 4
 ITERATIONS = {"256M": 20_000, "4G": 2_000}
-"""Of each size so many as take half a minute on four H200s: long enough to strike among them."""
+"""Of each size so many as take half a minute on four H200s, or by two ranks on one H100: long enough to strike."""
 
 SECONDS_OF_QUEUE = {"256M": 2, "4G": 20}
 """What GPUs go on with after a rank has stopped: a stream holds about a thousand launches, and they need no process."""
@@ -34,13 +28,28 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "result.json"
 
 
+def started(how: str, output: Path, *arguments: str, fault: str = "") -> Run:
+    variables = launched() if how == ALONE else under_mpirun()
+    own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    return start(
+        how,
+        output,
+        *arguments,
+        fault=fault,
+        ranks=RANKS,
+        launch=launch(),
+        start_seconds=120,
+        variables=own,
+    )
+
+
 def inside_the_operation(how: str, output: Path, size: str = "4G") -> Run:
     """A job that has completed some of its timed operations of a size, as every rank's watchdog sees it."""
     sweep = ("--backend", "nccl", "--sizes", f"1M,{size}", "--iters", str(ITERATIONS[size]), "--out-of-place")
-    run = start(how, output, *sweep, "--timeout", str(TIMEOUT), ranks=DRIVER.visible, start_seconds=120)
+    run = started(how, output, *sweep, "--timeout", str(TIMEOUT))
     run.wait_for_rows(1)
     deadline = time.monotonic() + 60
-    while not all(is_among_operations(progress_of(run.pid(rank)), size) for rank in range(DRIVER.visible)):
+    while not all(is_among_operations(progress_of(run.pid(rank)), size) for rank in range(RANKS)):
         assert time.monotonic() < deadline
         assert run.process.poll() is None, run.process.communicate()
         time.sleep(0.05)
@@ -90,7 +99,7 @@ def test_a_rank_killed_inside_an_allreduce_of_4_gib(rank: int, output: Path) -> 
 def test_a_rank_that_never_enters_an_operation(output: Path) -> None:
     """It is late, not stopped: it sleeps before the fourth row, and NCCL's kernels on the other GPUs spin."""
     arguments = ("--backend", "nccl", "--sizes", "1M:4G:4", "--iters", "20", "--timeout", str(TIMEOUT))
-    run = start(ALONE, output, *arguments, fault="1:stall", ranks=DRIVER.visible, start_seconds=120)
+    run = started(ALONE, output, *arguments, fault="1:stall")
     said = run.end(60)
     assert run.process.returncode == 3
     assert "the others wait for rank 1" in said
@@ -101,7 +110,7 @@ def test_a_rank_that_never_enters_an_operation(output: Path) -> None:
 def test_a_slow_run_that_moves_is_left_alone(output: Path) -> None:
     """Its timed loop takes longer than the time-out: the events inside it are what keeps it alive."""
     arguments = ("--backend", "nccl", "--sizes", "4G", "--iters", "400", "--out-of-place", "--timeout", "3")
-    run = start(ALONE, output, *arguments, ranks=DRIVER.visible, start_seconds=120)
+    run = started(ALONE, output, *arguments)
     run.process.communicate(timeout=120)
     assert run.process.returncode == 0
     document = json.loads(output.read_text())

@@ -1,6 +1,5 @@
 """Managed memory on real GPUs: right data every way, pages that go where they shall, and never more than a quarter."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies.managed import CudaManaged, open_managed
 from gpubench.hardware.copies.one_process import CudaCopies, open_copies
-from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.measure.p2p.one_process import CopyBench
 from gpubench.measure.p2p.request import ManagedCopy, Method, P2pRequest
@@ -17,13 +15,13 @@ from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.managed import ManagedWay
 from gpubench.model.terms.operation import DataType
 from gpubench.ports.managed import HOST
+from tests.gpu.machine import DRIVER, has_gpu
 
-DRIVER = read_driver(os.environ)
 SIZE = 8 * 2**20
 WORDS = DataPattern(DataType.INT64, None, 4)
 BLOCK = Block(row=7, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")]
+pytestmark = [pytest.mark.gpu, has_gpu]
 
 
 @pytest.fixture

@@ -1,23 +1,20 @@
 """On real GPUs: a collective beside computation, its caps, its data, and what both cost each other."""
 
 import json
-import os
 from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
-from tests.cli.running import environment, gpubench, mpirun
+from tests.cli.running import gpubench, mpirun
+from tests.gpu.machine import between_gpus, launch, launched, several_ranks, under_mpirun
 
-DRIVER = read_driver(os.environ)
-
-pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs")]
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, *several_ranks]
 
 SHORT = ("--seconds", "0.05", "--format", "json")
 
 
 def measured(*arguments: str, **variables: str) -> dict[str, Any]:
-    result = gpubench("overlap", *arguments, *SHORT, env=environment(NCCL_NVLS_ENABLE="0", **variables))
+    result = gpubench("overlap", *arguments, *launch(), *SHORT, env=launched(NCCL_NVLS_ENABLE="0", **variables))
     assert result.returncode == 0, result.stdout + result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
@@ -57,6 +54,7 @@ def test_other_collectives_are_right_beside_it(collective: str) -> None:
     assert (row["wrong"], row["collective"]) == (0, collective)
 
 
+@between_gpus("ranks of one are connected directly whatever is switched off")
 def test_a_staged_fabric_is_a_finding_and_makes_steps_longer() -> None:
     words = ("--sizes", "64M", "--ctas", "own")
     staged, direct = measured(*words, NCCL_P2P_DISABLE="1"), measured(*words)
@@ -65,14 +63,14 @@ def test_a_staged_fabric_is_a_finding_and_makes_steps_longer() -> None:
 
 
 def test_ranks_of_the_users_mpirun_measure_it_too() -> None:
-    result = mpirun(2, "overlap", "--sizes", "16M", "--ctas", "own", *SHORT)
+    result = mpirun(2, "overlap", "--sizes", "16M", "--ctas", "own", *SHORT, env=under_mpirun(2, kernels_at_once=2))
     assert result.returncode == 0, result.stdout + result.stderr
     (row,) = json.loads(result.stdout[result.stdout.index("{\n") :])["overlap"]
     assert row["wrong"] == 0
 
 
 def test_caps_beside_a_cap_of_the_user_are_refused() -> None:
-    result = gpubench("overlap", "--sizes", "1M", env=environment(NCCL_MAX_CTAS="8"))
+    result = gpubench("overlap", "--sizes", "1M", *launch(), env=launched(NCCL_MAX_CTAS="8"))
     assert result.returncode == 2
     assert "NCCL_MAX_CTAS=8 set already" in result.stderr
     assert "Traceback" not in result.stderr

@@ -11,22 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+from tests.cli.running import ROOT, gpubench, mpirun_command
+from tests.gpu.machine import DRIVER, between_gpus, gpu_of_rank, several_ranks, under_mpirun
 
-DRIVER = read_driver(os.environ)
 NODE_PER_RANK = "a-node-per-rank"
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, *several_ranks]
+copies_between = between_gpus("copies from the GPU of one rank to that of another")
 
 
 def started(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=110, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+        command, capture_output=True, text=True, check=False, timeout=110, env=under_mpirun(2), cwd=ROOT
     )
 
 
@@ -34,6 +30,7 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+@copies_between
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_pair_of_ranks_as_fast_as_in_one_process(ranks: int, tmp_path: Path) -> None:
     if ranks > DRIVER.visible:
@@ -52,9 +49,10 @@ def test_every_pair_of_ranks_as_fast_as_in_one_process(ranks: int, tmp_path: Pat
     assert all(row["host_staged"] is False for row in found if row["nvlink_bytes"] and row["size_bytes"] == 2**28)
 
 
+@copies_between
 def test_each_rank_may_see_a_single_gpu() -> None:
     words = [sys.executable, "-m", "gpubench", "p2p", "--sizes", "8,1001,4M", "--format", "csv"]
-    script = "CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec " + " ".join(words)
+    script = f"{gpu_of_rank()} exec " + " ".join(words)
     result = started([mpirun_command(1)[0], "-n", "2", "bash", "-c", script])
     assert result.returncode == 0, result.stdout + result.stderr
     found = rows(result.stdout)
@@ -83,7 +81,7 @@ def node_per_rank() -> int:
 
     launch = launched_by(os.environ)
     assert launch is not None
-    os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank), "NCCL_HOSTID": f"node{launch.rank}"}
+    os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank % DRIVER.visible), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)
     options = options_from(P2pOptions, {"sizes": "1001,16M", "format_name": "csv"}).plan()
     return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s, {})

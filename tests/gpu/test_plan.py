@@ -6,8 +6,9 @@ from gpubench.hardware.compute.torch_block import time_blocks
 from gpubench.hardware.compute.torch_host import time_host
 from gpubench.model.workload.layout import Sharding
 from gpubench.model.workload.transformer import TransformerModel
+from tests.gpu.machine import has_gpu
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, has_gpu]
 
 MODEL = TransformerModel(name="gpt", layers=4, hidden=1024, heads=16, sequence=1024, batch=2, biases=True)
 

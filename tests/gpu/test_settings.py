@@ -1,41 +1,40 @@
 """On real GPUs: what was asked of NCCL is what it takes, its own choice is beside it, and hierarchies are right."""
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.model.terms.nccl_choice import taken_name
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+from tests.cli.running import ROOT, gpubench, mpirun_command
+from tests.gpu.machine import DRIVER, RANKS, SHARES, launch, launched, several_ranks, under_mpirun
 
-DRIVER = read_driver(os.environ)
-RANKS = 4 if DRIVER.visible >= 4 else 2
 SETTINGS = [f"{algorithm}/{protocol}" for algorithm in ("ring", "tree") for protocol in ("ll", "ll128", "simple")]
 
-pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs two GPUs")]
-two_a_node = pytest.mark.skipif(DRIVER.visible < 4, reason="needs two GPUs a node, and so four")
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, *several_ranks]
+two_a_node = pytest.mark.skipif(
+    not SHARES and DRIVER.visible < 4, reason="two GPUs, and two nodes of two ranks need four"
+)
 
 Document = dict[str, Any]
 
 
 def measured(*arguments: str, **variables: str) -> Document:
-    result = gpubench(*arguments, "--np", str(RANKS), "--format", "json", env=environment(**variables))
+    result = gpubench(*arguments, *launch(), "--format", "json", env=launched(**variables))
     assert result.returncode == 0, result.stderr
     document: Document = json.loads(result.stdout)
     return document
 
 
 def on_emulated_nodes(*arguments: str) -> Document:
-    """Two nodes of two GPUs, as NCCL is told."""
+    """Two nodes of two ranks, as NCCL is told."""
     words = " ".join([sys.executable, "-m", "gpubench", *arguments, "--format", "json"])
     script = f"NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/2)) exec {words}"
-    command = [mpirun_command(1)[0], "-n", str(RANKS), "bash", "-c", script]
+    command = [mpirun_command(1)[0], "-n", "4", "bash", "-c", script]
     result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT, env=environment(**MPI_ENVIRONMENT)
+        command, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT, env=under_mpirun(4)
     )
     assert result.returncode == 0, result.stdout + result.stderr
     document: Document = json.loads(result.stdout[result.stdout.index("{\n") :])
@@ -107,6 +106,6 @@ def test_a_hierarchical_all_reduce_on_two_emulated_nodes(graph: tuple[str, ...])
 
 
 def test_one_node_has_no_hierarchy() -> None:
-    result = gpubench("allreduce", "--sizes", "1M", "--np", str(RANKS), "--hierarchical")
+    result = gpubench("allreduce", "--sizes", "1M", *launch(), "--hierarchical", env=launched())
     assert result.returncode == 2
     assert f"--hierarchical, but all {RANKS} ranks are on one node" in result.stderr

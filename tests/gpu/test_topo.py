@@ -1,7 +1,6 @@
 """On real GPUs: what `gpubench topo` reads, beside what nvidia-smi says of the same machine."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.recorded import read_recording
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.topo.sections import SECTIONS
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from tests.cli.running import environment, gpubench, mpirun
+from tests.gpu.machine import DRIVER, has_gpu
 
-DRIVER = read_driver(os.environ)
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")]
+pytestmark = [pytest.mark.gpu, has_gpu]
 needs_nvidia_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no nvidia-smi here")
 
 

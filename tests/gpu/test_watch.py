@@ -1,6 +1,5 @@
 """On real GPUs: a watch beside jobs that are direct, staged or only talk to the host, and what it says of each."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,18 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import read_driver
 from tests.cli.running import ROOT, environment
+from tests.gpu.machine import DRIVER, between_gpus, launch, launched, several_ranks
 
-DRIVER = read_driver(os.environ)
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, *several_ranks]
+over_links = between_gpus("what links between GPUs count")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
-]
-
-ALLREDUCE = ("-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--no-check", "--iters")
+ALLREDUCE = ("-m", "gpubench", "allreduce", *launch(2), "--sizes", "256M", "--no-check", "--iters")
 STAGED = {"NCCL_P2P_DISABLE": "1"}
 
 
@@ -38,7 +32,7 @@ def beside(command: Sequence[str], variables: Mapping[str, str] | None = None) -
     job = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
-        env=environment(**dict(variables or {})),
+        env=launched(**dict(variables or {})),
         stdout=subprocess.DEVNULL,
         check=False,
         timeout=100,
@@ -54,12 +48,14 @@ def copies(kind: str) -> tuple[str, ...]:
     return ("-m", "benchmarks.traffic_jobs", kind, "--seconds", "6")
 
 
+@over_links
 def test_an_all_reduce_over_nvlinks_is_direct() -> None:
     code, told = beside((*ALLREDUCE, "4000"))
     assert code == 0, told
     assert "  direct  GPU0-1" in told
 
 
+@over_links
 def test_one_through_host_memory_is_named_with_its_cause() -> None:
     code, told = beside((*ALLREDUCE, "400"), STAGED)
     assert code == 1, told
@@ -67,19 +63,30 @@ def test_one_through_host_memory_is_named_with_its_cause() -> None:
     assert "likely:   NCCL_P2P_DISABLE=1 in the environment" in told
 
 
+@over_links
 def test_one_through_sockets_of_this_host_is_named() -> None:
     code, told = beside((*ALLREDUCE, "60"), {**STAGED, "NCCL_SHM_DISABLE": "1"})
     assert code == 1, told
     assert "  sockets GPU0-1" in told
 
 
+@over_links
 def test_copies_of_one_process_with_peer_access_are_direct() -> None:
     code, told = beside(copies("copies"))
     assert code == 0, told
     assert "  direct  GPU0-1" in told
 
 
+@over_links
 def test_copies_of_one_process_without_peer_access_are_staged_and_may_be_its_wish() -> None:
     _, told = beside(copies("copies-without-peer-access"))
     assert "WARN host-staged" in told, told
     assert "may be its wish" in told
+
+
+@pytest.mark.skipif(DRIVER.visible != 1, reason="several GPUs: their ranks share none")
+def test_ranks_of_one_gpu_send_nothing_over_links_and_are_not_called_staged() -> None:
+    code, told = beside(("-m", "gpubench", "allreduce", *launch(4), "--sizes", "64M", "--no-check", "--iters", "4000"))
+    assert code in (0, 3), told
+    assert "host-staged" not in told
+    assert told.splitlines()[-1].partition(":")[0] in ("PASS", "SKIP"), told

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,19 +135,27 @@ def left_after(output: Path, seconds: float) -> list[int]:
 
 
 def start(
-    how: str, output: Path, *arguments: str, fault: str = "", ranks: int = 3, start_seconds: float = UNHURRIED
+    how: str,
+    output: Path,
+    *arguments: str,
+    fault: str = "",
+    ranks: int = 3,
+    launch: Sequence[str] = (),
+    start_seconds: float = UNHURRIED,
+    variables: Mapping[str, str] | None = None,
 ) -> Run:
+    """Start a job; `launch` are the options with which it launches its ranks, `--np` if there are none."""
     usual = ("--backend", "host", "--timeout", str(TIMEOUT))
     words = ("allreduce", *usual, f"--output={output}", *arguments)
     if how == ALONE:
-        command = [sys.executable, "-m", "gpubench", *words, "--np", str(ranks)]
+        command = [sys.executable, "-m", "gpubench", *words, *(launch or ("--np", str(ranks)))]
     else:
         command = [*mpirun_command(ranks, *words)]
     settings = {
         "GPUBENCH_TEST_START_SECONDS": str(start_seconds),
         "GPUBENCH_TEST_FILE": str(output.with_suffix(".struck")),
     }
-    env = broken(fault) | settings | MPI_ENVIRONMENT
+    env = broken(fault) | settings | MPI_ENVIRONMENT | dict(variables or {})
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT, start_new_session=True
     )

@@ -1,0 +1,157 @@
+"""The machine that GPU tests run on, and how they have two ranks or more where it has one GPU.
+
+On several GPUs every rank has its own. On one the ranks share it: a server of MPS, in a folder of its own, lets them
+run at the same time, and NCCL 2.30 or newer lets them share it. Only jobs of several ranks meet either: the tests' own
+process and commands of one process run as they do anywhere.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpubench.errors import FIRST_NCCL_FOR_SHARED_GPUS
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.process.mps import PIPES, mps_serves, sharing_settings
+from tests.cli.running import MPI_ENVIRONMENT, environment
+
+DRIVER = read_driver(os.environ)
+SHARES = DRIVER.visible == 1
+"""True where ranks have to share a GPU."""
+
+RANKS = 4 if DRIVER.visible >= 4 else 2
+LAST_GPU = min(DRIVER.visible, 2) - 1
+"""The second GPU where there is one, for what others do on a GPU of the job."""
+
+_NCCL = "GPUBENCH_TEST_NCCL"
+_CONTROL = "nvidia-cuda-mps-control"
+_LOGS = "CUDA_MPS_LOG_DIRECTORY"
+_SECONDS_TO_START = 10.0
+_SECONDS_TO_END = 40.0
+_KEEPER = f"""
+{_CONTROL} -d || exit 1
+cat > /dev/null
+servers=$(echo get_server_list | timeout 5 {_CONTROL})
+echo quit -t 5 | timeout 15 {_CONTROL}
+kill -9 $servers $(cat "${PIPES}"/{_CONTROL}.pid) 2> /dev/null
+rm -rf "${PIPES}"
+"""
+"""Starts a server, and ends it when its input is closed: by a fixture, or because the tests' process is gone."""
+
+_folder: Path | None = None
+
+
+def _preloaded() -> dict[str, str]:
+    """NCCL for ranks that share a GPU, where another than the one that is found is named."""
+    named = os.environ.get(_NCCL)
+    return {} if named is None else {"LD_PRELOAD": named}
+
+
+@cache
+def _why_no_sharing() -> str:
+    if shutil.which(_CONTROL) is None:
+        return f"one GPU, and no {_CONTROL} here, without which ranks that share it wait for their turns"
+    found = subprocess.run(
+        [sys.executable, "-c", "from cupy.cuda import nccl; print(nccl.get_version())"],
+        env=environment(**_preloaded()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    code = found.stdout.strip()
+    if not code.isdecimal():
+        return f"one GPU, and CuPy finds no NCCL: {found.stderr.strip()[-200:]}"
+    if int(code) < FIRST_NCCL_FOR_SHARED_GPUS:
+        return f"one GPU, and NCCL {code} lets no ranks share it: {_NCCL}=/path/libnccl.so.2 names 2.30 or newer"
+    return ""
+
+
+def why_no_ranks() -> str:
+    """The reason why no job of several ranks can run here; '' where one can."""
+    if not DRIVER.visible:
+        return "no GPU here"
+    return _why_no_sharing() if SHARES else ""
+
+
+has_gpu = pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")
+_has_ranks = pytest.mark.skipif(bool(why_no_ranks()), reason=why_no_ranks())
+several_ranks = [_has_ranks, pytest.mark.usefixtures("mps")]
+"""Marks of tests with jobs of several ranks, on GPUs of their own or on one."""
+
+several_ranks_that_die = [_has_ranks, pytest.mark.usefixtures("own_mps")]
+"""The same of tests that kill or stop ranks: each has a server of its own."""
+
+
+def between_gpus(what: str) -> pytest.MarkDecorator:
+    """Mark of a test that needs a second GPU by nature: it is about what is between two."""
+    return pytest.mark.skipif(DRIVER.visible < 2, reason=f"needs two GPUs: {what}")
+
+
+def launch(ranks: int = RANKS) -> tuple[str, ...]:
+    """The options with which a command launches so many ranks."""
+    return ("--ranks-per-gpu", str(ranks)) if SHARES else ("--np", str(ranks))
+
+
+def launched(**changes: str) -> dict[str, str]:
+    """The environment of a command that launches its ranks by itself."""
+    if not SHARES:
+        return environment(**changes)
+    if _folder is None:
+        raise ValueError("this test does not use the fixture mps")
+    return environment(**{**_preloaded(), **_places(_folder), **changes})
+
+
+def under_mpirun(ranks: int = RANKS, kernels_at_once: int = 1, **changes: str) -> dict[str, str]:
+    """The environment of a test's own mpirun with so many ranks; 2 kernels run at once where a rank computes too."""
+    sharing = sharing_settings(ranks, kernels_at_once) if SHARES else {}
+    return launched(**{**MPI_ENVIRONMENT, **sharing, **changes})
+
+
+def gpu_of_rank() -> str:
+    """CUDA_VISIBLE_DEVICES of a rank that sees a single GPU, as a line of shell."""
+    return f"CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_LOCAL_RANK % {max(1, DRIVER.visible)}))"
+
+
+def _places(folder: Path) -> dict[str, str]:
+    return {PIPES: str(folder), _LOGS: str(folder)}
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """A server of MPS, where ranks have to share a GPU; it is ended whatever happens."""
+    global _folder
+    if not SHARES or why_no_ranks():
+        yield
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gpubench-mps-"))
+    places = _places(folder)
+    with subprocess.Popen(
+        ["bash", "-c", _KEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(**places),
+        start_new_session=True,
+    ) as keeper:
+        try:
+            deadline = time.monotonic() + _SECONDS_TO_START
+            while not mps_serves(places):
+                assert keeper.poll() is None, f"{_CONTROL} -d ended with {keeper.returncode}"
+                assert time.monotonic() < deadline, "no MPS server"
+                time.sleep(0.02)
+            _folder = folder
+            yield
+        finally:
+            _folder = None
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            keeper.wait(_SECONDS_TO_END)
