@@ -2,26 +2,38 @@
 
     python -m benchmarks.against_nccl_tests --peer ~/nccl-tests/build --ranks 4 --csv ratios.csv
 
-`--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Both programs run one process a GPU, float32,
-out of place, without their data checks, so that only the timed loops are compared; they take turns, and ratios are of
-medians. nccl-tests times 20 iterations after 5 to warm up, gpubench as many as `--iters` says. Buffers are plain
-allocations in plain launches, and in graphs of ncclMemAlloc, as the peer's are. A size passes when gpubench is not
-slower than 1.05 × the peer or 0.5 µs, whichever is larger, and from 16 MiB on not slower than 1.02 ×; with
-`--iters auto`, gpubench's own way, than 1.02 × or 0.2 µs.
+    python -m benchmarks.against_nccl_tests --peer ~/nccl-tests/build --ranks-per-gpu 2,4,8 --last 256M --markdown t.md
+
+`--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Three ways take turns, run after run: nccl-tests
+with 20 iterations after 5 to warm up, gpubench with `--iters 20`, and gpubench as it is by default, which in graphs is
+the same. All run float32, out of place, without their data checks, so that only the timed loops are compared; ratios
+are of medians over the runs. Buffers are plain allocations in plain launches, and in graphs of ncclMemAlloc, as the
+peer's are. Every way also has the time from its start to its first row.
+
+`--ranks-per-gpu` puts all ranks on the first visible GPU: nccl-tests by NCCL_TESTS_DEVICE=0, both with the settings
+that gpubench makes for ranks that share a GPU, under an MPS server, which has to run. NCCL 2.30 or newer is both
+programs' by LD_PRELOAD=/path/libnccl.so.2, or LD_LIBRARY_PATH.
+
+A size passes when gpubench is not slower than 1.05 × the peer or 0.5 µs, whichever is larger, and from 16 MiB on not
+slower than 1.02 ×; by default than 1.02 × or 0.2 µs, or 0.5 µs where ranks share a GPU. What is measured is written
+after every collective; `--seconds` ends the run before one that would begin later.
 """
 
 import argparse
 import csv
-import io
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
+from statistics import median
+
+from gpubench.hardware.process.mps import mps_serves, sharing_settings
 
 PEERS = {
     "allreduce": "all_reduce_perf",
@@ -36,129 +48,225 @@ PEERS = {
 }
 LOOSE, SLACK_US = 1.05, 0.5
 TIGHT, TIGHT_FROM_BYTES, TIGHT_SLACK_US = 1.02, 16 * 2**20, 0.2
+SECONDS_OF_A_RUN = 300
 
-Times = dict[int, list[float]]
+
+class Way(StrEnum):
+    """A program and its number of iterations."""
+
+    PEER = "nccl-tests"
+    COUNTED = "--iters 20"
+    DEFAULT = "default"
+
+
+@dataclass
+class Measured:
+    """The runs of one way: microseconds by size, and the seconds from each start to its first row."""
+
+    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    first_rows: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A collective of so many ranks, in graphs of so many replays or, with 0, in plain launches."""
+
+    collective: str
+    ranks: int
+    graph: int
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """All three; in graphs gpubench's default is 20 iterations."""
+        return (Way.PEER, Way.COUNTED) if self.graph else tuple(Way)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size of a block by one of gpubench's ways, beside the peer."""
+
+    collective: str
+    ranks: int
+    graph: int
+    way: Way
+    size_bytes: int
+    gpubench_us: float
+    nccl_tests_us: float
+    ratio: float
+    slower: bool
+    gpubench_spread: float
+    nccl_tests_spread: float
 
 
 def main() -> None:
-    """Run, print the table, and exit 1 where a size is slower than the bounds."""
+    """Run, print the tables, and exit 1 where a size is slower than the bounds."""
     arguments = parse()
-    environment = mpi_environment()
-    rows: list[dict[str, object]] = []
-    for collective in arguments.collectives.split(","):
-        for graph in arguments.graph:
-            own, peer = measure(arguments, environment, collective, graph)
-            rows += list(compare(collective, graph, own, peer, automatic=arguments.iters == "auto" and not graph))
-            print_rows(rows[-len(own) :])
-    if arguments.csv:
-        with Path(arguments.csv).open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    slower = [row for row in rows if row["slower"]]
-    print(
-        f"\n{len(rows)} sizes, {len(slower)} slower than the bounds, median ratio {statistics.median(ratios(rows)):.3f}"
-    )
-    sys.exit(1 if slower else 0)
-
-
-def mpi_environment() -> dict[str, str]:
-    """What lets mpirun start one process a GPU as root, wherever they run."""
-    return dict(os.environ) | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "OMPI_MCA_hwloc_base_binding_policy": "none",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-    }
+    environments = {ranks: mpi_environment(ranks if arguments.shared else 1) for ranks in arguments.ranks}
+    rows: list[Row] = []
+    lines: list[str] = list(HEAD)
+    for block in blocks(arguments):
+        if time.monotonic() > arguments.deadline:
+            lines.append(f"\nLeft out for want of time: {block.collective} of {block.ranks} ranks, and what follows.")
+            break
+        measured = measure(arguments, environments[block.ranks], block)
+        of_block = list(compare(block, measured, shared=arguments.shared))
+        rows += of_block
+        lines.append(summary(block, measured, of_block))
+        print_rows(of_block)
+        write(arguments, rows, lines)
+    slower = [row for row in rows if row.slower]
+    print("\n" + "\n".join(lines))
+    print(f"\n{len(rows)} sizes, {len(slower)} slower than the bounds")
+    write(arguments, rows, lines)
+    sys.exit(1 if slower or not rows else 0)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """The command line; `shared` is whether ranks share a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True, help="folder with nccl-tests' MPI build")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each (default 5)")
+    parser.add_argument("--ranks", type=numbers, default=[4], metavar="N[,N]", help="one a GPU (default 4)")
+    parser.add_argument("--ranks-per-gpu", type=numbers, metavar="N[,N]", help="instead: ranks that share one GPU")
+    parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each way (default 5)")
     parser.add_argument("--first", default="8", help="smallest size (default 8)")
     parser.add_argument("--last", default="4G", help="largest size (default 4G)")
     parser.add_argument("--factor", type=int, default=2, help="from one size to the next (default 2)")
     parser.add_argument("--graph", type=int, nargs="+", default=[0, 1], help="graph replays; 0 is plain (default 0 1)")
-    parser.add_argument("--iters", default="20", help="gpubench's iterations in plain launches, or auto (default 20)")
     parser.add_argument("--collectives", default=",".join(PEERS))
-    parser.add_argument("--csv", help="also write the rows here")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no collective later than that")
+    parser.add_argument("--csv", type=Path, help="also write the rows here")
+    parser.add_argument("--markdown", type=Path, help="also write the table of all collectives here")
     parser.add_argument("--mpirun", default=shutil.which("mpirun") or "mpirun")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    unknown = set(arguments.collectives.split(",")) - PEERS.keys()
+    if unknown:
+        parser.error(f"no collective: {', '.join(sorted(unknown))}")
+    arguments.shared = arguments.ranks_per_gpu is not None
+    arguments.ranks = arguments.ranks_per_gpu or arguments.ranks
+    if arguments.shared and not mps_serves(os.environ):
+        parser.error("no MPS server runs, without which ranks that share a GPU take turns: nvidia-cuda-mps-control -d")
+    arguments.deadline = time.monotonic() + arguments.seconds
+    return arguments
 
 
-def measure(
-    arguments: argparse.Namespace, environment: dict[str, str], collective: str, graph: int
-) -> tuple[Times, Times]:
-    """Microseconds by size of every run, of gpubench and of the peer, taking turns."""
-    own: Times = defaultdict(list)
-    peer: Times = defaultdict(list)
+def numbers(text: str) -> list[int]:
+    """'2,4,8'."""
+    return [int(word) for word in text.split(",")]
+
+
+def blocks(arguments: argparse.Namespace) -> Iterator[Block]:
+    """All collectives of the first number of ranks in plain launches, then in graphs, then of the next number."""
+    for ranks in arguments.ranks:
+        for graph in arguments.graph:
+            for collective in arguments.collectives.split(","):
+                yield Block(collective, ranks, graph)
+
+
+def mpi_environment(ranks_per_gpu: int = 1) -> dict[str, str]:
+    """What lets mpirun start ranks as root, wherever they run; where they share a GPU, what lets them."""
+    common = dict(os.environ) | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
+    if ranks_per_gpu == 1:
+        return common
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return common | sharing_settings(ranks_per_gpu) | {"CUDA_VISIBLE_DEVICES": first, "NCCL_TESTS_DEVICE": "0"}
+
+
+def measure(arguments: argparse.Namespace, environment: dict[str, str], block: Block) -> dict[Way, Measured]:
+    """Every way's runs, taking turns."""
+    found = {way: Measured() for way in block.ways}
     for _ in range(arguments.runs):
-        for size, microseconds in run_own(arguments, environment, collective, graph):
-            own[size].append(microseconds)
-        for size, microseconds in run_peer(arguments, environment, collective, graph):
-            peer[size].append(microseconds)
-    return own, peer
+        for way, measured in found.items():
+            command = peer_command(arguments, block) if way is Way.PEER else own_command(arguments, block, way)
+            run(command, environment, way, measured)
+    return found
 
 
-def run_own(
-    arguments: argparse.Namespace, environment: dict[str, str], collective: str, graph: int
-) -> Iterator[tuple[int, float]]:
-    """One sweep of gpubench under the same mpirun as the peer."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "own.csv"
-        sizes = f"{arguments.first}:{arguments.last}:{arguments.factor}"
-        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--output", str(output)]
-        options += ["--iters", "20" if graph else arguments.iters]
-        if graph:
-            # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
-            options += ["--graph", str(graph), "--allocator", "nccl"]
-        command = [arguments.mpirun, "-n", str(arguments.ranks), sys.executable, "-m", "gpubench", collective, *options]
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-        for row in csv.DictReader(io.StringIO(output.read_text())):
-            yield int(row["size_bytes"]), float(row["time_us"])
+def own_command(arguments: argparse.Namespace, block: Block, way: Way) -> list[str]:
+    """The command line of gpubench, under the same mpirun as the peer."""
+    sizes = f"{arguments.first}:{arguments.last}:{arguments.factor}"
+    options = ["--sizes", sizes, "--out-of-place", "--no-check", "--format", "csv"]
+    if way is Way.COUNTED:
+        options += ["--iters", "20"]
+    if block.graph:
+        # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
+        options += ["--graph", str(block.graph), "--allocator", "nccl"]
+    return [arguments.mpirun, "-n", str(block.ranks), sys.executable, "-m", "gpubench", block.collective, *options]
 
 
-def run_peer(
-    arguments: argparse.Namespace, environment: dict[str, str], collective: str, graph: int
-) -> Iterator[tuple[int, float]]:
-    """One sweep of nccl-tests, which prints size, count, type, redop, root, then time, algbw, busbw, #wrong."""
-    program = str(arguments.peer / PEERS[collective])
+def peer_command(arguments: argparse.Namespace, block: Block) -> list[str]:
+    """The command line of nccl-tests."""
+    program = str(arguments.peer / PEERS[block.collective])
     sizes = ["-b", arguments.first, "-e", arguments.last, "-f", str(arguments.factor)]
-    options = [*sizes, "-w", "5", "-n", "20", "-c", "0", "-G", str(graph)]
-    command = [arguments.mpirun, "-n", str(arguments.ranks), program, *options]
-    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    for line in printed.splitlines():
-        words = line.split()
-        if words and words[0].isdecimal() and int(words[0]) > 0:
-            yield int(words[0]), float(words[5])
+    options = [*sizes, "-w", "5", "-n", "20", "-c", "0", "-G", str(block.graph)]
+    return [arguments.mpirun, "-n", str(block.ranks), program, *options]
 
 
-def bound_of(theirs: float, size: int, *, automatic: bool) -> float:
+def run(command: Sequence[str], environment: dict[str, str], way: Way, measured: Measured) -> None:
+    """One sweep; it is ended where it takes longer than any does."""
+    start = time.monotonic()
+    limited = ["timeout", str(SECONDS_OF_A_RUN), *command]
+    with subprocess.Popen(limited, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        columns: list[str] = []
+        has_row = False
+        for line in process.stdout:
+            words = line.split() if way is Way.PEER else next(csv.reader([line.strip()]), [])
+            found = peer_row(words) if way is Way.PEER else own_row(words, columns)
+            if found is None:
+                columns = words if "size_bytes" in words else columns
+                continue
+            if not has_row:
+                measured.first_rows.append(time.monotonic() - start)
+            has_row = True
+            measured.times[found[0]].append(found[1])
+    if process.returncode or not has_row:
+        raise SystemExit(f"exit code {process.returncode}: {' '.join(command)}")
+
+
+def own_row(words: Sequence[str], columns: Sequence[str]) -> tuple[int, float] | None:
+    """Size and microseconds of a line of CSV; None of what is before its rows."""
+    row = dict(zip(columns, words, strict=False))
+    size = row.get("size_bytes", "")
+    return (int(size), float(row["time_us"])) if size.isdecimal() else None
+
+
+def peer_row(words: Sequence[str]) -> tuple[int, float] | None:
+    """The same of what nccl-tests prints: size, count, type, redop, root, then time, algbw, busbw, #wrong."""
+    return (int(words[0]), float(words[5])) if words and words[0].isdecimal() and int(words[0]) > 0 else None
+
+
+def bound_of(theirs: float, size: int, way: Way, *, shared: bool) -> float:
     """Microseconds that gpubench may take where the peer takes `theirs`."""
-    if automatic:
-        return max(TIGHT * theirs, theirs + TIGHT_SLACK_US)
+    if way is Way.DEFAULT:
+        return max(TIGHT * theirs, theirs + (SLACK_US if shared else TIGHT_SLACK_US))
     return TIGHT * theirs if size >= TIGHT_FROM_BYTES else max(LOOSE * theirs, theirs + SLACK_US)
 
 
-def compare(collective: str, graph: int, own: Times, peer: Times, *, automatic: bool) -> Iterator[dict[str, object]]:
-    """A row a size that both measured."""
-    for size in sorted(own.keys() & peer.keys()):
-        ours, theirs = statistics.median(own[size]), statistics.median(peer[size])
-        yield {
-            "collective": collective,
-            "graph": graph,
-            "size_bytes": size,
-            "gpubench_us": round(ours, 3),
-            "nccl_tests_us": theirs,
-            "ratio": round(ours / theirs, 4),
-            "slower": ours > bound_of(theirs, size, automatic=automatic),
-            "gpubench_spread": spread(own[size]),
-            "nccl_tests_spread": spread(peer[size]),
-        }
+def compare(block: Block, measured: dict[Way, Measured], *, shared: bool) -> Iterator[Row]:
+    """A row for every size that both measured, and each of gpubench's ways."""
+    peer = measured[Way.PEER].times
+    for way in block.ways[1:]:
+        own = measured[way].times
+        for size in sorted(own.keys() & peer.keys()):
+            ours, theirs = median(own[size]), median(peer[size])
+            yield Row(
+                **asdict(block),
+                way=way,
+                size_bytes=size,
+                gpubench_us=round(ours, 3),
+                nccl_tests_us=theirs,
+                ratio=round(ours / theirs, 4),
+                slower=ours > bound_of(theirs, size, way, shared=shared),
+                gpubench_spread=spread(own[size]),
+                nccl_tests_spread=spread(peer[size]),
+            )
 
 
 def spread(values: Sequence[float]) -> float:
@@ -166,23 +274,58 @@ def spread(values: Sequence[float]) -> float:
     return round(max(values) / min(values), 3)
 
 
-def ratios(rows: Sequence[dict[str, object]]) -> list[float]:
-    """The ratio of every row."""
-    return [float(str(row["ratio"])) for row in rows]
+COLUMNS = (
+    *("collective", "ranks", "launches", "sizes", "`--iters 20`: median, worst", "default: median, worst", "slower"),
+    *("spread: nccl-tests, 20, default", "first row, s: nccl-tests, 20, default"),
+)
+HEAD = f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"
 
 
-def print_rows(rows: Sequence[dict[str, object]]) -> None:
-    """One block of the table."""
+def summary(block: Block, measured: dict[Way, Measured], rows: Sequence[Row]) -> str:
+    """A line of the table of all collectives: ratios over the sizes, the median spread of a size's runs, seconds."""
+
+    def ratios(way: Way) -> str:
+        found = [row.ratio for row in rows if row.way is way]
+        return f"{median(found):.3f}, {max(found):.2f}" if found else "-"
+
+    spreads, seconds = [], []
+    for way in Way:
+        ours = measured.get(way)
+        spreads.append("-" if ours is None else f"{median(map(spread, ours.times.values())):.2f}")
+        seconds.append("-" if ours is None else f"{median(ours.first_rows):.2f}")
+    cells = [
+        *(block.collective, block.ranks, "graph" if block.graph else "plain", len({row.size_bytes for row in rows})),
+        *(ratios(Way.COUNTED), ratios(Way.DEFAULT), sum(row.slower for row in rows)),
+        *(", ".join(spreads), ", ".join(seconds)),
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """The rows of a block."""
     if not rows:
         return
-    print(f"\n{rows[0]['collective']}{' in a graph' if rows[0]['graph'] else ''}")
-    print(f"{'size':>12} {'gpubench µs':>12} {'nccl-tests':>12} {'ratio':>7}  spread of runs")
+    first = rows[0]
+    print(f"\n{first.collective} of {first.ranks} ranks{' in a graph' if first.graph else ''}")
+    print(f"{'size':>12} {'way':>12} {'gpubench µs':>12} {'nccl-tests':>12} {'ratio':>7}  spread of runs")
     for row in rows:
-        mark = "  slower" if row["slower"] else ""
+        mark = "  slower" if row.slower else ""
         print(
-            f"{row['size_bytes']:>12} {row['gpubench_us']:>12} {row['nccl_tests_us']:>12} {row['ratio']:>7}"
-            f"  {row['gpubench_spread']:.2f} {row['nccl_tests_spread']:.2f}{mark}"
+            f"{row.size_bytes:>12} {row.way:>12} {row.gpubench_us:>12} {row.nccl_tests_us:>12} {row.ratio:>7}"
+            f"  {row.gpubench_spread:.2f} {row.nccl_tests_spread:.2f}{mark}",
+            flush=True,
         )
+
+
+def write(arguments: argparse.Namespace, rows: Sequence[Row], lines: Sequence[str]) -> None:
+    """All that is known so far, where it was asked for."""
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, [each.name for each in fields(Row)])
+            writer.writeheader()
+            writer.writerows(map(asdict, rows))
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

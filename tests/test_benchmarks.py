@@ -99,3 +99,44 @@ def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:
     assert one.split() == ["one", "2", "24", "2", "0", "+", "0", "2", "+", "0", "2", "+", "0", "2", "+", "0"]
     assert two.split() == ["two", "1", "nothing", "to", "compare"]
     assert "notes.txt" in done.stderr
+
+
+MPIRUN = """#!/usr/bin/env python3
+import csv, os, sys
+assert os.environ["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+way = "default" if "--iters" not in sys.argv else "20"
+microseconds = {"default": {8: 10.1, 1024: 30.0}, "20": {8: 10.0, 1024: 20.0}}[way]
+if "gpubench" in sys.argv:
+    rows = csv.writer(sys.stdout)
+    rows.writerow(["verdict", "size_bytes", "time_us"])
+    rows.writerows([["a, b", size, taken] for size, taken in microseconds.items()])
+else:
+    print("# nccl-tests")
+    print("#   size  count  type  redop  root  time  algbw  busbw  #wrong")
+    print("      8     2  float    sum    -1  10.0   0.0   0.0   N/A   10.1   0.0   0.0   N/A")
+    print("   1024   256  float    sum    -1  20.0   0.1   0.1   N/A   20.1   0.1   0.1   N/A")
+"""
+
+
+def test_three_ways_in_turns_beside_nccl_tests(tmp_path: Path) -> None:
+    """What the ways print is read, and a size is slower that is over its bound: the default's 1 KiB, and no other."""
+    mpirun, table = tmp_path / "mpirun", tmp_path / "table.md"
+    mpirun.write_text(MPIRUN)
+    mpirun.chmod(0o755)
+    words = ["--peer", str(tmp_path), "--mpirun", str(mpirun), "--runs", "2", "--markdown", str(table)]
+    command = [sys.executable, "-m", "benchmarks.against_nccl_tests", *words, "--collectives", "allreduce", "--ranks"]
+    done = subprocess.run([*command, "2"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "6 sizes, 1 slower than the bounds" in done.stdout
+    plain, graph = table.read_text().splitlines()[2:]
+    assert plain.startswith("| allreduce | 2 | plain | 2 | 1.000, 1.00 | 1.255, 1.50 | 1 | 1.00, 1.00, 1.00 | ")
+    assert graph.startswith("| allreduce | 2 | graph | 2 | 1.000, 1.00 | - | 0 | 1.00, 1.00, - | ")
+    late = subprocess.run([*command, "2", "--seconds", "0"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (late.returncode, "Left out for want of time: allreduce of 2 ranks" in late.stdout) == (1, True)
+
+
+def test_ranks_that_share_a_gpu_are_measured_under_mps_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.against_nccl_tests", "--peer", str(tmp_path), "--ranks-per-gpu", "2"]
+    without = environment(CUDA_MPS_PIPE_DIRECTORY=str(tmp_path))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=without)
+    assert (done.returncode, "no MPS server runs" in done.stderr) == (2, True)
