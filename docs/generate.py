@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS
+from gpubench.model.results.alike import ALIKE, HOST_FIELDS, LEAST_ROWS
 from gpubench.model.results.all_sections import TABLES
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.terms.verdict import Verdict
@@ -157,6 +158,7 @@ def report_schema() -> dict[str, Any]:
     for name, (description, cell) in MATRICES.items():
         row = {"type": "object", "additionalProperties": cell}
         properties[name] = {"description": description, "type": "object", "additionalProperties": row}
+    properties[ALIKE] = alike_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "gpubench report",
@@ -167,6 +169,28 @@ def report_schema() -> dict[str, Any]:
         "anyOf": [{"required": names} for names in _SECTIONS_OF_COMMANDS],
         "properties": properties,
         "$defs": definitions,
+    }
+
+
+def alike_schema() -> dict[str, Any]:
+    """The member that says which nodes have the rows of which."""
+    texts = {"type": "array", "items": {"type": "string"}}
+    told = {
+        "nodes": texts | {"description": "nodes, in the order of the rows"},
+        "as": {"description": "the node whose rows they have; not there: theirs are written out", "type": "string"},
+        "values": {
+            "description": "by column, where they differ from those rows: a value a row",
+            "type": "object",
+            "additionalProperties": {"type": "array"},
+        },
+    }
+    each = {"type": "object", "required": ["nodes"], "properties": told, "additionalProperties": False}
+    sections = {name: {"type": "array", "items": each} for name in HOST_FIELDS}
+    return {
+        "description": f"of sections of {LEAST_ROWS} rows and more: which nodes have the rows of which",
+        "type": "object",
+        "properties": sections,
+        "additionalProperties": False,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from gpubench.formats.writer import Style, Target
+from gpubench.model.results.alike import ALIKE, alike_rows
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     SCHEMA_VERSION,
@@ -96,12 +97,20 @@ class JsonWriter:
         yield "metadata", [metadata]
         if self._rows is not None:
             yield self._rows_section, ["[", ",".join(self._rows), "\n  ]" if self._rows else "]"]
+        alike: dict[str, Iterable[str]] = {}
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
                 members = (f"{json_text(row)}: {json_text(cells)}" for row, cells in section.cells.items())
                 yield name, _lines("{", members, "}")
-            else:
+                continue
+            found = alike_rows(name, section)
+            if found is None:
                 yield name, _lines("[", _row_texts(section), "]")
+                continue
+            alike[name] = _lines("[", map(json_text, found.nodes), "]")
+            yield name, _lines("[", (json_text(row.to_record()) for part in found.written for row in part), "]")
+        if alike:
+            yield ALIKE, _lines("{", (f"{json_text(name)}: {''.join(texts)}" for name, texts in alike.items()), "}")
         yield FINDINGS_SECTION, _lines("[", map(json_text, outcome["findings"]), "]")
 
 

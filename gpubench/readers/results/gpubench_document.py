@@ -6,8 +6,11 @@ from collections.abc import Container
 from typing import Any
 
 from gpubench.errors import UsageError
+from gpubench.model.results.alike import ALIKE, HOST_FIELDS, UnfoldedRows
 from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION
+from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.json_lines import load_json
+from gpubench.readers.results import limits
 from gpubench.readers.results.gpubench_rows import check_version
 from gpubench.readers.results.lines_of_text import lines_of
 
@@ -39,7 +42,27 @@ def document_of(text: str, name: str, sections: Container[str] | None = None) ->
         return _document_of_lines(text, name, sections)
     document = _loaded(text, name)
     check_version(document.get("schema_version"), name)
-    return document
+    return _unfolded(document, name)
+
+
+def _unfolded(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The document with the rows that `alike` says in short."""
+    alike, found = document.pop(ALIKE, {}), dict[str, UnfoldedRows]()
+    if not isinstance(alike, dict) or not alike.keys() <= HOST_FIELDS.keys():
+        raise UsageError(f"{name}: {ALIKE} names no sections of nodes", expected=EXPECTED)
+    for section, nodes in alike.items():
+        for part, where in ((document.get(section), section), (nodes, f"{ALIKE}.{section}")):
+            check_text(part, f"{name}: {where}")
+        try:
+            found[section] = UnfoldedRows(document[section], nodes, HOST_FIELDS[section])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{name}: {ALIKE}.{section}: {error}", expected=EXPECTED, reason="edited by hand"
+            ) from None
+    rows = sum(map(len, found.values()))
+    if rows > limits.MOST_ALIKE:
+        raise UsageError(f"{name} has {rows} rows", expected=f"at most {limits.MOST_ALIKE}")
+    return document | found
 
 
 def _document_of_lines(text: str, name: str, sections: Container[str] | None) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """gpubench's JSON document and its JSON Lines: rows, pairs, evidence, and the metadata that say how they came about."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from gpubench.errors import UsageError
+from gpubench.model.results.alike import UnfoldedRows
 from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
@@ -63,8 +64,8 @@ def _records(kind: type[T], document: Mapping[str, Any], section: str, name: str
 
 def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tuple[Any, str]]:
     """The records of a section, each with where it stands."""
-    records: Sequence[Any] = document.get(section, ())
-    if not isinstance(records, (list, tuple)):
+    records: Any = document.get(section, ())
+    if not isinstance(records, (list, tuple, UnfoldedRows)):
         raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)
     for number, record in enumerate(records):
         yield record, f"{name}: {section}[{number}]"

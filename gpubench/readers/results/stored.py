@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubench.errors import UsageError, advising
+from gpubench.model.results.alike import UnfoldedRows
 from gpubench.model.results.all_sections import MAIN_SECTIONS, MATRICES, TABLES
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -150,14 +151,21 @@ def _section(key: str, value: Any, name: str) -> Section:
         return from_plain(Matrix, {"cells": value}, f"{name}: {key}")
     if key not in TABLES:
         raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
+    columns = [each.name for each in fields(TABLES[key])]
+    if isinstance(value, UnfoldedRows):
+        parts = list(value.parts(lambda record: _row(TABLES[key], record, f"{name}: {key}")))
+        return Table.of_nodes(columns, lambda: parts)
     rows = _rows(key, TABLES[key], value, name)
-    return Table([each.name for each in fields(TABLES[key])], lambda: rows)
+    return Table(columns, lambda: rows)
+
+
+def _row(kind: type, record: Any, where: str) -> Any:
+    row: Any = from_plain(kind, record, where)
+    _check_figures(row, where)
+    return row
 
 
 def _rows(key: str, kind: type, value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise UsageError(f"{name}: {key} is no list", expected=EXPECTED)
-    rows: list[Any] = [from_plain(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]
-    for number, row in enumerate(rows):
-        _check_figures(row, f"{name}: {key}[{number}]")
-    return rows
+    return [_row(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]

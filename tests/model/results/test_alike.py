@@ -1,0 +1,134 @@
+"""Rows of nodes that are alike: what is written in short is read as what it was, and nothing else is taken for it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.model.results.alike import ALIKE, HOST_FIELDS, LEAST_ROWS, UnfoldedRows, alike_rows
+from gpubench.model.results.report import Table
+from gpubench.model.results.rows.checks import VerdictRow
+from tests.cli.running import gpubench
+from tests.formats.schema import VALIDATOR
+
+NODES = {"topo": 18, "check": 12}
+"""As few as have enough rows."""
+
+TOPO = ("--fault", "node7.gpu1:nvlink=12", "--fault", "node9.nic0:missing=yes")
+RUNS = (("topo", *TOPO), ("check", "--fault", "node3.gpu5:nvlink=12"))
+
+
+def row(node: str, subject: str, verdict: str) -> VerdictRow:
+    return VerdictRow(scope="gpu", node=node, subject=subject, verdict=verdict, findings=(), origin="simulated")
+
+
+def folded(rows: list[VerdictRow]) -> tuple[list[dict[str, Any]], list[Any]] | None:
+    """What is written of these rows, as it is read again, however few they are."""
+    found = alike_rows("verdicts", Table(VerdictRow.columns(), lambda: rows))
+    if found is None:
+        return None
+    written, nodes = json.loads(
+        json.dumps([[each.to_record() for part in found.written for each in part], found.nodes])
+    )
+    return written, nodes
+
+
+@given(st.lists(st.lists(st.sampled_from(["PASS", "FAIL"]), min_size=1, max_size=3), min_size=1, max_size=6))
+def test_what_is_written_in_short_is_read_in_full(nodes: list[list[str]]) -> None:
+    least = pytest.MonkeyPatch()
+    least.setattr("gpubench.model.results.alike.LEAST_ROWS", 1)
+    rows = [
+        row(f"node{number}", f"GPU{gpu}", verdict)
+        for number, verdicts in enumerate(nodes)
+        for gpu, verdict in enumerate(verdicts)
+    ]
+    found = folded(rows)
+    least.undo()
+    assert found is not None
+    written, told = found
+    unfolded = UnfoldedRows(written, told, HOST_FIELDS["verdicts"])
+    assert len(unfolded) == len(rows)
+    assert [*unfolded] == json.loads(json.dumps([each.to_record() for each in rows]))
+
+
+def test_short_sections_and_rows_of_no_single_node_are_written_out() -> None:
+    assert folded([row("node0", "GPU0", "PASS")] * (LEAST_ROWS - 1)) is None
+    apart = [row(f"node{number % 2}", "GPU0", "PASS") for number in range(LEAST_ROWS)]
+    assert folded(apart) is None, "the rows of a node stand apart, and their order would be lost"
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda words: str(words[0]))
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The JSON of a run on many nodes, and its CSV of pairs, which has every row."""
+    folder = tmp_path_factory.mktemp("alike")
+    outputs = ("-o", str(folder / "run.json"), "-o", str(folder / "run.csv"), "--section", "pairs")
+    command, *faults = request.param
+    gpubench(command, "--simulate", f"hgx-h100-8*{NODES[command]}", *faults, *outputs)
+    return folder / "run.json", folder / "run.csv"
+
+
+def test_a_document_of_many_nodes_is_short_and_every_format_of_it_is_that_of_its_run(
+    stored: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, table = stored
+    document = json.loads(source.read_text())
+    VALIDATOR.validate(document)
+    rows = table.read_text().count("\n") - 1
+    assert rows > LEAST_ROWS
+    assert len(document["pairs"]) * 3 < rows
+    assert {name for each in document[ALIKE]["pairs"] for name in each["nodes"]} == {*document["metadata"]["hosts"]}
+    again = ("-o", str(tmp_path / "again.json"), "-o", str(tmp_path / "again.csv"), "--section", "pairs")
+    ended = gpubench("report", str(source), *again, "--summary")
+    assert ended.stdout.rstrip() == document["sentence"]
+    assert (tmp_path / "again.csv").read_text() == table.read_text()
+    assert (tmp_path / "again.json").read_text() == source.read_text()
+
+
+def test_a_document_that_was_written_out_is_the_same_as_one_in_short(stored: tuple[Path, Path], tmp_path: Path) -> None:
+    """As those of before: nobody has to measure again."""
+    document = json.loads(stored[0].read_text())
+    for section, nodes in document.pop(ALIKE).items():
+        document[section] = [*UnfoldedRows(document[section], nodes, HOST_FIELDS[section])]
+    old, again = tmp_path / "old.json", tmp_path / "again.json"
+    old.write_text(json.dumps(document))
+    assert len(old.read_text()) > 2 * len(stored[0].read_text())
+    gpubench("report", str(old), "-o", str(again), "-q")
+    assert again.read_text() == stored[0].read_text()
+
+
+def _too_many(alike: dict[str, Any]) -> None:
+    alike["pairs"] = [*alike["pairs"], *[{"nodes": ["x"] * 10_000, "as": "node0"}] * 2]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda alike: alike["pairs"].append({"nodes": ["x"], "as": "nobody"}), "x does not fit the rows of nobody"),
+        (
+            lambda alike: alike["pairs"].append({"nodes": ["x"], "as": "node0", "values": {"note": ["a"]}}),
+            "does not fit",
+        ),
+        (lambda alike: alike["pairs"].append({"nodes": ["x"], "as": "node0", "values": {"no": []}}), "does not fit"),
+        (lambda alike: alike["pairs"].append({"nodes": [7], "as": "node0"}), "a node without a name"),
+        (lambda alike: alike["pairs"].append({"nodes": 7}), "alike.pairs"),
+        (lambda alike: alike["pairs"].append([]), "alike.pairs"),
+        (lambda alike: alike.update(pairs=None), "alike.pairs"),
+        (lambda alike: alike.update(kinds=[]), "alike names no sections of nodes"),
+        (_too_many, "rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    edit: Callable[[dict[str, Any]], object], said: str, stored: tuple[Path, Path], tmp_path: Path
+) -> None:
+    document = json.loads(stored[0].read_text())
+    edit(document[ALIKE])
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(document))
+    for words in (("report", str(edited)), ("compare", str(stored[0]), str(edited))):
+        ended = gpubench(*words)
+        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+        assert "Traceback" not in ended.stderr
