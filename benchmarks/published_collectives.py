@@ -2,7 +2,8 @@
 
 `tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants were
 chosen, the held-out ones were not. `state` is what the source says of the machine: healthy, questioned (somebody asks
-whether it is), ill. NICs with an e are plain Ethernet. Run as `python -m benchmarks.published_collectives`.
+whether it is), ill, or threshold: somebody fails machines below. NICs with an e are plain Ethernet. Run as `python -m
+benchmarks.published_collectives`.
 """
 
 import csv

@@ -38,6 +38,21 @@ def _filtered(run: Circumstances) -> Found:
                 yield of_node(run, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
+def _part_of_port(run: Circumstances) -> Found:
+    """Devices that NCCL_IB_HCA leaves out, and that share a physical port with one that it takes."""
+    for number, node, _ in nodes_with_rdma(run):
+        nics = rdma_nics(node)
+        for value in filter(None, run.values(_IB_HCA)):
+            taken = [nic for nic in nics if _matches(value, nic.name)]
+            ports = {nic.port for nic in taken if nic.port}
+            left = [nic.name for nic in nics if nic.port in ports and nic not in taken]
+            if left:
+                used = joined([nic.name for nic in taken])
+                seen = f"{_IB_HCA}={value} takes {used}, and not {joined(left)}, which reaches the same port"
+                both = ",".join(nic.name for nic in nics if nic.port in ports)
+                yield of_node(run, number, seen, cure=f"export {_IB_HCA}={both}")
+
+
 def _matches(value: str, nic: str) -> bool:
     """NCCL's filter: ^ excludes, = compares whole names, else prefixes; a colon names a port."""
     excluding, exact = value.startswith("^"), value.lstrip("^").startswith("=")
@@ -232,6 +247,16 @@ NETWORK = Family.of(
         look=_filtered,
         in_log=_log_filtered,
         implies=("sockets-despite-rdma",),
+    ),
+    Condition(
+        id="nccl-ib-hca-half-port",
+        title="NCCL_IB_HCA takes one of two devices behind one port: half of its rate (12 to 13 GB/s on DGX Spark)",
+        effects=(Effect.SLOW,),
+        detection="NCCL_IB_HCA against the RDMA devices that share a physical port (sys_image_guid, phys_port_name)",
+        settles="ibdev2netdev; gpubench allreduce with both devices, and with one",
+        cure="name both devices of the port in NCCL_IB_HCA",
+        link="https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
+        look=_part_of_port,
     ),
     Condition(
         id="libibverbs-missing",

@@ -101,3 +101,10 @@ def test_plain_ethernet_is_expected_to_carry_less_and_gets_more_room() -> None:
     inside = Inside.of(load("hgx-h100-8"), ALL_REDUCE, 8)
     times = [expected_between(ALL_REDUCE, 2**33, each, inside, "RING").seconds for each in (rdma, ethernet)]
     assert times[1] > 1.7 * times[0]
+
+
+def test_no_less_is_expected_than_somebody_fails_machines_for() -> None:
+    """Thresholds that stand above what is expected by more than a repetition moves would tell of a low model."""
+    floors = [each for each in FIGURES if each.state == "threshold"]
+    assert len(floors) > 20
+    assert not [each.source for each in floors if each.predicted_gb_s < 0.95 * each.row.busbw_gb_s]

@@ -443,6 +443,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("imex-channel-missing", lambda: with_ranks(_clustered(), lambda each: replace(each, imex_channels=()), 3)),
     Plant("mnnvl-clique-differs", lambda: with_nodes(_clustered(), lambda node: _fabric(node, clique=2), 1)),
+    Plant("nccl-ib-hca-half-port", lambda: _set(simulated("dgx-spark*2"), NCCL_IB_HCA="rocep1s0f1")),
     Plant("nccl-gdr-c2c-disabled", lambda: _set(job_of(*_racks(2)), NCCL_NET_GDR_C2C="0")),
     Plant("mnnvl-clique-small", lambda: job_of(*_racks(2, 1))),
     Plant("mnnvl-no-domain", lambda: job_of(*(_fabric(node, cluster_uuid=NO_CLUSTER) for node in _racks(2)))),

@@ -108,7 +108,7 @@ def test_rows_of_the_host_backend_are_judged_by_the_links(hosts: Hosts, tmp_path
     asked = (
         "allreduce",
         "--sizes",
-        "8M",
+        "1M",
         "--iters",
         "2",
         "--warmup",
