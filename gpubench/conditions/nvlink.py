@@ -143,14 +143,15 @@ def _down(run: Circumstances) -> Found:
         if active is None or active >= due or lost_its_switches(node, gpu):
             continue
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
-        bare = active == 0 and bridged
+        leads_here = any(link.peer_bus_id == gpu.bus_id for each in node.gpus for link in each.nvlinks or ())
+        bare = active == 0 and bridged and not leads_here
         yield of_gpu(
             run,
             position,
             _seen(gpu, active),
             Confidence.WEAK if bare else Confidence.PROVEN,
             expected=f"{usual}, as its siblings have",
-            severity=Verdict.WARN if bare else None,
+            severity=Verdict.SKIP if bare else None,
             likely="this GPU has no bridge, or one that is not seated" if bare else "",
             effects=(Effect.SLOW,),
         )

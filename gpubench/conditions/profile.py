@@ -136,7 +136,8 @@ def _unknown(run: Circumstances) -> Found:
         gpus = run.nodes[number].gpus
         if profile.match.generic is not None and not run.profile_asked_for and gpus:
             names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
-            seen = f"no profile names {len(gpus)} of {names}"
+            idle = any(gpu.nvlinks for gpu in gpus) and not any(active_links(gpu) for gpu in gpus)
+            seen = f"no profile names {len(gpus)} of {names}" + (", none of whose NVLinks is active" if idle else "")
             yield of_node(run, number, seen, likely=f"profile {profile.name} stands in")
 
 

@@ -27,10 +27,19 @@ def match_any(
     `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or their names are unknown.
     """
     found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
-    if found is not None or not count:
+    bare = found is not None and count > 1 and not joined and found.profile.nvlink is not None and _has_bridges(found)
+    if not count or (found is not None and not bare):
         return found
     generic = Generic.NVLINK if joined else Generic.PCIE
-    return next((ProfileMatch(each) for each in all_profiles() if each.match.generic is generic), None)
+    note = "" if found is None else f"without the NVLink bridges of {found.profile.name}"
+    return next((ProfileMatch(each, note) for each in all_profiles() if each.match.generic is generic), None)
+
+
+def _has_bridges(found: ProfileMatch) -> bool:
+    """True where bridges join cards in pairs: a healthy machine may have such cards without any."""
+    nvlink = found.profile.nvlink
+    joined = [gpu for pair in nvlink.pairs for gpu in pair[:2]] if nvlink is not None else []
+    return len(joined) == len(set(joined)) > 0
 
 
 def match(

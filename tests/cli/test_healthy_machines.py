@@ -23,7 +23,6 @@ OF_ONE_NODE = (
     "p2p --sizes 256M --strict",
     "check",
     "check --full --strict",
-    *(f"{collective} --sizes 1G --strict" for collective in SUMMARIES),
     "allreduce --sizes 1K:1G:32 --strict",
     "overlap --strict",
     "watch --for 2s --strict",
@@ -38,7 +37,7 @@ RARE = (
     "p2p --memory managed --strict",
     "check --strict",
     "check --quick --strict",
-    *(f"{collective} --sizes 1K:1G:32 --strict" for collective in SUMMARIES),
+    *(f"{collective} --sizes {sizes} --strict" for collective in SUMMARIES for sizes in ("1G", "1K:1G:32")),
 )
 
 

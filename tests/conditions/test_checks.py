@@ -182,7 +182,7 @@ def test_links_that_are_down_are_numbered() -> None:
     assert finding.expected == "18, as its siblings have"
 
 
-def test_a_gpu_without_a_bridge_is_a_warning() -> None:
+def test_a_gpu_without_a_bridge_is_said_and_nothing_against_it() -> None:
     (node,) = machine("hgx-h200-2")
     bridged = tuple(replace(link, peer=NvlinkPeer.GPU) for link in node.gpus[0].nvlinks or ())
     gpus = (
@@ -191,8 +191,13 @@ def test_a_gpu_without_a_bridge_is_a_warning() -> None:
     )
     found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
     assert [(each.severity, each.cause) for each in found] == [
-        ("WARN", "this GPU has no bridge, or one that is not seated")
+        ("SKIP", "this GPU has no bridge, or one that is not seated")
     ]
+    # A link of another GPU leads to it: there is a bridge, of which one end is down.
+    led = tuple(replace(link, peer_bus_id="0000:ff:00.0") for link in bridged)
+    gpus = (replace(gpus[0], nvlinks=led), *gpus[1:])
+    found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
+    assert [each.severity for each in found] == ["FAIL"]
 
 
 def down(links: Sequence[NvLink]) -> tuple[NvLink, ...]:

@@ -156,8 +156,9 @@ class SimulatedCopies:
         else:
             quantity = "p2p.write_gb_s" if writes else "p2p.read_gb_s"
         typical = self._typical(quantity, path) or self._typical("p2p.write_gb_s", path)
-        nvlink = self._profile.nvlink
-        limit = nvlink.pair_links * nvlink.link_gb_s if nvlink is not None else self._profile.gpu.pcie_gb_s
+        nvlink, links = self._profile.nvlink, path.removeprefix("NV")
+        by_nvlink = nvlink is not None and links.isdecimal()
+        limit = int(links) * nvlink.link_gb_s if nvlink is not None and by_nvlink else self._profile.gpu.pcie_gb_s
         return typical or limit * _ACHIEVED
 
     def _host_gb_s(self, source: Place, destination: Place) -> float:

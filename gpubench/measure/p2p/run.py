@@ -185,11 +185,15 @@ class P2pRun:
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
     def _reference(self, series: Series, pair: Pair, gb_s: Mapping[Pair, float]) -> Reference:
-        """What a bandwidth is compared with; of a limit no share is known that host memory reaches."""
+        """What a bandwidth is compared with.
+
+        Of a limit no share is known that host memory reaches, nor both ways at once over PCIe, where root ports differ.
+        """
         limit = self._machine.limit(series, pair).gb_s
         siblings = siblings_gb_s(gb_s, self._paths, pair)
         expected = self._machine.expected(series.quantity, limit, self._paths[pair])
-        limit = limit if series.peer else None
+        by_limit = series.peer and (series.direction is not Direction.BOTH or self._machine.wiring.has_nvlinks(pair))
+        limit = limit if by_limit else None
         if expected is not None:
             return Reference(limit, siblings, expected, self._machine.whose_expectation)
         known = None if siblings is not None else self._past(pair_row(self._machine, series, pair, Cell(), (None, "")))

@@ -34,7 +34,7 @@ _NO_SOCKETS = (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET)
 _BOTH_WAYS = (Pcie.ACROSS, Pcie.BOTH)
 
 RULES: tuple[WayRule, ...] = (
-    WayRule((), (Pcie.UNKNOWN,), (), (), Way.UNKNOWN, "what PCIe carries is not known"),
+    WayRule((), (Pcie.UNKNOWN,), (), (), Way.NOT_TOLD, "what PCIe carries is not known"),
     WayRule(
         (Nvlinks.QUIET, Nvlinks.NONE),
         _BOTH_WAYS,
@@ -75,7 +75,7 @@ RULES: tuple[WayRule, ...] = (
         Way.NOT_TOLD,
         "PCIe is both the direct way and that through host memory between GPUs that no NVLinks join",
     ),
-    WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
+    WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.NOT_TOLD, "what NVLinks carry is not known"),
     WayRule(
         (Nvlinks.BUSY,),
         _CALM,
@@ -139,7 +139,7 @@ RULES: tuple[WayRule, ...] = (
     WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "both ways, and nothing tells whether from GPU to GPU"),
     WayRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data into GPUs alone"),
     WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data out of GPUs alone"),
-    WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.UNKNOWN, "what NVLinks carry is not known"),
+    WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.NOT_TOLD, "what NVLinks carry is not known"),
     WayRule((), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry bytes that do not come from these GPUs"),
     WayRule((Nvlinks.LITTLE,), (Pcie.QUIET,), (), (), Way.IDLE, "NVLinks carry too little to judge by"),
     WayRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little to judge by"),

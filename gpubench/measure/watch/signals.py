@@ -176,6 +176,8 @@ def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joi
     join = [joined(*pair) for pair in pairs]
     if pairs and not any(each is not False for each in join):
         return Nvlinks.NONE
+    if nvlink is None and not pairs:
+        return Nvlinks.NONE  # a GPU alone has no peer on its node, whatever its NVLinks carry
     if nvlink is None or (pairs and True not in join):
         return Nvlinks.UNKNOWN
     about_nothing = max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0))

@@ -71,9 +71,12 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
         (job((0.0, 0.0, BUSY_GB_S, 0.0), (0.0, 0.0, 0.0, BUSY_GB_S), kernels_percent=98.0), Way.STAGED),
         (job(STAGED, STAGED, kernels_percent=98.0), Way.STAGED),
         # What PCIe or NVLinks carry is not known.
-        (job((40.0, 40.0, None, None), (40.0, 40.0, 0.1, 0.1)), Way.UNKNOWN),
-        (job((None, None, 33.0, 29.0), (None, None, 33.0, 29.0)), Way.UNKNOWN),
-        (job((None, None, 0.0, 0.0), (None, None, 0.0, 0.0)), Way.UNKNOWN),
+        (job((40.0, 40.0, None, None), (40.0, 40.0, 0.1, 0.1)), Way.NOT_TOLD),
+        (job((None, None, 33.0, 29.0), (None, None, 33.0, 29.0)), Way.NOT_TOLD),
+        (job((None, None, 0.0, 0.0), (None, None, 0.0, 0.0)), Way.NOT_TOLD),
+        # A GPU alone has no peer on its node, whatever NVLinks it has.
+        (job((None, None, 33.0, 29.0)), Way.HOST_COPIES),
+        (job((None, None, 33.0, 29.0), nics=[nic("mlx5_0", 30.0)]), Way.NOT_TOLD),
         # One GPU of four is staged, and NVLinks carry the hops between the others.
         (
             job((0.0, 0.0, 30.0, 29.0), (0.0, 30.0, 30.0, 0.1), (30.0, 0.0, 0.1, 29.0), (30.0, 30.0, 0.1, 0.1)),
@@ -123,7 +126,7 @@ def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
     assert ways(job(STAGED, STAGED), by_pcie) == [Way.NOT_TOLD]
     (found,) = observe(job(STAGED, STAGED), by_pcie)
     assert "PCIe is both the direct way and that through host memory" in found.meaning
-    assert ways(job(STAGED, STAGED), unknown) == [Way.UNKNOWN]
+    assert ways(job(STAGED, STAGED), unknown) == [Way.NOT_TOLD]
 
 
 def bridged(one: str, other: str) -> bool:

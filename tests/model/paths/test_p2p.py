@@ -37,12 +37,12 @@ def matrix(gpus: int, slow: dict[Pair, float]) -> dict[Pair, float]:
         (280, Reference(450, 396, None), Verdict.FAIL),
         (340, Reference(450, 340, 396), Verdict.WARN),
         (390, Reference(450, None, None), Verdict.PASS),
-        (300, Reference(450, None, None), Verdict.WARN),
+        (260, Reference(450, None, None), Verdict.WARN),
         (100, Reference(450, None, None), Verdict.FAIL),
         (100, Reference(None, None, None), Verdict.SKIP),
         (360, Reference(450, 400, None), Verdict.PASS),
         (300, Reference(450, 400, None), Verdict.WARN),
-        (315, Reference(450, None, None), Verdict.PASS),
+        (270, Reference(450, None, None), Verdict.PASS),
         (180, Reference(450, None, None), Verdict.WARN),
     ],
 )
@@ -85,13 +85,13 @@ def test_noise_near_a_threshold_is_no_verdict() -> None:
     assert judge(396, noisy, Reference(450, 396, None))[0] is Verdict.PASS
     assert is_near(0.9 * 396, Reference(450, 396, None))
     assert not is_near(396, Reference(450, 396, None))
-    assert is_near(0.7 * 450, Reference(450, None, None))
+    assert is_near(0.6 * 450, Reference(450, None, None))
     assert judge(0.9 * 396, Cell(seconds=(10.0, 11.0, 10.0)), Reference(450, 396, None))[0] is not Verdict.INCONCLUSIVE
 
 
 def test_thresholds_are_those_of_siblings_and_profile_and_only_without_them_of_the_limit() -> None:
     assert Reference(1000, 100, 200).thresholds == (75, 90, 150, 180)
-    assert Reference(1000, None, None).thresholds == (400, 700)
+    assert Reference(1000, None, None).thresholds == (400, 600)
     assert Reference(None, None, None).thresholds == ()
 
 

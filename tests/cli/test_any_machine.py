@@ -1,0 +1,100 @@
+"""Machines from parts that no profile is of: none is called ill, and of one fault on one part no other part is named.
+
+The normal run tries some hundred of them with what costs little, `-m hypothesis --hypothesis-profile search` twenty
+times as many, other ones each time.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
+from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED
+from gpubench.profiles.files import load
+from tests.cli.any_machine import Machine, Planted, known, machines, planted
+from tests.cli.test_healthy_machines import said
+from tests.examples import examples
+
+BY_FACTS = ("--quick", "topo --strict", "check --quick --strict", "watch --for 1s --strict")
+MEASURED = ("", "check --strict", "p2p --strict", "p2p --sizes 256M --strict", "allreduce --sizes 1G --strict")
+GRAVE = ("FAIL", "WARN", "ERROR", "INCONCLUSIVE")
+
+
+def called_ill(machine: Machine, commands: tuple[str, ...]) -> list[str]:
+    """The commands that say another word than PASS or SKIP, with what they say."""
+    with known(machine):
+        runs = [said(machine.text, command) for command in commands]
+    fine = {("PASS", DONE), ("SKIP", DONE), ("SKIP", COULD_NOT_MEASURE)}
+    return [str(each) for each in runs if (each.sentence.partition(":")[0], each.code) not in fine]
+
+
+@settings(max_examples=examples(60))
+@given(machines())
+def test_no_healthy_machine_is_called_ill_by_its_facts(machine: Machine) -> None:
+    assert called_ill(machine, BY_FACTS) == []
+
+
+@settings(max_examples=examples(20))
+@given(machines(4))
+def test_no_healthy_machine_is_called_ill_by_what_it_reaches(machine: Machine) -> None:
+    assert called_ill(machine, tuple(each for each in MEASURED if can_measure(machine, each))) == []
+
+
+def can_measure(machine: Machine, command: str) -> bool:
+    """False for what needs a second GPU, or NICs between nodes, where there is none."""
+    profile = machine.profile
+    if profile.match.visible == 1:
+        return machine.nodes == 1 and command in ("", "check --strict", "p2p --strict")
+    return machine.nodes == 1 or bool(profile.nic) or command.startswith("p2p")
+
+
+@settings(max_examples=examples(120))
+@given(planted())
+def test_a_fault_is_named_and_no_other_part(fault: Planted) -> None:
+    with known(fault.machine):
+        arguments = ["check", "--quick", "--strict", "--simulate", fault.machine.text, "--fault", fault.text]
+        result = CliRunner().invoke(app, [*arguments, "--format", "json"], catch_exceptions=False)
+    report = json.loads(result.stdout)
+    grave = [each for each in report["findings"] if each["severity"] in GRAVE]
+    assert grave, report["sentence"]
+    assert result.exit_code in (JUDGED_AND_FAILED, COULD_NOT_MEASURE)
+    assert [subject for each in grave for subject in other_parts(fault, each)] == []
+
+
+def other_parts(fault: Planted, finding: Mapping[str, Any]) -> list[str]:
+    """The subjects of a finding that are another node than that of the fault, or another device on it."""
+    nics = {nic.name for nic in fault.machine.profile.nic}
+    found = []
+    for subject in finding["subjects"] or [finding["subject"]]:
+        words = subject.replace("→", " ").replace(",", " ").split()
+        hosts = {word for word in words if word.startswith("node")}
+        devices = {word for word in words if word.startswith("GPU") or word in nics}
+        elsewhere = f"node{fault.node}" not in hosts if hosts else fault.machine.nodes > 1
+        if elsewhere or (devices and fault.name not in devices):
+            found.append(subject)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_other"),
+    [
+        ("node1 GPU2 (0000:05:00.0)", False),
+        ("node1 GPU0 (0000:03:00.0) → GPU2 (0000:05:00.0)", False),
+        ("node1", False),
+        ("node0 GPU2 (0000:05:00.0)", True),
+        ("node1 GPU3 (0000:05:00.0)", True),
+        ("GPU2 (0000:05:00.0)", True),
+        ("node1 mlx5_0", True),
+    ],
+)
+def test_another_part_is_told_from_the_one_at_fault(subject: str, *, is_other: bool) -> None:
+    fault = two_nodes_with_a_nic()
+    assert other_parts(fault, {"subjects": [subject]}) == [subject] * is_other
+
+
+def two_nodes_with_a_nic() -> Planted:
+    return Planted(Machine(load("hgx-h100-8"), 2), "lost=yes", 1, "GPU2")
