@@ -232,7 +232,7 @@ DOUBTS = (
     *("pcie-error-doubt", "network-link-down"),
     *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
-WITHOUT_LINES = {"nccl-init-unfinished"}
+WITHOUT_LINES = {"nccl-init-unfinished", "mnnvl-unused"}
 
 
 def test_every_condition_that_ends_a_job_is_planted() -> None:

@@ -144,7 +144,10 @@ def test_data_sheets_are_known_of_the_gpus_of_most_profiles() -> None:
     assert [name for name in near if rates_of(name) is not None] == []
     named = [each.gpu.name for each in all_profiles() if each.gpu.name and each.match.generic is None]
     unknown = {name for name in named if rates_of(name) is None}
-    assert unknown == {"NVIDIA RTX PRO 6000 Blackwell Server Edition"}
+    assert unknown == {
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        *("NVIDIA GB10", "NVIDIA GH200 120GB", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"),
+    }
 
 
 def test_products_of_a_block_make_its_forward_and_backward_pass() -> None:
