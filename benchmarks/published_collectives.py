@@ -41,12 +41,12 @@ class Published:
     @property
     def predicted_gb_s(self) -> float:
         """The expected busbw."""
-        return self.row.busbw_gb_s * self.row.time_us / self.expected.time_us
+        return self.row.reached_gb_s * self.row.time_us / self.expected.time_us
 
     @property
     def ratio(self) -> float:
         """Predicted over published busbw."""
-        return self.predicted_gb_s / self.row.busbw_gb_s
+        return self.predicted_gb_s / self.row.reached_gb_s
 
     @property
     def is_near(self) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
 from gpubench.conditions.definition.severity import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
-from gpubench.model.results.rows.causes import Effect
 
 _HEAD = """\
 # Conditions: everything that can be wrong, and why bytes go through host memory or are slow
@@ -99,7 +98,7 @@ def _entry(condition: Condition) -> str:
         "severity": _severity(condition),
         "seen as": ", ".join(f"`{each}`" for each in condition.seen_as),
         "explains": "; ".join(condition.effects),
-        "slows down": ", ".join(condition.slows) if Effect.SLOW in condition.effects else "",
+        "slows down": ", ".join(condition.explains.slows),
         "found by": condition.detection,
         "likely": condition.likely,
         "settled by": condition.settles,

@@ -11,7 +11,6 @@ from gpubench.conditions.definition.sightings import of_ranks, rank_names
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
-from gpubench.model.results.rows.causes import Effect
 
 _SMALLEST_SHM_BYTES = 64 * 2**20
 """Docker's default."""
@@ -169,7 +168,6 @@ def _memlock(run: Circumstances) -> Found:
             yield of_ranks(run, low, seen, Confidence.LIKELY)
 
 
-_INSIDE = (Effect.NETWORK_INSIDE, Effect.STAGED)
 _DATA_SHARING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 CONTAINER = Family.of(
@@ -179,7 +177,6 @@ CONTAINER = Family.of(
         id="shm-not-shared",
         title="Ranks of one host in separate containers share no /dev/shm: NCCL uses NET/Socket inside the node",
         seen_as=("via NET/Socket/0",),
-        effects=_INSIDE,
         detection="st_dev of /dev/shm differs between ranks of one host; in NCCL's log `via NET` inside a node",
         settles="stat -c %d /dev/shm in every rank",
         check="ranks_alike",
@@ -201,7 +198,6 @@ CONTAINER = Family.of(
             "failed to extend /dev/shm/nccl-",
             "ncclSystemError",
         ),
-        effects=(Effect.NETWORK_INSIDE,),
         detection="size of /dev/shm of every rank, at most 64 MiB",
         settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
         expected="room for NCCL's segments, up to 33 MB each",
@@ -214,7 +210,6 @@ CONTAINER = Family.of(
     Condition(
         id="gpus-not-visible",
         title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
-        effects=(Effect.STAGED,),
         detection="device files /dev/nvidiaN differ between ranks of one host",
         settles="ls /dev/nvidia* in every rank",
         cure="give every rank all GPUs of the host, and let it choose by its local rank",
@@ -225,7 +220,6 @@ CONTAINER = Family.of(
         id="device-file-denied",
         title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
         seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
-        effects=(Effect.STAGED,),
         detection="access(2) on the device files of every rank",
         settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
         cure="docker run --gpus all, or the launcher's list of devices (Slurm ConstrainDevices)",
@@ -236,7 +230,6 @@ CONTAINER = Family.of(
         id="memlock-limited",
         title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
         seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
-        effects=(Effect.SOCKETS,),
         detection="RLIMIT_MEMLOCK of ranks on nodes with RDMA NICs, below 64 MiB and without CAP_IPC_LOCK",
         settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
         cure="ulimit -l unlimited (LimitMEMLOCK=infinity of slurmd and sshd); docker run --ulimit memlock=-1",
@@ -271,5 +264,4 @@ CONTAINER = Family.of(
         link="https://github.com/openucx/ucx/issues/5022",
         look=_visible,
     ),
-    effects=(Effect.APPLICATION,),
 )

@@ -10,7 +10,6 @@ from gpubench.model.facts.idle_gpu import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, L
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.measured_copies import is_busy
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.units import counted
 
 _MOST_USED_SHARE = 0.02
@@ -130,7 +129,6 @@ def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look:
         id=id_,
         title=title,
         detection=detection,
-        effects=(Effect.SLOW,),
         check="gpu_free",
         expected=expected,
         likely="a job that was not ended, or one in another container, whose processes are not visible here",
@@ -145,7 +143,6 @@ def _foreign_traffic(id_: str, link: str, detection: str, look: Look) -> Conditi
         id=id_,
         title=f"Somebody else's traffic passes a GPU's {link} while this job is idle",
         detection=detection,
-        effects=(Effect.SLOW,),
         settles="gpubench watch",
         cure="find out who: nvidia-smi, gpubench watch; end it, or measure when the machine is idle",
         look=look,
@@ -188,7 +185,6 @@ CONTENTION = Family.of(
         id="host-bound",
         title="The host is too slow to launch operations: issuing them takes as long as they do",
         detection=f"slow rows of which the host needs {_HOST_BOUND_SHARE:.0%} of the time to issue them",
-        effects=(Effect.SLOW,),
         settles="perf top; nsys profile --trace=osrt,cuda",
         cure="free the cores of the ranks: no tracing, no other jobs, one core a rank and more; or --graph 10",
         look=_host_bound,

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed
+from gpubench.conditions.definition.condition import Condition, Family, Found
 from gpubench.conditions.definition.sightings import of_ranks, unread
 from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.cpu_ranges import ranges_of
 
 _WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
@@ -91,7 +90,6 @@ CORES = Family.of(
     Condition(
         id="cores-shared",
         title="Ranks share CPU cores: several are bound to the same (mpirun --bind-to core, taskset, cpuset)",
-        effects=(Effect.SLOW,),
         detection="sched_getaffinity of all ranks of a node: fewer CPUs than ranks that may use them",
         settles=f"{_LATENCY}with mpirun --bind-to none",
         cure="mpirun --bind-to none, or --bind-to numa --map-by numa; srun --cpus-per-task=8 --cpu-bind=cores",
@@ -102,7 +100,6 @@ CORES = Family.of(
     Condition(
         id="cpu-quota",
         title="A control group grants fewer CPUs than there are ranks (cpu.max, cfs quota, Kubernetes limits)",
-        effects=(Effect.SLOW,),
         seen_as=("nr_throttled",),
         detection="cpu.max of the control groups of every rank, or cpu.cfs_quota_us over cpu.cfs_period_us",
         settles="grep throttled /sys/fs/cgroup/cpu.stat, before and after",
@@ -114,12 +111,10 @@ CORES = Family.of(
     Condition(
         id="cpu-oversubscribed",
         title="Ranks wait for a CPU: other programs use the same cores (oversubscription, load above the CPUs)",
-        effects=(Effect.SLOW,),
         detection=f"/proc/self/schedstat of every rank before and after: {_WAITED_SHARE:.0%} of its time without a CPU",
         settles=f"top, then 1, while it runs; {_LATENCY}when nothing else runs",
         cure="ps -eo pid,psr,pcpu,comm --sort=-pcpu | head, and end or move what else runs there",
         link=_BINDING,
         look=_oversubscribed,
     ),
-    slows=(Slowed.LAUNCHES,),
 )

@@ -22,7 +22,6 @@ from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.peer_policy import Refusal, is_switched
 from gpubench.model.paths.selection import Pair
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
@@ -148,7 +147,6 @@ DISPUTED_ACCESS = Family.of(
         id="peer-access-corrupts",
         title="P2P is granted and data arrive wrong, as NaN or zeros, or NCCL hangs (passthrough, IOMMU, ACS)",
         seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
-        effects=(Effect.WRONG,),
         detection="the destination compared what arrived, between GPUs with peer access",
         settles="NCCL_P2P_DISABLE=1 gpubench allreduce: clean without peer access, wrong with it",
         cure="NCCL_P2P_DISABLE=1 until iommu=pt or off is booted, ACS redirection is off, or the hypervisor's P2P "
@@ -210,5 +208,4 @@ DISPUTED_ACCESS = Family.of(
         in_log=_log_refused,
         general=True,
     ),
-    effects=(Effect.STAGED,),
 )

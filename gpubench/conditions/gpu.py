@@ -10,7 +10,6 @@ from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.gpu_condition import LEAST_CLOCK_SHARE
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.results.rows.causes import Effect
 
 _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
 """Reasons for which the hardware divides its clocks by two or more (NVML, clocks event reasons)."""
@@ -177,7 +176,6 @@ GPU = Family.of(
         id="gpu-hw-slowdown",
         title="GPU clocks are throttled by the hardware (HW Slowdown, HW Thermal Slowdown, HW Power Brake)",
         seen_as=("HW Slowdown : Active", "HW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetCurrentClocksEventReasons: clocks are divided by two or more",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
@@ -192,7 +190,6 @@ GPU = Family.of(
         id="gpu-throttled",
         title="GPU clocks are throttled by the driver for heat (SW Thermal Slowdown)",
         seen_as=("SW Thermal Slowdown : Active",),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetCurrentClocksEventReasons: the driver lowers clocks for heat",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
@@ -206,7 +203,6 @@ GPU = Family.of(
         id="clocks-capped",
         title="A GPU's clocks are capped by power while it idles, or held to those of a sync boost group",
         seen_as=("SW Power Cap : Active", "Sync Boost : Active"),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap only where no process uses the GPU",
         settles="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
         check="throttle",
@@ -217,7 +213,6 @@ GPU = Family.of(
         id="clocks-held-down",
         title="GPU clocks are set low: applications clocks (nvidia-smi -ac) or locked clocks (nvidia-smi -lgc)",
         seen_as=("Applications Clocks Setting : Active",),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetApplicationsClock against nvmlDeviceGetDefaultApplicationsClock; the clock right after "
         f"operations below {LEAST_CLOCK_SHARE:.0%} of the highest, with no reason of the driver's",
         settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
@@ -230,7 +225,6 @@ GPU = Family.of(
         id="power-limited",
         title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
         seen_as=("SW Power Cap : Active",),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; weak above "
         f"{_LOW_POWER_SHARE:.0%} of it",
         settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU, while it works",
@@ -243,7 +237,6 @@ GPU = Family.of(
         id="row-remap-failed",
         title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
         seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetRemappedRows",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
@@ -258,7 +251,6 @@ GPU = Family.of(
         id="row-remap-pending",
         title="Row remapping pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
         seen_as=("Pending : Yes", "Xid 63"),
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetRemappedRows",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
@@ -301,7 +293,6 @@ GPU = Family.of(
     Condition(
         id="clock-limited",
         title="A GPU's highest clock is below that of others of its model",
-        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
         settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
         check="clocks",
@@ -312,7 +303,6 @@ GPU = Family.of(
     Condition(
         id="gpu-hot",
         title="A GPU is much hotter than its siblings, or near its slowdown temperature",
-        effects=(Effect.SLOW,),
         settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU, while it works",
         detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
         check="temperature",

@@ -13,7 +13,6 @@ from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, is_within, level, nccl_type
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rows.causes import Effect
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _C2C = "NCCL_NET_GDR_C2C"
@@ -316,5 +315,4 @@ GPUDIRECT = Family.of(
         in_log=_log_refused,
         general=True,
     ),
-    effects=(Effect.NO_GPUDIRECT,),
 )

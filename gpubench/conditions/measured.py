@@ -1,18 +1,21 @@
 """Conditions that only figures show: copies, collectives and ranks slower than siblings, profile or limit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.above_limit import ABOVE_LIMIT, MOST_PERCENT, times_limit
 from gpubench.model.results.measured_copies import host_rows, is_by_design, memory_row, peer_rows
-from gpubench.model.results.report import PairRow
+from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import Slowness, is_slow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Verdict, overall
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
@@ -176,6 +179,48 @@ def _late(run: Circumstances) -> Found:
             yield Sighting(subject=ranks.get(rank, f"rank {rank}"), seen=seen)
 
 
+def _above_limit(run: Circumstances) -> Found:
+    """Rows well above their limit: those of a collective together, and those over a kind of path, by the worst."""
+    hosts = tuple(node.snapshot.host for node in run.nodes.values())
+    above = [row for row in run.measurements.collectives if times_limit(row) is not None]
+    for rows in grouped(above, lambda row: row.collective).values():
+        worst = max(rows, key=lambda row: times_limit(row) or 0.0)
+        yield Sighting(
+            subject=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
+            names=hosts,
+            heading=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
+            seen=f"busbw {_times(worst.reached_gb_s, worst)}",
+            expected=f"{_ceiling(worst)}: what the links and NICs of its ranks carry, as the driver reports them",
+            cure=f"gpubench topo shows these links; gpubench {worst.collective} --evidence shows the paths taken",
+        )
+    copies = [row for row in run.measurements.pairs if times_limit(row) is not None]
+    for path, pairs in grouped(copies, lambda row: row.path_class).items():
+        most = max(pairs, key=lambda row: times_limit(row) or 0.0)
+        ends = [(row.source_node if len(hosts) > 1 else "", row.source, "→", row.destination) for row in pairs]
+        names = tuple(dict.fromkeys(" ".join(filter(None, each)) for each in ends))
+        link = f"the path {path}" if path is not None else "the GPU's PCIe link"
+        yield Sighting(
+            subject=joined(names),
+            names=names,
+            seen=_times(most.bandwidth_gb_s or 0.0, most),
+            expected=f"{_ceiling(most)}: what {link} carries, as the driver reports it",
+        )
+
+
+def impossible(*, collectives: Sequence[CollectiveRow] = (), pairs: Sequence[PairRow] = ()) -> tuple[Finding, ...]:
+    """The findings on rows well above their limit."""
+    measured = Measurements(collectives=tuple(collectives), pairs=tuple(pairs))
+    return tuple(IMPOSSIBLE.findings(Circumstances(wiring=Wiring([], {}), measurements=measured)))
+
+
+def _times(gb_s: float, row: CollectiveRow | PairRow) -> str:
+    return f"{gb_s:.4g} GB/s, {times_limit(row):.1f} times the limit"
+
+
+def _ceiling(row: CollectiveRow | PairRow) -> str:
+    return f"at most {row.limit_gb_s:.4g} GB/s"
+
+
 def _not_measured(run: Circumstances) -> Found:
     for need, reason in run.measurements.failed.items():
         yield Sighting(subject=str(need), seen=reason, expected=f"{need}, measured")
@@ -183,7 +228,7 @@ def _not_measured(run: Circumstances) -> Found:
         yield Sighting(subject=f"{each.node}, {each.need}", seen=each.reason, expected=f"{each.need}, measured")
 
 
-_LINES, _EVIDENCE = "check.md", "evidence.md"
+_LINES, _EVIDENCE, _LIMITS = "check.md", "evidence.md", "limits.md"
 HOST_MEMORY_SLOW = Condition(
     id="host-memory-slow",
     title="A node copies in its host memory more slowly than nodes with the same CPU",
@@ -193,6 +238,18 @@ HOST_MEMORY_SLOW = Condition(
     cure="lscpu; dmidecode -t memory; top, on that node",
     link=_LINES,
     look=_host_memory,
+)
+
+IMPOSSIBLE = Condition(
+    id=ABOVE_LIMIT,
+    title="A bandwidth is well above what its links can carry: a fact of the links or the measurement is wrong",
+    detection=f"every bandwidth against its limit: more than {MOST_PERCENT:g} %",
+    check="measured",
+    likely="a link that the driver or hypervisor reports as narrower than it is, a link or NIC that was not found, "
+    "or a wrong time",
+    cure="gpubench topo shows these links; nvidia-smi topo -m and nvidia-smi nvlink -s should agree with it",
+    link=_LIMITS,
+    look=_above_limit,
 )
 
 MEASURED = Family.of(
@@ -260,6 +317,7 @@ MEASURED = Family.of(
         cure="top and nvidia-smi on that host; mpirun --bind-to numa",
         look=_late,
     ),
+    IMPOSSIBLE,
     Condition(
         id="not-measured",
         title="Something that was to be measured could not be: neither healthy nor faulty",

@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
 from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, Unread, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import of_node, unread
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.busbw_limit import joined_by_nics, most_busbw_gb_s
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.speed import LARGE_BYTES, is_slow
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
@@ -149,7 +148,7 @@ def _unused(run: Circumstances) -> Found:
             row = max(large, key=lambda each: each.size_bytes)
             network = joined_by_nics(run.wiring, nodes, row.ranks)
             logged = (row.transport or "").startswith("NET")
-            if not logged and (network is None or row.busbw_gb_s > most_busbw_gb_s(row, network)):
+            if not logged and (network is None or row.reached_gb_s > most_busbw_gb_s(row, network)):
                 continue
             nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
             way = f"over {row.transport}" if logged else "as over the network"
@@ -157,7 +156,7 @@ def _unused(run: Circumstances) -> Found:
             yield Sighting(
                 subject=joined(names),
                 names=names,
-                seen=f"{row.collective} reaches {row.busbw_gb_s:.4g} GB/s, {way}{nics}",
+                seen=f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}",
                 confidence=Confidence.PROVEN if logged else Confidence.LIKELY,
                 gpus=frozenset(rank for number in nodes for rank in run.gpus_of(number)),
             )
@@ -289,7 +288,6 @@ MNNVL = Family.of(
         look=_clique_small,
         check="fabric",
         expected="equally many nodes of every domain",
-        effects=(Effect.SLOW,),
     ),
     Condition(
         id="mnnvl-no-domain",
@@ -301,7 +299,6 @@ MNNVL = Family.of(
         look=_no_domain,
         check="fabric",
         expected="the cluster and clique of its rack",
-        effects=(Effect.SLOW,),
     ),
     Condition(
         id=_UNUSED,
@@ -316,9 +313,6 @@ MNNVL = Family.of(
         check="collective_bandwidth",
         expected="P2P/MNNVL between nodes of one NVLink domain",
         likely="IMEX does not run on a node, a container lacks /dev/nvidia-caps-imex-channels, or a setting forbids it",
-        effects=(Effect.SLOW,),
         general=True,
     ),
-    effects=(Effect.SOCKETS, Effect.NO_GPUDIRECT, Effect.SLOW),
-    slows=(Slowed.NETWORK,),
 )

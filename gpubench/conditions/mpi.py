@@ -9,7 +9,6 @@ from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Finding, Verdict
 
@@ -167,5 +166,4 @@ MPI = Family.of(
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),
-    effects=(Effect.APPLICATION,),
 )

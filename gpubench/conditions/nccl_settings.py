@@ -14,7 +14,8 @@ from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
 from gpubench.model.paths.peer_policy import NCCL_POLICY, is_beyond_policy
 from gpubench.model.paths.selection import Pair
-from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import Verdict
 
 P2P_DISABLE, P2P_LEVEL, SHM_DISABLE, HOSTID = "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID"
 
@@ -68,16 +69,18 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
 
 def _p2p(run: Circumstances) -> Found:
     """Variables that keep NCCL off peer access that it would take by default."""
-    if not run.asked_of_nccl:
-        return
+    return _blamed(run) if run.asked_of_nccl else iter(())
+
+
+def _blamed(run: Circumstances, *first: str) -> Found:
+    """The pairs inside nodes by the variables that keep NCCL off their peer access, after those that all pairs have."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     for pair in run.inside:
-        names = tuple(_keeping_off(run, pair))
-        if names:
-            by_variables.setdefault(names, set()).add(pair)
+        by_variables.setdefault((*first, *_keeping_off(run, pair)), set()).add(pair)
     for names, pairs in by_variables.items():
         blamed: dict[str, Iterable[str]] = {name: run.values(name) for name in names}
-        yield blame(run, blamed, Confidence.PROVEN, frozenset(pairs))
+        if blamed:
+            yield blame(run, blamed, Confidence.PROVEN, frozenset(pairs))
 
 
 def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
@@ -95,12 +98,15 @@ def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
 
 
 def _shm(run: Circumstances) -> Found:
+    """No shared memory; a network is taken where a variable keeps NCCL off peer access too, which is named beside."""
     if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
-        yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, _inside(run))
+        if run.inside:
+            yield from _blamed(run, SHM_DISABLE)
+        else:
+            yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, None)
 
 
-def _inside(run: Circumstances) -> frozenset[Pair]:
-    return frozenset(run.inside)
+_NO_LINK_LOST = "nothing to repair: both ranks use one GPU; unset NCCL_HOSTID makes them ranks of one host"
 
 
 def _hostid(run: Circumstances) -> Found:
@@ -108,10 +114,25 @@ def _hostid(run: Circumstances) -> Found:
     values = run.values(HOSTID)
     if not run.asked_of_nccl or not any(values):
         return
-    by_rank = {each.rank: each.environment.get(HOSTID) for each in run.facts}
-    if run.staged is None and len(set(by_rank.values())) < 2:
+    by_rank = {each.rank: _value(each, HOSTID) for each in run.facts}
+    ids = set(by_rank.values())
+    if len(ids) < 2 and (run.staged is None or any(ids)):
         return
-    yield blame(run, {HOSTID: values}, Confidence.PROVEN, _inside(run))
+    of_ranks = len(ids) > 1 and all(isinstance(each, RankIdentity) for each in run.wiring.gpus)
+    pairs = {pair for pair in run.inside if not of_ranks or by_rank.get(pair[0]) != by_rank.get(pair[1])}
+    shared = {pair for pair in pairs if run.wiring.one_gpu(pair)}
+    if pairs - shared:
+        yield blame(run, {HOSTID: values}, Confidence.PROVEN, frozenset(pairs - shared))
+    if shared:
+        seen = blame(run, {HOSTID: values}, Confidence.PROVEN, frozenset(shared))
+        yield replace(seen, severity=Verdict.SKIP, cure=_NO_LINK_LOST, quiet=True)
+
+
+def split_by_design(run: Circumstances, ranks: Pair) -> str:
+    """The reason why ranks of one GPU use a network, where NCCL_HOSTID makes them ranks of different hosts; else ''."""
+    if not run.wiring.one_gpu(ranks) or len({_value(each, HOSTID) for each in run.facts if each.rank in ranks}) < 2:
+        return ""
+    return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
 
 def _policy(run: Circumstances) -> Found:
@@ -163,7 +184,10 @@ def _log_shm(staged: Staged) -> LoggedReason | None:
 
 def _log_hostid(staged: Staged) -> LoggedReason | None:
     by_network = staged.inside and staged.network is not None
-    return in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
+    reason = in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
+    if reason is None or not staged.one_gpu:
+        return reason
+    return reason._replace(advice=_NO_LINK_LOST, by_design=True)
 
 
 def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -230,7 +254,6 @@ _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 def _variable(
     id_: str,
     title: str,
-    effects: tuple[Effect, ...],
     look: Look,
     log: Callable[[Staged], LoggedReason | None],
     names: str,
@@ -240,7 +263,6 @@ def _variable(
     return Condition(
         id=id_,
         title=title,
-        effects=effects,
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
         "/etc/nccl.conf; `set by environment to` in NCCL's log",
@@ -259,7 +281,6 @@ NCCL_SETTINGS = Family.of(
     _variable(
         "nccl-p2p-disabled",
         "NCCL_P2P_DISABLE=1 or a low NCCL_P2P_LEVEL: NCCL uses SHM instead of P2P, without a warning",
-        (Effect.STAGED,),
         _p2p,
         _log_p2p,
         f"{P2P_DISABLE} {P2P_LEVEL}",
@@ -267,7 +288,6 @@ NCCL_SETTINGS = Family.of(
     _variable(
         "nccl-shm-disabled",
         "NCCL_SHM_DISABLE=1: NCCL uses NET/Socket between GPUs of one host",
-        (Effect.NETWORK_INSIDE,),
         _shm,
         _log_shm,
         SHM_DISABLE,
@@ -276,7 +296,6 @@ NCCL_SETTINGS = Family.of(
     _variable(
         "nccl-hostid",
         "NCCL_HOSTID makes NCCL take ranks of one host for ranks of several: NET/Socket inside a node",
-        (Effect.NETWORK_INSIDE, Effect.STAGED),
         _hostid,
         _log_hostid,
         HOSTID,
@@ -285,7 +304,6 @@ NCCL_SETTINGS = Family.of(
     Condition(
         id="nccl-default-level",
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
-        effects=(Effect.STAGED,),
         detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
         settles="gpubench allreduce --evidence, and the same with NCCL_P2P_LEVEL=SYS",
         cure="nothing to repair. Whether to override it, an A/B run says: gpubench allreduce --sizes 64M:1G, then "
@@ -298,7 +316,6 @@ NCCL_SETTINGS = Family.of(
     Condition(
         id=_NETWORK_TAKEN,
         title="NCCL uses NET inside one node without being told to",
-        effects=(Effect.NETWORK_INSIDE,),
         detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: does it fail, or take another way?",
         cure="NCCL_NET_DISABLE_INTRA=1, where that run is faster",

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import BYTES, Condition, Family, Found, Look, Sighting, Slowed
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting
 from gpubench.conditions.definition.nccl_values import Chosen, chosen, number
 from gpubench.conditions.definition.sightings import of_ranks
 from gpubench.conditions.nccl_settings import blame
 from gpubench.model.facts.performance_settings import logs_every_operation
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.results.rows.causes import Effect
 
 Weighed = Callable[[int], Confidence | None]
 """How sure it is that a value slows NCCL down; None where it does not."""
@@ -231,13 +230,11 @@ _PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/
 _UNSET = "unset {}, or take it out of the file that sets it: NCCL's own choice is measured per size"
 
 
-def _slow(id_: str, title: str, detection: str, names: str, look: Look, slows: tuple[Slowed, ...] = ()) -> Condition:
+def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
     """A condition of variables that slow NCCL down."""
     return Condition(
         id=id_,
         title=title,
-        effects=(Effect.SLOW,),
-        slows=slows,
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
@@ -258,7 +255,6 @@ NCCL_TUNING = Family.of(
         f"there are few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
         " ".join((*_MOST, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
         _few_channels,
-        BYTES,
     ),
     _slow(
         "nccl-p2p-memcpy",
@@ -266,7 +262,6 @@ NCCL_TUNING = Family.of(
         "NCCL_P2P_DIRECT_DISABLE alone is weak: on four H200s it cost nothing",
         "NCCL_P2P_USE_CUDA_MEMCPY NCCL_P2P_DIRECT_DISABLE",
         _memcpy,
-        BYTES,
     ),
     _slow(
         "nccl-small-buffers",
@@ -274,7 +269,6 @@ NCCL_TUNING = Family.of(
         "below NCCL's own; proven from a quarter of it down. NCCL reads no units: 4M means 4 bytes",
         " ".join(_OWN_BYTES),
         _small_buffers,
-        BYTES,
     ),
     _slow(
         "nccl-algorithm-forced",
@@ -289,7 +283,6 @@ NCCL_TUNING = Family.of(
         f"multiples of {_WARP} below NCCL's own, which over PCIe is {_OWN_THREADS_OVER_PCIE}",
         "NCCL_NTHREADS NCCL_LL128_NTHREADS",
         _few_threads,
-        BYTES,
     ),
     _slow(
         "nccl-debug-trace",
@@ -297,7 +290,6 @@ NCCL_TUNING = Family.of(
         "levels and subsystems that write a line an operation; small sizes take longer",
         "NCCL_DEBUG NCCL_DEBUG_SUBSYS",
         _debug,
-        (Slowed.LAUNCHES,),
     ),
     _slow(
         "nccl-plugin",
@@ -313,7 +305,6 @@ NCCL_TUNING = Family.of(
         "counts where the GPUs can do multicast, and is weak: it costs nothing where NCCL would not use it",
         "NCCL_NVLS_ENABLE",
         _nvls_off,
-        (Slowed.NVLINK,),
     ),
     link=_ENV,
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, Unread, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, joined
 from gpubench.conditions.definition.log_evidence import SOCKET, LoggedReason, Staged, by_sockets, remark_in_log
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
@@ -14,7 +14,6 @@ from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.selection import Pair
-from gpubench.model.results.rows.causes import Effect
 
 _IB_HCA = "NCCL_IB_HCA"
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
@@ -218,8 +217,6 @@ def _log_despite(staged: Staged) -> LoggedReason | None:
     return None
 
 
-_SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)
-
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
@@ -251,7 +248,6 @@ NETWORK = Family.of(
     Condition(
         id="nccl-ib-hca-half-port",
         title="NCCL_IB_HCA takes one of two devices behind one port: half of its rate (12 to 13 GB/s on DGX Spark)",
-        effects=(Effect.SLOW,),
         detection="NCCL_IB_HCA against the RDMA devices that share a physical port (sys_image_guid, phys_port_name)",
         settles="ibdev2netdev; gpubench allreduce with both devices, and with one",
         cure="name both devices of the port in NCCL_IB_HCA",
@@ -304,7 +300,6 @@ NETWORK = Family.of(
     Condition(
         id="no-rdma-nic",
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
-        effects=(*_SOCKETS, Effect.NO_GPUDIRECT),
         detection="no active RDMA device on a node of several; `NET/IB : No device found` on both in NCCL's log",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
         cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets do better with "
@@ -324,7 +319,5 @@ NETWORK = Family.of(
         in_log=_log_despite,
         general=True,
     ),
-    effects=_SOCKETS,
-    slows=(Slowed.NETWORK,),
     link=_ENV,
 )

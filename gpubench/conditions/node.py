@@ -10,7 +10,6 @@ from gpubench.conditions.definition.condition import (
     Found,
     Look,
     Sighting,
-    Slowed,
     in_each_node,
     joined,
 )
@@ -19,7 +18,6 @@ from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.units import compress_names
 
 _MOST_CPUS = 65_536
@@ -223,7 +221,6 @@ NODE = Family.of(
     Condition(
         id="wsl",
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
-        effects=(Effect.STAGED,),
         detection="/proc/version names Microsoft, or /dev/dxg is there",
         settles="uname -r",
         cure="nothing to repair under WSL: boot Linux itself for P2P",
@@ -235,19 +232,16 @@ NODE = Family.of(
     Condition(
         id="vm-flat-topology",
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
-        effects=(Effect.NO_GPUDIRECT, Effect.SLOW),
         detection="a virtual machine whose GPUs and RDMA NICs all hang on one host bridge, without NCCL_TOPO_FILE",
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
         cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
-        slows=(Slowed.NETWORK,),
         look=_flat,
         implies=("gpudirect-too-far",),
     ),
     Condition(
         id="topology-file-wrong",
         title="NCCL_TOPO_FILE is of another machine, or cannot be read",
-        effects=(Effect.SLOW, Effect.NO_GPUDIRECT),
         detection="bus ids in the file against those of the node's GPUs and NICs",
         settles="gpubench topo --from FILE beside gpubench topo",
         cure="unset NCCL_TOPO_FILE, or take the file made for this machine type",
@@ -257,13 +251,11 @@ NODE = Family.of(
     Condition(
         id="numa-far",
         title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
-        effects=(Effect.SLOW,),
         detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; of p2p in one process "
         "against those of every GPU",
         settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
         cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
         link="https://github.com/NVIDIA/nccl/issues/1674",
-        slows=(Slowed.LAUNCHES, Slowed.PCIE),
         look=_numa,
     ),
     Condition(

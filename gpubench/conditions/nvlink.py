@@ -5,7 +5,7 @@ from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed, in_each_node, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import (
     of_every_gpu,
@@ -222,7 +222,6 @@ NVLINK = Family.of(
     Condition(
         id="nvlink-disabled",
         title="NVLink is switched off by a driver setting (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
-        effects=(Effect.STAGED, Effect.SLOW),
         detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
         cure="take the setting out of /etc/modprobe.d and reboot",
@@ -238,7 +237,6 @@ NVLINK = Family.of(
             "cudaErrorSystemNotReady",
             "Fabric State : In Progress",
         ),
-        effects=(Effect.STAGED,),
         detection="no process nv-fabricmanager on a host with NVSwitches whose GPUs' fabric is not ready",
         settles="systemctl status nvidia-fabricmanager",
         cure="systemctl enable --now nvidia-fabricmanager, of the driver's version",
@@ -249,7 +247,6 @@ NVLINK = Family.of(
     Condition(
         id="fabric-manager-version",
         title="Fabric manager version does not match the NVIDIA driver version",
-        effects=(Effect.STAGED,),
         detection="the version in its log against the driver's, where the GPUs' fabric is not ready",
         settles="nv-fabricmanager --version; nvidia-smi",
         cure="install nvidia-fabricmanager of the driver's version, then restart it",
@@ -260,7 +257,6 @@ NVLINK = Family.of(
     Condition(
         id=_NOT_READY,
         title="The NVLink fabric is not ready: fabric state is not Completed, P2P over NVLink refused (NS)",
-        effects=(Effect.STAGED,),
         detection="nvmlDeviceGetGpuFabricInfo; or the driver's refusal between GPUs whose links to NVSwitches are "
         "active; `P2P is disabled between NVLINK connected GPUs` in NCCL's log",
         settles="nvidia-smi -q | grep -A 12 Fabric",
@@ -278,7 +274,6 @@ NVLINK = Family.of(
     Condition(
         id="fabric-differs",
         title="A GPU is in another NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
-        effects=(Effect.STAGED,),
         detection="nvmlDeviceGetGpuFabricInfo: clique and cluster of every GPU whose fabric is ready, against its node",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
@@ -291,7 +286,6 @@ NVLINK = Family.of(
     Condition(
         id="nvlinks-all-down",
         title="All NVLinks of a GPU are inactive on a board with NVSwitches",
-        effects=(Effect.STAGED, Effect.SLOW),
         detection="no active link of a GPU that has some, beside NVSwitches, or whose fabric was ready",
         check="nvlink_active",
         likely="the board, its driver settings (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth), or Xid 74",
@@ -306,7 +300,6 @@ NVLINK = Family.of(
         id=_DOWN,
         title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
         seen_as=("Link 4: <inactive>", "Xid 74"),
-        effects=(Effect.STAGED, Effect.SLOW),
         detection="active links of each GPU, and of pairs, against those of its siblings",
         check="nvlink_active",
         likely="a bridge or board not seated, a failed link (Xid 74), or a setting (NVreg_NvLinkDisable, "
@@ -351,6 +344,4 @@ NVLINK = Family.of(
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,
     ),
-    effects=(Effect.SLOW,),
-    slows=(Slowed.NVLINK,),
 )

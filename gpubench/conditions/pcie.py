@@ -8,7 +8,6 @@ from gpubench.conditions.definition.condition import (
     Family,
     Found,
     Look,
-    Slowed,
     Unread,
     in_each_node,
     joined,
@@ -20,7 +19,6 @@ from gpubench.model.facts.snapshot import GpuFacts, NicKind, PcieLink
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Device, Topology
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
@@ -153,16 +151,12 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
     return {gpu.place.host_bridge for gpu in found if gpu is not None and gpu.place.host_bridge is not None}
 
 
-_SLOW = (Effect.SLOW,)
-
-
 def _link(id_: str, title: str, detection: str, look: Look, link: str, *aliases: str) -> Condition:
     """A condition of links that trained low."""
     return Condition(
         id=id_,
         title=title,
         seen_as=("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",),
-        effects=_SLOW,
         detection=detection,
         settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
         check="pcie_link",
@@ -206,7 +200,6 @@ PCIE = Family.of(
         id="pcie-errors",
         title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on the way of a GPU",
         seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
-        effects=_SLOW,
         detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
         f"{FEW_MEANWHILE} that come while p2p or check runs, or any that cannot be corrected; weak where they were "
         "read once: totals far above those of siblings, or fatal ones",
@@ -221,7 +214,6 @@ PCIE = Family.of(
         id="posted-write-collapse",
         title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
         "do not",
-        effects=(Effect.SLOW,),
         detection="gpubench p2p's patterns: the same pairs at once, over PCIe, read more than twice as fast as "
         "they write",
         settles="gpubench p2p: the lines `all to all`, write and read; pair by pair both are fine",
@@ -233,7 +225,6 @@ PCIE = Family.of(
     Condition(
         id="staging-shares-uplink",
         title="Pairs under one PCIe switch are slower through host memory than pairs under two",
-        effects=(Effect.SLOW,),
         detection="pairs without P2P by design, through host memory, below one switch",
         settles="gpubench p2p: PIX pairs slower than SYS pairs",
         cure="nothing to repair: both ways share the switch's uplink; spread such ranks over switches",
@@ -241,5 +232,4 @@ PCIE = Family.of(
         look=_shared_uplink,
         by_design=True,
     ),
-    slows=(Slowed.PCIE, Slowed.NETWORK),
 )

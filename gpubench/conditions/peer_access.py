@@ -13,7 +13,6 @@ from gpubench.model.paths.path_types import is_nvlink
 from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import P2P_STATUS, Topology
-from gpubench.model.results.rows.causes import Effect
 
 _REFUSED = "peer-access-refused"
 _MIB = 2**20
@@ -291,5 +290,4 @@ PEER_ACCESS = Family.of(
         look=_bar1,
         implies=(_REFUSED,),
     ),
-    effects=(Effect.STAGED,),
 )

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.conditions.definition.nccl_values import number
 from gpubench.conditions.definition.sightings import of_ranks
 from gpubench.conditions.nccl_settings import blame
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.results.rows.causes import Effect
 
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -72,7 +71,6 @@ PROCESS = Family.of(
     Condition(
         id="tool-attached",
         title="A debugger, sanitizer or profiler is attached: gdb, strace, compute-sanitizer, nsys, ncu",
-        effects=(Effect.SLOW,),
         seen_as=("========= COMPUTE-SANITIZER",),
         detection="TracerPid in /proc/self/status; their libraries in /proc/self/maps; CUDA_INJECTION64_PATH or "
         "NVTX_INJECTION64_PATH, which load one",
@@ -84,25 +82,21 @@ PROCESS = Family.of(
     Condition(
         id="cuda-launch-blocking",
         title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU is done",
-        effects=(Effect.SLOW,),
         detection="CUDA_LAUNCH_BLOCKING in the environment of every rank; small sizes take longer",
         settles="gpubench allreduce, and the same without: env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
         cure="unset CUDA_LAUNCH_BLOCKING",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
-        slows=(Slowed.LAUNCHES,),
         look=_blocking,
     ),
     Condition(
         id="cuda-max-connections",
         title="CUDA_DEVICE_MAX_CONNECTIONS=1: all streams of a process share one queue to the GPU",
-        effects=(Effect.SLOW,),
         detection="CUDA_DEVICE_MAX_CONNECTIONS in the environment of every rank. Alone it costs a collective nothing; "
         "a kernel of another stream that waits holds up what comes after it. Megatron sets it on purpose, for the "
         "order of computation and communication",
         settles="gpubench overlap, and the same without: env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
         cure="unset CUDA_DEVICE_MAX_CONNECTIONS, unless the framework asks for 1",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
-        slows=(Slowed.LAUNCHES,),
         look=_connections,
     ),
 )

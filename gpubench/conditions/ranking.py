@@ -8,16 +8,17 @@ from gpubench.conditions.definition.condition import (
     BESIDE,
     Condition,
     Sighting,
-    Slowed,
     Unread,
     joined,
     joined_seen,
     with_ids,
 )
-from gpubench.conditions.definition.log_evidence import Staged
+from gpubench.conditions.definition.explains import Medium, PathKind, Relation, Slowed
+from gpubench.conditions.definition.log_evidence import SOCKET, Staged
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.transport import Transport, TransportKind
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict, overall
@@ -30,16 +31,6 @@ UNKNOWN = Explanation(
 """What is said where nothing was found: no cause is named without evidence."""
 
 _SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
-_SOCKET = "Socket"
-
-_EXPLAINS: Mapping[Effect, tuple[Effect, ...]] = {
-    Effect.STAGED: (Effect.STAGED,),
-    Effect.NETWORK_INSIDE: (Effect.NETWORK_INSIDE, Effect.STAGED),
-    Effect.SOCKETS: (Effect.SOCKETS,),
-    Effect.NO_GPUDIRECT: (Effect.NO_GPUDIRECT,),
-}
-"""By what is seen of a path, which effects explain it: a network inside a node means that neither peer access nor
-shared memory was to be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +100,17 @@ class Diagnosis:
     named: tuple[Named, ...]
     unread: Mapping[str, tuple[Unread, ...]]
 
-    def explaining(self, symptoms: Mapping[Pair, Effect]) -> tuple[Named, ...]:
-        """The causes that explain what is seen of some pairs, the likeliest first.
+    def explaining(self, paths: Mapping[Pair, PathKind]) -> tuple[Named, ...]:
+        """The causes that can explain the paths of some pairs, the likeliest first.
 
         A policy, or hardware without a direct path, comes first where it explains all of them, and last where it does
         not. Of others the surest come first, then what is not general, then what explains most pairs.
         """
-        asked = {effect for seen in symptoms.values() for effect in _EXPLAINS[seen]}
-        able = [named for named in self.named if asked & set(named.cause.effects)]
-        found = [(named, *_explained(named, symptoms)) for named in able]
+        able = [named for named in self.named if not named.cause.explains.paths.isdisjoint(paths.values())]
+        found = [(named, *_explained(named, paths)) for named in able]
         ranked = sorted(
             ((touching, len(pairs)) for _, touching, pairs in found if touching is not None),
-            key=lambda each: (_place_of_design(each[0], each[1] == len(symptoms)), *_surest(each[0]), -each[1]),
+            key=lambda each: (_place_of_design(each[0], each[1] == len(paths)), *_surest(each[0]), -each[1]),
         )
         return tuple(named for named, _ in ranked)
 
@@ -131,7 +121,7 @@ class Diagnosis:
         """
 
         def place(named: Named) -> int:
-            slows = named.cause.slows
+            slows = named.cause.explains.slows
             return min((number for number, each in enumerate(slowed) if not slows or each in slows), default=-1)
 
         found = [(named, place(named)) for named in self.of_effect(Effect.SLOW)]
@@ -151,21 +141,15 @@ class Diagnosis:
         return tuple(named for named in self.named if set(effects) & set(named.effects))
 
 
-def _explained(named: Named, symptoms: Mapping[Pair, Effect]) -> tuple[Named | None, list[Pair]]:
+def _explained(named: Named, paths: Mapping[Pair, PathKind]) -> tuple[Named | None, list[Pair]]:
     """The cause as far as it explains any of these, and which."""
+    able = [each for each in named.sightings if not each.effects or not set(each.effects) <= set(BESIDE)]
     pairs = [
         pair
-        for pair, seen in symptoms.items()
-        if any(each.touches(pair) and _does(named.cause, each, seen) for each in named.sightings)
+        for pair, kind in paths.items()
+        if kind in named.cause.explains.paths and any(each.touches(pair) for each in able)
     ]
     return (named.touching(pairs) if pairs else None), pairs
-
-
-def _does(cause: Condition, sighting: Sighting, seen: Effect) -> bool:
-    """True if a cause, as it was seen here, does what is seen of a path."""
-    effects = set(sighting.effects or cause.effects)
-    # By design a node goes through shared memory: no design has it take a network.
-    return bool(effects & set(_EXPLAINS[seen])) and (seen in effects or not cause.by_design)
 
 
 def _place_of_design(named: Named, whole: bool) -> int:  # noqa: FBT001 - how much of it is explained
@@ -215,28 +199,38 @@ def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
     return other.gpus is not None and other.gpus <= frozenset[int]().union(*(each.gpus or () for each in wide))
 
 
-def symptoms(run: Circumstances, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, Effect]:
-    """The symptoms of pairs that go through host memory."""
-    return {pair: _symptom(run, pair, transports) for pair, transports in staged.items()}
+def path_kinds(wiring: Wiring, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, PathKind]:
+    """The kinds of the paths of pairs that go through host memory."""
+    return {pair: PathKind(relation(wiring, pair), _medium(transports)) for pair, transports in staged.items()}
 
 
-def _symptom(run: Circumstances, pair: Pair, transports: Sequence[Transport]) -> Effect:
+def relation(wiring: Wiring, pair: Pair) -> Relation:
+    """Where the two ends of a pair are."""
+    if wiring.one_gpu(pair):
+        return Relation.ONE_GPU
+    if wiring.together(pair):
+        return Relation.ONE_NODE
+    return Relation.ONE_DOMAIN if wiring.in_one_domain(pair) else Relation.TWO_NODES
+
+
+def _medium(transports: Sequence[Transport]) -> Medium:
     networks = [each.network for each in transports if each.network is not None]
-    if run.wiring.together(pair):
-        return Effect.NETWORK_INSIDE if networks else Effect.STAGED
-    return Effect.SOCKETS if _SOCKET in networks else Effect.NO_GPUDIRECT
+    if networks:
+        return Medium.SOCKET if SOCKET in networks else Medium.RDMA
+    return Medium.SHM if any(each.kind is TransportKind.SHM for each in transports) else Medium.HOST_MEMORY
 
 
 def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
-    """The first cause that NCCL's log shows, the special ones before the general; None where it shows none."""
-    for cause in sorted(causes, key=lambda each: each.general):
+    """The first cause that can explain a path and that NCCL's log shows, the special ones before the general."""
+    able = [each for each in causes if not each.explains.paths.isdisjoint(staged.kinds)]
+    for cause in sorted(able, key=lambda each: each.general):
         reason = None if cause.in_log is None else cause.in_log(staged)
         if reason is not None:
             return Explanation(
                 cause.id,
                 reason.evidence,
                 reason.advice,
-                by_design=cause.by_design and reason.is_proven,
+                by_design=(cause.by_design or reason.by_design) and reason.is_proven,
                 in_doubt=cause.by_design and not reason.is_proven,
             )
     return None

@@ -4,7 +4,7 @@ from collections import Counter
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed, Unread, in_each_node, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Unread, in_each_node, joined
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_device, of_node, rdma_nics, sureness
 from gpubench.model.facts.error_counts import port_errors
 from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
@@ -44,7 +44,7 @@ def _ports_down(run: Circumstances) -> Found:
             if not _is_spare(node, nic):
                 seen = f"port is {nic.state}" + (": none of the node is left" if every and len(down) > 1 else "")
                 confidence = Confidence.PROVEN if every else Confidence.LIKELY
-                yield of_device(run, number, nic, seen, confidence, effects=() if every else _SLOW)
+                yield of_device(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
 
 
 @in_each_node
@@ -172,8 +172,6 @@ def _nics_differ(run: Circumstances) -> Found:
             yield of_node(run, number, f"{count} RDMA NICs are up, on other nodes {most}", Confidence.LIKELY)
 
 
-_SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)
-
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
 
@@ -185,7 +183,6 @@ RDMA_PORTS = Family.of(
         id="rdma-port-down",
         title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
         seen_as=("State: Down", "Physical state: Polling", "State: Initializing", "Got async event : port error"),
-        effects=(Effect.SOCKETS, Effect.SLOW),
         detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
         check="nic_state",
         expected="active",
@@ -275,7 +272,6 @@ RDMA_PORTS = Family.of(
         id="roce-gid-index",
         title="NCCL_IB_GID_INDEX names a GID that is no RoCE v2 address",
         seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
-        effects=(Effect.SLOW, Effect.WRONG),
         detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
         settles="show_gids",
         cure="unset NCCL_IB_GID_INDEX: NCCL 2.21 and later finds the address",
@@ -291,6 +287,4 @@ RDMA_PORTS = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),
-    effects=_SLOW,
-    slows=(Slowed.NETWORK,),
 )

@@ -9,7 +9,6 @@ from gpubench.conditions.definition.condition import (
     Family,
     Found,
     Sighting,
-    Slowed,
     Unread,
     in_each_node,
     joined,
@@ -20,7 +19,6 @@ from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology
-from gpubench.model.results.rows.causes import Effect
 
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _DIRECT = "direct_translated"
@@ -195,7 +193,6 @@ REDIRECTION = Family.of(
     Condition(
         id="acs-redirect",
         title="PCIe ACS redirects P2P between GPUs through the CPU's root port: half the bandwidth, or a hang",
-        effects=(Effect.SLOW, Effect.WRONG),
         detection="request redirect, completion redirect or upstream forwarding in the ACS registers of the "
         "bridges between two GPUs (needs root); else two GPUs of one switch in different IOMMU groups",
         settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
@@ -210,7 +207,6 @@ REDIRECTION = Family.of(
     Condition(
         id="acs-nic-redirect",
         title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: InfiniBand bandwidth halved",
-        effects=(Effect.SLOW,),
         detection="the ACS registers of the bridges between a GPU and an RDMA NIC below one switch (needs root), "
         "or their IOMMU groups",
         settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
@@ -226,7 +222,6 @@ REDIRECTION = Family.of(
         id="iommu-translating",
         title="The IOMMU translates (not iommu=pt): P2P over PCIe slow, corrupt or hanging",
         seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
-        effects=(Effect.SLOW, Effect.WRONG),
         detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
         check="redirection",
         expected="identity: iommu=pt, or no IOMMU",
@@ -237,5 +232,4 @@ REDIRECTION = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),
-    slows=(Slowed.PCIE, Slowed.NETWORK),
 )

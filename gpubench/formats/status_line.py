@@ -47,8 +47,9 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
 
     rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
     if rows:
-        peak = max(rows, key=lambda row: row.busbw_gb_s)
-        yield _Figure("peak_busbw_gb_s", round(peak.busbw_gb_s, 3), peak.limit_gb_s)
+        peak = max(rows, key=lambda row: row.reached_gb_s)
+        if peak.busbw_gb_s is not None:
+            yield _Figure("peak_busbw_gb_s", round(peak.busbw_gb_s, 3), peak.limit_gb_s)
         yield _Figure("time_us_smallest", round(min(rows, key=lambda row: (row.size_bytes, row.time_us)).time_us, 3))
         if any(row.wrong is not None for row in rows):
             yield _Figure("wrong_elements", sum(row.wrong or 0 for row in rows))

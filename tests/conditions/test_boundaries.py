@@ -8,6 +8,7 @@ import pytest
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import Unread, joined_seen
+from gpubench.conditions.definition.explains import Medium, PathKind, Relation
 from gpubench.conditions.definition.log_evidence import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
@@ -19,12 +20,12 @@ from gpubench.model.facts.snapshot import NicKind, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.rows.checks import CHECKS_SECTION
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, below_a_switch, job_of, simulated, with_nodes, with_ranks
 
 MIB = 2**20
+SHM, SOCKETS = (PathKind(Relation.ONE_NODE, each) for each in (Medium.SHM, Medium.SOCKET))
 
 
 def board() -> Job:
@@ -138,9 +139,9 @@ def test_why_something_is_not_known_is_the_reason_that_is_known() -> None:
 def test_a_policy_comes_first_where_it_explains_all_and_else_last() -> None:
     job = with_variables(planted("nccl-default-level"), NCCL_SHM_DISABLE="1", NCCL_PROTO="LL")
     diagnosis = with_ranks(job, lambda each: replace(each, shm_device=each.rank)).diagnosis()
-    staged = dict.fromkeys(((0, 1), (1, 0)), Effect.STAGED)
+    staged = dict.fromkeys(((0, 1), (1, 0)), SHM)
     assert [each.cause.id for each in diagnosis.explaining(staged)][0] == "nccl-default-level"  # noqa: RUF015
-    network = {**staged, (0, 1): Effect.NETWORK_INSIDE}
+    network = {**staged, (0, 1): SOCKETS}
     assert [each.cause.id for each in diagnosis.explaining(network)][-1] == "nccl-default-level"
 
 
@@ -158,7 +159,7 @@ def test_a_list_of_what_was_seen_ends_where_it_gets_long() -> None:
     assert joined_seen(["a", "b", "c", "d"]) == "a; b; c; and 1 more"
 
 
-def explained(job: Job, *pairs: Pair, by: Effect = Effect.STAGED) -> list[tuple[str, list[str]]]:
+def explained(job: Job, *pairs: Pair, by: PathKind = SHM) -> list[tuple[str, list[str]]]:
     found = job.diagnosis().explaining(dict.fromkeys(pairs, by))
     return [(each.cause.id, [below.cause.id for below in each.implied]) for each in found]
 
@@ -169,10 +170,11 @@ def test_a_cause_explains_the_pairs_that_it_touches_and_what_follows_from_it_sta
     assert explained(job, (2, 3)) == []
 
 
-def test_a_network_inside_a_node_is_explained_by_what_takes_peer_access_away_and_by_no_policy() -> None:
-    network = Effect.NETWORK_INSIDE
-    assert explained(planted("nccl-p2p-disabled"), (0, 1), by=network) == [("nccl-p2p-disabled", [])]
-    assert explained(planted("nccl-default-level"), (0, 1), by=network) == []
+def test_rdma_inside_a_node_is_explained_by_what_takes_peer_access_away_and_by_no_policy() -> None:
+    rdma = PathKind(Relation.ONE_NODE, Medium.RDMA)
+    assert explained(planted("nccl-p2p-disabled"), (0, 1), by=rdma) == [("nccl-p2p-disabled", [])]
+    assert explained(planted("nccl-p2p-disabled"), (0, 1), by=SOCKETS) == [], "shared memory would be left"
+    assert explained(planted("nccl-default-level"), (0, 1), by=rdma) == []
 
 
 def test_what_keeps_nodes_apart_is_found_between_two() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.definition.condition import Slowed
+from gpubench.conditions.definition.explains import Slowed
 from gpubench.conditions.definition.nccl_values import chosen, number
 from gpubench.conditions.ranking import Named
 from gpubench.conditions.registry import ids_now

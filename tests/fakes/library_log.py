@@ -10,9 +10,9 @@ HEAD = "vm:4310:4310 [0] NCCL INFO "
 _TUNING = re.compile(rb"AllReduce: (\d+) Bytes -> Algo ")
 
 
-def recorded(name: str, rank: int) -> list[bytes]:
-    """What that rank of four H200s wrote, by the folder of the run."""
-    return sorted((LOGS / f"h200x4-{name}").glob("*.log"))[rank].read_bytes().splitlines()
+def recorded(name: str, rank: int, machine: str = "h200x4") -> list[bytes]:
+    """What that rank wrote, by the folder of the run."""
+    return sorted((LOGS / f"{machine}-{name}").glob("*.log"))[rank].read_bytes().splitlines()
 
 
 def said(*messages: str) -> list[bytes]:

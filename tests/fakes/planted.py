@@ -775,6 +775,7 @@ CHECKED: tuple[Plant, ...] = (
         "straggler",
         lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 346.1, time_us_slowest_rank=1700.0),)),
     ),
+    Plant("above-limit", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 4000.0),))),
     Plant("not-measured", lambda: _measured(_h100(), failed={Need.PEER_COPIES: "did not end within 120 s"})),
 )
 """Of conditions that a check alone reports."""

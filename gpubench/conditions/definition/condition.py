@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.explains import EXPLAINS, NOTHING, Explains
 from gpubench.conditions.definition.log_evidence import LoggedReason, Staged
 from gpubench.conditions.definition.severity import SEVERITIES
 from gpubench.model.paths.evidence import Confidence
@@ -17,17 +17,6 @@ from gpubench.model.terms.verdict import Finding, Verdict
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
 """Effects that are worth knowing where they explain no host memory."""
 
-
-class Slowed(StrEnum):
-    """The part of an operation that a cause of a slower path makes longer."""
-
-    LAUNCHES = "launches and small sizes"
-    NVLINK = "bytes over NVLink"
-    PCIE = "bytes over PCIe"
-    NETWORK = "bytes between nodes"
-
-
-BYTES = (Slowed.NVLINK, Slowed.PCIE, Slowed.NETWORK)
 
 _MOST_SUBJECTS = 4
 _MOST_SEEN = 3
@@ -101,11 +90,10 @@ class Condition:
     is behind it; its severity stands in the table of all conditions. Without a check it is told where it stands in the
     way of a path.
 
-    As a cause: `effects` are what it does to paths, none where it explains nothing of them; `slows` what takes longer
-    where it makes them slow, all of it where nothing is said; `settles` what would settle a doubt; `in_log` finds it in
-    NCCL's log of a pair, `in_job` in all that a job logs, where it ended the job; `implies` are the ids of those that
-    follow from it and are listed below it. `by_design` marks policies and hardware: nothing to repair. `general` marks
-    what is said where nothing more special is found.
+    As a cause: what it can explain stands in the table of all causes; `settles` what would settle a doubt; `in_log`
+    finds it in NCCL's log of a pair, `in_job` in all that a job logs, where it ended the job; `implies` are the ids of
+    those that follow from it and are listed below it. `by_design` marks policies and hardware: nothing to repair.
+    `general` marks what is said where nothing more special is found.
     """
 
     id: str
@@ -117,8 +105,6 @@ class Condition:
     check: str = ""
     expected: str = "none"
     likely: str = ""
-    effects: tuple[Effect, ...] = ()
-    slows: tuple[Slowed, ...] = ()
     settles: str = ""
     seen_as: tuple[str, ...] = ()
     in_log: Callable[[Staged], LoggedReason | None] | None = None
@@ -133,6 +119,16 @@ class Condition:
         """Its severity in every command; None for a cause alone, which is as grave as its effects."""
         grade = SEVERITIES.get(self.id)
         return None if grade is None else grade.severity
+
+    @property
+    def explains(self) -> Explains:
+        """What it can explain of paths; nothing where it is no cause."""
+        return EXPLAINS.get(self.id, NOTHING)
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """The same in words."""
+        return self.explains.effects
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
         """The findings of this condition's check; a design that somebody may want is none."""
@@ -182,16 +178,10 @@ class Family:
         name: str,
         title: str,
         *conditions: Condition,
-        effects: tuple[Effect, ...] = (),
-        slows: tuple[Slowed, ...] = (),
         link: str = "",
     ) -> "Family":
-        """A family of some conditions: effects, `slows` and link are those of all that name none of their own."""
-        full = (
-            replace(each, effects=each.effects or effects, slows=each.slows or slows, link=each.link or link)
-            for each in conditions
-        )
-        return cls(name, title, tuple(full))
+        """A family of some conditions: the link is that of all that name none of their own."""
+        return cls(name, title, tuple(replace(each, link=each.link or link) for each in conditions))
 
 
 _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpubench.conditions.definition.explains import Medium, PathKind, Relation
 from gpubench.model.paths.nccl_log import Note, RemarkKind
 
 OFF = ("", "0")
@@ -60,6 +61,19 @@ class Staged:
         return self.one_node or self.same_machine
 
     @property
+    def kinds(self) -> tuple[PathKind, ...]:
+        """The kinds of paths that this may be: of two machines a log does not say whether NVLinks join them."""
+        inside = [Relation.ONE_GPU if self.one_gpu else Relation.ONE_NODE]
+        relations = inside if self.inside else [Relation.ONE_DOMAIN, Relation.TWO_NODES]
+        medium = Medium.SHM if self.network is None else Medium.SOCKET if self.network == SOCKET else Medium.RDMA
+        return tuple(PathKind(relation, medium) for relation in relations)
+
+    @property
+    def one_gpu(self) -> bool:
+        """True if both run on one GPU."""
+        return self.inside and len(self.bus_ids) > 1 and len(set(self.bus_ids)) == 1
+
+    @property
     def virtual(self) -> bool:
         """True if the GPUs are on bus 0, where hypervisors put devices, and no server has a slot."""
         return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
@@ -76,11 +90,12 @@ class Staged:
 
 
 class LoggedReason(NamedTuple):
-    """Evidence and advice; of a condition that is by design, whether the log proves that it is."""
+    """Evidence and advice; of a condition that is by design, or is so here, whether the log proves that it is."""
 
     evidence: str
     advice: str
     is_proven: bool = True
+    by_design: bool = False
 
 
 def through_shm(staged: Staged) -> bool:

@@ -35,6 +35,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "probe-failed": _NOT_READ,
     "driver-missing": _NOT_READ,
     "not-measured": _NOT_READ,
+    "above-limit": Grade(ERROR, "no link carries more than its ceiling: the facts or the figure are wrong"),
     "cuda-refuses": Grade(FAIL, "CUDA error 802: no program that uses the GPUs starts"),
     "gpu-lost": Grade(FAIL, "NVIDIA's Xid catalogue: Xid 79 needs a reset; AzNHC fails check_gpu_count"),
     "gpu-missing": Grade(

@@ -196,7 +196,7 @@ def _row(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
     if row.size_bytes < _SMALL_BYTES:
         return f"{row.time_us:.3g} µs at {size}{_of_expected_time(row)}"
-    return f"{row.busbw_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
+    return f"{row.reached_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
 
 
 def _of_expected_time(row: CollectiveRow) -> str:

@@ -202,11 +202,13 @@ def footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Ite
         yield from _latency_footer(rows, why_not_judged)
         return
     every, rows = rows, [row for row in rows if row.backend == rows[0].backend]
-    peak = max(rows, key=lambda row: row.busbw_gb_s)
-    largest = max(rows, key=lambda row: (row.size_bytes, row.busbw_gb_s))
+    peak = max(rows, key=lambda row: row.reached_gb_s)
+    largest = max(rows, key=lambda row: (row.size_bytes, row.reached_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
-    yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}{_of_expected(peak)}{_of_limit(peak)}"
-    yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
+    if peak.busbw_gb_s is not None:
+        shares = f"{_of_expected(peak)}{_of_limit(peak)}"
+        yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}{shares}"
+        yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
     yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)

@@ -145,7 +145,8 @@ class SimulatedCopies:
         return frozenset(ends) in self._corrupted and self._is_direct(source, destination)
 
     def _is_direct(self, source: int, destination: int) -> bool:
-        staged = self._indices[destination] in self._staged[source]
+        ends = (source, destination), (destination, source)
+        staged = any(self._indices[other] in self._staged[one] for one, other in ends)
         return (source, destination) in self._enabled and not staged
 
     def _direct_gb_s(self, stream: CopyStream, source: int, destination: int) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gpubench.collectives.request import SweepRequest
 from gpubench.model.facts.backends import composed
 from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
@@ -109,11 +110,11 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         time_us_slowest_rank=ranks.slowest_seconds * MICROSECONDS_PER_SECOND,
         slowest_rank=ranks.slowest_rank,
         algbw_gb_s=algbw,
-        busbw_gb_s=algbw * collective.busbw_factor(job.ranks),
+        busbw_gb_s=None if job.ranks == 1 else algbw * collective.busbw_factor(job.ranks),
         wrong=wrong if request.check else None,
         verified=verified,
-        verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
-        note="; ".join(filter(None, (times.note, made_of))) or None,
+        verdict=_verdict(request, job, wrong),
+        note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, made_of))) or None,
         ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
         ci95_percent=None if times.interval is None else 100 * times.interval,
@@ -123,3 +124,10 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         p95_us=None if percentiles is None else percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
         p99_us=None if percentiles is None else percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
     )
+
+
+def _verdict(request: SweepRequest, job: JobFacts, wrong: int) -> Verdict | None:
+    """The verdict on the data of a row; one rank sends none."""
+    if wrong and request.check:
+        return Verdict.FAIL
+    return Verdict.SKIP if job.ranks == 1 else Verdict.PASS if request.check else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import LoggedChoices, distinct_uses
 from gpubench.measure.paths.diagnosis import Explained
@@ -92,7 +93,7 @@ class RowObservations:
         for rank, wrong in enumerate(wrong_by_rank):
             self.wrong[rank] = self.wrong.get(rank, 0) + wrong
         best = self.largest
-        if best is None or (row.size_bytes, row.busbw_gb_s) > (best.size_bytes, best.busbw_gb_s):
+        if best is None or (row.size_bytes, row.reached_gb_s) > (best.size_bytes, best.reached_gb_s):
             self.largest = row
 
 
@@ -111,7 +112,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     fallback = fallback_rows(paths, origin, cause_of, not_heard, _unconnected(choices))
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
-    outcome = report_on(paths, fallback, origin, explained.rows())
+    outcome = report_on(paths, fallback, origin, explained.rows(of_programs=bool(choices.no_log)))
     return replace(outcome, explained=explained)
 
 
@@ -163,11 +164,11 @@ def _ranks(path: KnownPath) -> Pair:
     return int(path.source.short), int(path.destination.short)
 
 
-def _by_design(pair: Pair, transports: Sequence[Transport], wiring: Wiring) -> str:
-    """The reason for host memory where it is no fault; inside a node, a network is never by design."""
-    if wiring.together(pair) and any(transport.network for transport in transports):
-        return ""
-    return wiring.by_design(pair)
+def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
+    """The reason for host memory where it is no fault; inside a node, a network is so between ranks of one GPU only."""
+    if run.wiring.together(pair) and any(transport.network for transport in transports):
+        return split_by_design(run, pair)
+    return run.wiring.by_design(pair)
 
 
 class _Paths:
@@ -208,7 +209,7 @@ class _Paths:
                 selection=_selection(transports, self._observed.by_design),
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
-                by_design=self._observed.by_design or _by_design(pair, transports, self._wiring),
+                by_design=self._observed.by_design or _by_design(pair, transports, self._observed.circumstances),
             ),
             transports=transports,
             path_class=self._wiring.path(pair),

@@ -14,6 +14,7 @@ from gpubench.model.paths.busbw_limit import Work, busbw_limit, exchange_limit, 
 from gpubench.model.paths.selection import Used, without_idle
 from gpubench.model.paths.topology import Limit
 from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.winners import took_another
 from gpubench.model.terms.nccl_choice import AGAIN, taken_name
 from gpubench.model.terms.origin import Origin
@@ -63,7 +64,7 @@ class PathJudge:
         collective, expected_bytes = self._request.collective, self.observations.expected_bytes
         wiring = self.observations.circumstances.wiring
         if len(expected_bytes) == 1:
-            return Limit(None, "one rank: nothing passes a link")
+            return Limit(None, ONE_RANK)
         if why := wiring.why_not_judged:
             return Limit(None, f"no limit: {why}")
         joined = networks(wiring)
@@ -99,5 +100,6 @@ def _remarked(row: CollectiveRow) -> CollectiveRow:
 def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
     """A row with the ceiling of its busbw, or with a note why that is not known."""
     if limit.gb_s is None:
-        return replace(row, note="; ".join(filter(None, (row.note, limit.note))) or None)
-    return replace(row, limit_gb_s=limit.gb_s, limit_percent=100 * row.busbw_gb_s / limit.gb_s)
+        why = "" if limit.note in (row.note or "") else limit.note
+        return replace(row, note="; ".join(filter(None, (row.note, why))) or None)
+    return replace(row, limit_gb_s=limit.gb_s, limit_percent=100 * row.reached_gb_s / limit.gb_s)

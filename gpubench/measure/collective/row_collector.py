@@ -9,6 +9,7 @@ from gpubench.measure.collective.cases import Case, JobFacts, describe
 from gpubench.measure.collective.rank_timings import RankTimings
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.results.above_limit import refused_above_limit, times_limit
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.progress import Progress
@@ -109,6 +110,7 @@ class RowCollector:
         self._speed = speed
         self._rank_timings = RankTimings(identities)
         self._verdicts: list[Verdict] = []
+        self._above: list[CollectiveRow] = []
         self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
         recorder.begin(None if judge is None else judge.observations, refused)
 
@@ -134,7 +136,10 @@ class RowCollector:
             row = self._judge.row(case, row, wrong_by_rank)
         elif self._judge is not None and self._judge.heard(row.backend):
             row = self._judge.described(case, row)
-        if self._speed is not None:
+        row = refused_above_limit(row)
+        if times_limit(row) is not None:
+            self._above.append(row)
+        elif self._speed is not None:
             row = self._speed.row(row)
         self._listener.row(row)
         self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
@@ -159,6 +164,11 @@ class RowCollector:
         from gpubench.measure.paths.report import PathOutcome
 
         wrong = (wrong_data(self._failures, self._identities),) if self._failures else ()
+        above: tuple[Finding, ...] = ()
+        if self._above:
+            from gpubench.conditions.measured import impossible
+
+            above = impossible(collectives=self._above)
         paths = (
             PathOutcome({}, ())
             if self._judge is None
@@ -170,7 +180,7 @@ class RowCollector:
         return Report(
             verdict=overall([verdict, *(finding.severity for finding in late)]),
             complete=True,
-            findings=(*wrong, *found, *late),
+            findings=(*wrong, *above, *found, *late),
             sections={**paths.sections, **self._rank_timings.sections()},
         )
 

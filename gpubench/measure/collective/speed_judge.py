@@ -60,7 +60,7 @@ class ExpectedTimes:
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
-        found = None if self.unlike else self._known(row)
+        found = None if self.unlike or row.ranks == 1 else self._known(row)
         return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:

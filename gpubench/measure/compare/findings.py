@@ -19,6 +19,7 @@ from gpubench.measure.compare.judge import (
 )
 from gpubench.measure.compare.rows import RunsByRow
 from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.results.above_limit import ABOVE_LIMIT
 from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import CircumstanceRow, RowKey
@@ -32,6 +33,11 @@ _ADVICE: Mapping[str, tuple[str, str, str]] = {
         "every element as computed",
         "data were damaged on the way",
         "gpubench p2p names the pair",
+    ),
+    ABOVE_LIMIT: (
+        "figures that links can carry",
+        "a link that the driver reports as narrower than it is, a link that was not found, or a wrong time",
+        "gpubench topo on that machine shows the links; then measure again",
     ),
     STAGED: (
         "the direct path that was there before",

@@ -8,6 +8,7 @@ from statistics import median
 
 from gpubench.measure.compare.noise import OWN_SPREAD, ChangeNoise, NoiseBound, logs_of
 from gpubench.measure.compare.rows import RunFigures
+from gpubench.model.results.above_limit import ABOVE_LIMIT
 from gpubench.model.results.rows.comparison import Change, ComparisonRow, RowKey, Status
 from gpubench.model.terms.verdict import Verdict, gravity, overall
 
@@ -70,13 +71,13 @@ def judge_missing(key: RowKey, base: Runs) -> JudgedRow:
 
 def judge_added(key: RowKey, new: Runs) -> JudgedRow:
     """A row that only the new side has: nothing to compare, but wrong data are wrong data."""
-    reasons = tuple(_wrong(new))
+    reasons = (*_wrong(new), *_above(new))
     return _judged(key, Status.ADDED, (), new, reasons)
 
 
 def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
     """A row that both sides have."""
-    reasons = [*_wrong(new), *_path(base, new), *_limit(base, new), *_verdict(base, new)]
+    reasons = [*_wrong(new), *_above(new), *_path(base, new), *_limit(base, new), *_verdict(base, new)]
     if any(each.verified for each in base) and not any(each.verified for each in new):
         reasons.append(Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified"))
     change = noise.change(key)
@@ -124,6 +125,13 @@ def _wrong(new: Runs) -> Iterator[Reason]:
     wrong = sum(each.wrong or 0 for each in new)
     if wrong:
         yield Reason(WRONG, Verdict.FAIL, f"{wrong} wrong elements")
+
+
+def _above(new: Runs) -> Iterator[Reason]:
+    """A figure that no link carries is of no use to compare with."""
+    times = max((each.times_limit or 0.0 for each in new), default=0.0)
+    if times:
+        yield Reason(ABOVE_LIMIT, Verdict.ERROR, f"{times:.1f} times the limit")
 
 
 def _path(base: Runs, new: Runs) -> Iterator[Reason]:

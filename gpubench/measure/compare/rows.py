@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.model.paths.transport import is_staged, parse_transport
+from gpubench.model.results.above_limit import times_limit
 from gpubench.model.results.latencies import LatencyRow
 from gpubench.model.results.report import CollectiveRow, PairRow, made_of
 from gpubench.model.results.result_file import ResultFile
@@ -26,6 +27,7 @@ class RunFigures:
     verified: bool
     path_class: str | None = None
     limit_gb_s: float | None = None
+    times_limit: float | None = None
     note: str | None = None
 
 
@@ -84,6 +86,7 @@ def _of_collective(row: CollectiveRow) -> RunFigures:
         host_staged=_staged(row.host_staged, row.transport),
         verified=row.verified != "no",
         limit_gb_s=None,
+        times_limit=times_limit(row),
     )
 
 
@@ -107,6 +110,7 @@ def _of_pair(row: PairRow) -> RunFigures:
         gb_s=row.bandwidth_gb_s,
         host_staged=_staged(row.host_staged, row.transport),
         verified=row.verified not in (None, "no"),
+        times_limit=times_limit(row),
     )
 
 

@@ -10,6 +10,7 @@ from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Ref
 from gpubench.model.paths.selection import names
 from gpubench.model.paths.topology import rounded
 from gpubench.model.paths.transport import is_staged
+from gpubench.model.results.above_limit import refused_above_limit
 from gpubench.model.results.report import PairRow
 from gpubench.model.terms.copies import Direction, Engine, HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
@@ -25,7 +26,7 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
     limit, why_no_limit = ceiling.gb_s, "" if ceiling.gb_s is not None else f"no limit: {ceiling.note}"
     bandwidth = bandwidth_gb_s(series, cell) if cell.seconds else None
     verdict, note = judged
-    return PairRow(
+    row = PairRow(
         source=machine.label(pair[0]),
         destination=machine.label(pair[1]),
         source_bus_id=source.bus_id,
@@ -51,6 +52,7 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
         verdict=verdict,
         note="; ".join(filter(None, (note, why_no_limit))) or None,
     )
+    return refused_above_limit(row)
 
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
@@ -82,6 +84,7 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
         verdict=verdict,
         note="; ".join(filter(None, (copy.memory.full_name, note))),
     )
+    row = refused_above_limit(row)
     return row if expected is None else ExpectedCopy(expected, machine.whose_expectation).compared(row, 1)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 from gpubench.conditions.checks import beside_pairs
+from gpubench.conditions.measured import impossible
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.expected import PastBandwidth, expected_copy, late_verdict, no_past
 from gpubench.measure.p2p.findings import findings_of
@@ -16,6 +17,7 @@ from gpubench.measure.p2p.request import Bench, HostCopy, ManagedCopy, P2pReques
 from gpubench.measure.p2p.rows import host_row, managed_row, pair_row
 from gpubench.model.facts.idle_gpu import both
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Reference, Series, is_near, judge, siblings_gb_s
+from gpubench.model.results.above_limit import times_limit
 from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Report, Section, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
@@ -65,6 +67,7 @@ class P2pRun:
         self._wrong_with_host: list[str] = []
         self._host_cells: list[tuple[HostCopy, Cell]] = []
         self._host_rows: list[PairRow] = []
+        self._above: list[PairRow] = []
         self._managed: dict[ManagedCopy, Cell] = {}
         self._done = 0
         self._total = request.steps(len(machine.gpus))
@@ -157,6 +160,7 @@ class P2pRun:
         self._matrices.append(CopyMatrix(series, cells, gb_s, verdicts))
         for row in rows.values():
             self._listener.row(row)
+        self._above += [row for row in rows.values() if times_limit(row) is not None]
 
     def _row(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> PairRow:
         """The row of a cell, with what is expected of it and the verdict."""
@@ -217,6 +221,7 @@ class P2pRun:
         )
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
         findings += beside_pairs(machine.facts(self._host_rows))
+        findings += impossible(pairs=[*self._above, *self._host_rows])
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
         findings += paths.findings

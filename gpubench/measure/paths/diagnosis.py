@@ -6,14 +6,15 @@ from functools import cached_property
 from itertools import islice
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import BESIDE, BYTES, Slowed
-from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
+from gpubench.conditions.definition.condition import BESIDE
+from gpubench.conditions.definition.explains import BYTES, Slowed
+from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, path_kinds
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.causes import CauseRow, UnreadRow
+from gpubench.model.results.rows.causes import CauseRow, Effect, UnreadRow
 
 _MOST_ASKED = 2000
 """Of pairs that fare alike, so many are asked what explains them: a job of a thousand ranks has a million."""
@@ -38,7 +39,7 @@ class Explained:
     def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
         """The causes that explain why these pairs go through host memory, the likeliest first."""
         asked = dict(islice(staged.items(), _MOST_ASKED))
-        return self.diagnosis.explaining(symptoms(self.circumstances, asked))
+        return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, asked))
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """The likeliest of them; without evidence none is named."""
@@ -58,19 +59,36 @@ class Explained:
         nvlinks = all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
         used = {
             Slowed.NETWORK: len(run.nodes) > 1,
-            Slowed.PCIE: not nvlinks or bool(run.staged),
-            Slowed.NVLINK: nvlinks,
+            Slowed.PCIE: (self._between_gpus and not nvlinks) or bool(run.staged),
+            Slowed.NVLINK: self._between_gpus and nvlinks,
         }
         return tuple(each for each, holds in used.items() if holds)
 
-    def rows(self) -> list[CauseRow]:
-        """Causes of paths that were seen, then of others that may be slow, each with those that follow from it."""
+    @property
+    def _between_gpus(self) -> bool:
+        """True if bytes may pass from GPU to GPU: ranks that share one GPU use no link."""
+        wiring = self.circumstances.wiring
+        return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
+
+    def rows(self, *, of_programs: bool = False) -> list[CauseRow]:
+        """Causes of paths that were seen, then of others that may be slow, each with those that follow from it.
+
+        `of_programs` is whether MPI or another program moved the bytes, and what it does with GPU memory matters.
+        """
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
-        beside = [each for each in self.diagnosis.of_effect(*BESIDE) if each.cause.id not in ids]
+        effects = BESIDE if of_programs else (Effect.SLOW, Effect.WRONG)
+        beside = [
+            each for each in self.diagnosis.of_effect(*effects) if each.cause.id not in ids and self._matters(each)
+        ]
         rows = [row for named in explaining for row in self._rows(named, staged)]
         return rows + [row for named in beside for row in self._rows(named, {})]
+
+    def _matters(self, named: Named) -> bool:
+        """True if a cause of slow paths slows anything that ranks use: those of one GPU have no links between them."""
+        slows = named.cause.explains.slows
+        return self._between_gpus or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
 
     def conditions(self) -> list[CauseRow]:
         """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""

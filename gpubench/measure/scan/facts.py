@@ -19,12 +19,19 @@ def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:
 def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...]:
     """What the nearest RDMA NICs of each rail's GPU carry, GB/s each way, as on most nodes.
 
-    None where it is not known of one node. Rails with the same nearest NIC share its rate, as all of them are measured
-    at once; the slots of GPU and NIC may carry less than its port does.
+    None where it is not known of one node, and where NVLinks join the GPUs of a rail on several nodes. Rails with the
+    same nearest NIC share its rate, as all of them are measured at once; the slots of GPU and NIC may carry less than
+    its port does.
     """
     by_node = [_rates_of_node(node, rails) for node in nodes]
-    found = ([own[rail] for own in by_node] for rail in range(rails))
+    found = ([own[rail] for own in by_node] if not _in_one_domain(nodes, rail) else [] for rail in range(rails))
     return tuple(None if None in own or not own else median_low(filter(None, own)) for own in found)
+
+
+def _in_one_domain(nodes: Sequence[Topology], rail: int) -> bool:
+    gpus = [node.gpus[rail] for node in nodes if rail < len(node.gpus)]
+    domains = [gpu.fabric.domain for gpu in gpus if gpu.fabric is not None and gpu.fabric.domain is not None]
+    return len(set(domains)) < len(domains)
 
 
 def _rates_of_node(node: Topology, rails: int) -> list[float | None]:

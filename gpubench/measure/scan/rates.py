@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gpubench.measure.scan.rounds import ScanCourse
+from gpubench.model.results.above_limit import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.results.scan_rounds import BOTH_WAYS
 from gpubench.model.terms.units import compress_names
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -31,7 +32,12 @@ class RailLevel:
 
     @property
     def severity(self) -> Verdict:
-        """A spine that carries less than the leaves may be meant so: what fails is slow everywhere."""
+        """A spine that carries less than the leaves may be meant so: what fails is slow everywhere.
+
+        More than NICs carry is an ERROR: their rates, or the times, are wrong.
+        """
+        if 100 * self.best > MOST_PERCENT:
+            return Verdict.ERROR
         if self.best < FAILED_SHARE:
             return Verdict.FAIL
         return Verdict.WARN if self.share < SLOW_SHARE else Verdict.PASS
@@ -52,7 +58,7 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
 
 
 def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
-    """Those below what NICs carry; not of rails that are `told`, for being slow or for having no usual level."""
+    """Those below what NICs carry, or well above it; not of rails that are `told`: slow, or without a usual level."""
     levels = rail_levels(course)
     return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
 
@@ -69,11 +75,14 @@ def all_rates_known(course: ScanCourse) -> bool:
 
 
 def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
-    """That rails deliver less than their NICs carry, where they deliver the same on all nodes; `told` as above."""
+    """That rails deliver less than their NICs carry, or more, the same on all nodes; `told` as above."""
     by_severity: dict[Verdict, dict[int, RailLevel]] = {}
     for rail, level in slow_levels(course, told).items():
         by_severity.setdefault(level.severity, {})[rail] = level
     for severity, levels in by_severity.items():
+        if severity is Verdict.ERROR:
+            yield _above_rate(course, levels)
+            continue
         rail, worst = min(levels.items(), key=lambda each: each[1].share)
         carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
         share = FAILED_SHARE if severity is Verdict.FAIL else SLOW_SHARE
@@ -86,6 +95,20 @@ def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
             "what all nodes share: sockets for RDMA, no GPUDirect RDMA, a setting of NCCL's, switches, other jobs",
             "gpubench allreduce --sizes 256M on two of these nodes shows transport and GPUDirect RDMA of every pair",
         )
+
+
+def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
+    rail, most = max(levels.items(), key=lambda each: each[1].best)
+    carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
+    return Finding(
+        ABOVE_LIMIT,
+        Verdict.ERROR,
+        f"{_rails(list(levels), course.fabric.rails)} between nodes",
+        f"{most.best * carried:.4g} GB/s both ways, {most.best:.1f} times the limit",
+        f"at most {carried:.4g} GB/s both ways: what the NICs and their slots carry, as the driver reports them",
+        "NICs that were not found, a rate that is not the port's, or NVLinks that join these nodes",
+        "gpubench topo on one of these nodes shows its NICs; gpubench allreduce --evidence shows the paths taken",
+    )
 
 
 def _rails(slow: Sequence[int], rails: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
+from gpubench.conditions.definition.explains import Medium, PathKind, Relation
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.paths.diagnosis import Explained
@@ -20,6 +21,7 @@ from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.rows.evidence import FallbackRow
 from gpubench.model.terms.verdict import Finding, Verdict
 
+_EXPECTED = PathKind(Relation.ONE_NODE, Medium.HOST_MEMORY)
 _BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
 _BY_ID = {cause.id: cause for cause in CAUSES}
 _MOST_NAMED = 1000
@@ -126,7 +128,7 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
 def _prospect(explained: Explained, pair: Pair) -> _Prospect:
     """The expected path of a pair: a cause that is no more than weak does not take a granted path away."""
     possible = explained.circumstances.wiring.peer_access(pair).possible
-    found = explained.diagnosis.explaining({pair: Effect.STAGED})
+    found = explained.diagnosis.explaining({pair: _EXPECTED})
     sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
     if possible is None:
         # What NCCL keeps off peer access anyway needs none; nothing else is known of such a pair.

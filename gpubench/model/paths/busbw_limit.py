@@ -182,7 +182,7 @@ class ReachedRow(Protocol):
         """Size over time."""
 
     @property
-    def busbw_gb_s(self) -> float:
+    def reached_gb_s(self) -> float:
         """Bus bandwidth: algbw times the collective's factor."""
 
 
@@ -197,7 +197,7 @@ def joined_by_nics(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNe
 
 def most_busbw_gb_s(row: ReachedRow, network: NodeNetwork) -> float:
     """The most busbw that a row could have reached over a network, by whichever algorithm."""
-    factor = row.busbw_gb_s / row.algbw_gb_s if row.algbw_gb_s else 1.0
+    factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 1.0
     tree = network.node_gb_s * factor / network.leaving("TREE", _Named(row.collective, lambda _ranks: factor))
     return max(network.node_gb_s, tree)
 

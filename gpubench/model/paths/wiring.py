@@ -17,6 +17,7 @@ NETWORK, MNNVL = "NET", "P2P/MNNVL"
 _ACTIVE = "active"
 _NOT_DESCRIBED = "nothing described these GPUs"
 _SAME_GPU = "both ranks use the same GPU"
+_INSTANCES = "both ranks use MIG instances of the same GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,10 @@ class Wiring:
 
     def peer_access(self, pair: Pair) -> PeerAccess:
         """Peer access between a pair of one node, as CUDA and the driver report it."""
-        if self.one_gpu(pair):
-            return PeerAccess(cuda=True, nvml=None, reason=_SAME_GPU)
         facts = self._facts(pair)
+        if self.one_gpu(pair):
+            split = facts is not None and facts[0].mig is True
+            return PeerAccess(not split, None, _INSTANCES if split else _SAME_GPU)
         return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
 
     def capability(self, pair: Pair) -> Evidence:

@@ -111,7 +111,7 @@ def _of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSam
         nccl=nccl,
         algorithm=row.algorithm,
     )
-    return [LearningSample(key, row.busbw_gb_s if large else row.time_us, f"{row.ranks} ranks", file)]
+    return [LearningSample(key, row.reached_gb_s if large else row.time_us, f"{row.ranks} ranks", file)]
 
 
 def _of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[LearningSample]:

@@ -176,7 +176,7 @@ def _staged(row: FallbackRow) -> Finding:
         severity=Verdict(row.verdict),
         subject=shown(row),
         seen=f"{row.transport or 'these paths'} through host memory{slowdown(row)}",
-        expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory: nothing else is possible",
+        expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory, by design",
         cause=row.cause_seen or "not known",
         next_command=row.advice or "gpubench topo",
         subjects=row.pairs,

@@ -110,11 +110,11 @@ class SpeedFigures:
         self._note_data(are_verified=row.wrong is not None)
         self.wrong += row.wrong or 0
         self._backend = self._backend or row.backend
-        if row.backend != self._backend:
-            return  # of several in one table the first is the one that is judged
+        if row.backend != self._backend or row.ranks == 1:
+            return  # of several in one table the first is the one that is judged; one rank has no speed
         figure = SpeedFigure(
             what=_NAMES.get(row.collective, row.collective),
-            gb_s=row.busbw_gb_s,
+            gb_s=row.reached_gb_s,
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,
             is_judged=row.expected_source is not None and is_judged(row),

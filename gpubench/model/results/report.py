@@ -144,7 +144,7 @@ class CollectiveRow(Record):
     time_us_slowest_rank: float | None  #: of the slowest rank
     slowest_rank: int | None  #: which rank that was
     algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
-    busbw_gb_s: float  #: algbw times the collective's factor
+    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank, which has no bus
     limit_gb_s: float | None = None  #: physical ceiling
     limit_percent: float | None = None  #: busbw of the ceiling
     wrong: int | None  #: wrong elements over all ranks; null: not checked
@@ -174,6 +174,11 @@ class CollectiveRow(Record):
     issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
     #: the most ranks that share a GPU; 1: each rank has a GPU of its own; null: no rank drives a GPU
     ranks_per_gpu: int | None = None
+
+    @property
+    def reached_gb_s(self) -> float:
+        """The busbw as a number to compare rows by: 0 of one rank, which has none."""
+        return self.busbw_gb_s or 0.0
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()

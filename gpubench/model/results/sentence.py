@@ -22,6 +22,7 @@ from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
 from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo.rows import GpuRow, NodeRow
 from gpubench.model.results.watch.sentence import watch_sentence
 from gpubench.model.terms.origin import Origin
@@ -222,6 +223,8 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> str:
     """That speed was not judged, and why; nothing where all of it was."""
     measured = list(figures.all())
     unjudged = [figure.what for figure in measured if not figure.is_judged]
+    if not measured and metadata.collective is not None and len(metadata.ranks) == 1:
+        return ONE_RANK
     if not unjudged:
         return "" if measured or metadata.subject in _OF_FILES else "speed not measured"
     why = why_not_judged(metadata.ranks)

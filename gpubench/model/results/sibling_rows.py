@@ -43,7 +43,7 @@ def _figure(number: int, row: CollectiveRow, rows: Sequence[CollectiveRow]) -> S
 
 
 def _of(row: CollectiveRow, others: int, source: str) -> SiblingFigure:
-    return SiblingFigure(row.time_us, row.busbw_gb_s, others, source)
+    return SiblingFigure(row.time_us, row.reached_gb_s, others, source)
 
 
 def _time(row: CollectiveRow) -> float:

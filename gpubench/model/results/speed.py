@@ -19,6 +19,9 @@ _ALONE_US = 25.0
 
 _JUDGED_FROM_BYTES = 2**10
 
+ONE_RANK = "one rank: nothing is communicated"
+"""The reason why rows of one rank are SKIP: the operation is a copy in its own memory, or nothing at all."""
+
 LARGE_BYTES = 64 * 2**20
 """From this size on a row is told by its bandwidth, below by its time."""
 
@@ -150,7 +153,7 @@ def is_judged(row: CollectiveRow) -> bool:
 
 def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
     """The row with what is expected of it, not judged; of a least that is no percentage."""
-    factor = row.busbw_gb_s / row.algbw_gb_s if row.algbw_gb_s else 0.0
+    factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 0.0
     return replace(
         row,
         expected_us=expected.time_us,

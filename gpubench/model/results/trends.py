@@ -42,7 +42,7 @@ def _peaks(rows: Sequence[CollectiveRow]) -> dict[str, float]:
     peaks: dict[str, float] = {}
     for row in rows:
         name = f"{row.collective}: peak busbw"
-        if row.mode == "throughput":
+        if row.mode == "throughput" and row.busbw_gb_s is not None:
             peaks[name] = max(row.busbw_gb_s, peaks.get(name, 0.0))
     return peaks
 

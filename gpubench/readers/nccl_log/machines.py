@@ -39,9 +39,10 @@ def machines(
 ) -> list[str]:
     """The machine of every rank as far as the log shows it; `by_node` is what NCCL takes for it.
 
-    Ranks of different addresses, or on the same bus id, are on different machines, whatever these are called. Ranks of
-    one name are on one machine where they share a process or an address, or where the GPU of the first rank of a node
-    is not the machine's first. Peer access and shared memory join ranks of one machine whatever else is said.
+    Ranks of different addresses are on different machines, whatever these are called. Ranks of one name are on one
+    machine where they share a process or an address, or where the GPU of the first rank of a node is not the machine's
+    first; without an address, ranks on the same bus id are not. Peer access and shared memory join ranks of one machine
+    whatever else is said.
     """
     by_host: dict[str, list[int]] = {}
     for place, comm in enumerate(comms):
@@ -64,7 +65,7 @@ def _numbers(
     of_node = [by_node[place] for place in places]
     if len(set(filter(None, known))) > 1:
         keys = known
-    elif len(set(buses)) < len(buses) or not _is_one(comms, of_node, known):
+    elif (len(set(buses)) < len(buses) and not _has_one_address(known)) or not _is_one(comms, of_node, known):
         keys = of_node
     else:
         return [0] * len(comms)
@@ -73,13 +74,15 @@ def _numbers(
 
 
 def _is_one(comms: Sequence[Comm], of_node: Sequence[str], known: Sequence[str]) -> bool:
-    """True if ranks of one name and different bus ids are on one machine, of which NCCL may count several."""
-    if len(set(of_node)) == 1 or len({comm.process for comm in comms}) == 1:
-        return True
-    if len(set(known)) == 1 and known[0]:
+    """True if ranks of one name are on one machine, of which NCCL may count several."""
+    if len(set(of_node)) == 1 or len({comm.process for comm in comms}) == 1 or _has_one_address(known):
         return True
     firsts = [comm.nvml_index for comm in comms if comm.local_rank == 0]
     return any(firsts)
+
+
+def _has_one_address(known: Sequence[str]) -> bool:
+    return len(set(known)) == 1 and known[0] != ""
 
 
 def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, RankConnections]) -> list[str]:

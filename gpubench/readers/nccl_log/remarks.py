@@ -9,7 +9,8 @@ from gpubench.readers.nccl_log.lines import bus_id
 
 _LONGEST = 300
 
-_BOOTSTRAP = r"Bootstrap ?: Using (?:\[\d+\])?([\w.@-]{1,60}):\[?([\da-fA-F.:]{2,60})(?:%\w+)?\]?<"
+_ADDRESS = r"([\w.@-]{1,60}):\[?([\da-fA-F.:]{2,60})(?:%\w+)?\]?<"
+_BOOTSTRAP = rf"Bootstrap ?: Using (?:\[\d+\])?{_ADDRESS}"
 
 _Form = tuple[RemarkKind, re.Pattern[str]]
 
@@ -32,6 +33,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
             RemarkKind.GDR_DISTANT, r"NET/IB ?: GPU Direct RDMA Disabled for GPU \w+(?:\[\w+\])? / HCA \d+ \(distance"
         ),
         _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Using(?: \[\d+\]\S+)+"),
+        _form(RemarkKind.BOOTSTRAP, rf"NET/IB ?: Using \[RO\]; OOB {_ADDRESS}"),
         _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Unable to open device \S+"),
     ),
     "NET/OFI": (

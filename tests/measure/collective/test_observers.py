@@ -22,7 +22,7 @@ from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, ke
 from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude, simulated
 from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.rank_facts import MpiFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import Carried
 from gpubench.model.paths.selection import Used
@@ -94,15 +94,17 @@ class Job:
     process: RankFacts | None = None
     users: Callable[[int], Sequence[GpuUse]] | None = None
     by_design: str = ""
+    gpus: Sequence[int] = (0, 1, 2, 3)
+    environments: Sequence[Mapping[str, str]] = ({},) * RANKS
 
     @property
     def identities(self) -> list[RankIdentity]:
         return [
             RankIdentity(
-                rank=rank, host=f"n{node}", node=node, local_rank=rank, pid=1, gpu_index=rank,
-                gpu_bus_id=H200S.gpus[rank].bus_id,
+                rank=rank, host=f"n{node}", node=node, local_rank=rank, pid=1, gpu_index=gpu,
+                gpu_bus_id=self.machine.gpus[gpu].bus_id,
             )
-            for rank, node in enumerate(self.nodes)
+            for rank, (node, gpu) in enumerate(zip(self.nodes, self.gpus, strict=True))
         ]  # fmt: skip
 
     def circumstances(self) -> Circumstances:
@@ -111,7 +113,10 @@ class Job:
             for rank, device in enumerate(self.shm_devices)
         ]
         if self.process is not None:
-            facts = [replace(self.process, rank=rank, local_rank=rank) for rank in range(RANKS)]
+            facts = [
+                replace(self.process, rank=rank, local_rank=rank, environment={**self.process.environment, **more})
+                for rank, more in enumerate(self.environments)
+            ]
         nodes = dict.fromkeys(self.nodes, Topology(self.machine))
         return Circumstances(wiring=Wiring(self.identities, nodes), facts=facts, settings=self.settings)
 
@@ -202,7 +207,7 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
     assert [(row.algorithm, row.protocol, row.channels) for row in result.rows] == [("RING", "LL", 1)] * 6
     assert {(row.transport, row.host_staged) for row in result.rows} == {("P2P/CUMEM", False)}
     assert {(row.limit_gb_s, row.note) for row in result.rows} == {(450, None)}
-    assert [row.limit_percent for row in result.rows] == pytest.approx([row.busbw_gb_s / 4.5 for row in result.rows])
+    assert [row.limit_percent for row in result.rows] == pytest.approx([row.reached_gb_s / 4.5 for row in result.rows])
     small = {row.measurement for row in result.evidence.values()}
     assert small == {"absent"}, "so few bytes say nothing"
     result = run(monkeypatch, Job(direct, over_nvlink))
@@ -245,23 +250,67 @@ def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monk
     assert (verdict.conclusion, verdict.cause) == ("staged", "nccl-p2p-disabled")
 
 
+def test_an_operation_faster_than_its_links_is_an_error_of_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "busbw_limit", lambda *_: Limit(1e-6, "links of rank 0"))
+    result = run(monkeypatch, Job(direct, over_nvlink))
+    assert {row.verdict for row in result.rows} == {Verdict.ERROR}
+    (finding,) = result.report.findings
+    assert (finding.id, finding.severity, finding.subject) == (
+        "above-limit",
+        Verdict.ERROR,
+        "allreduce of 1M on 4 ranks",
+    )
+    assert finding.expected.startswith("at most 1e-06 GB/s: what the links and NICs of its ranks carry")
+    assert result.report.verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("log", ["two-hosts-of-two", "four-ranks-one-gpu"])
+def test_ranks_of_one_gpu_are_healthy_by_peer_access_and_by_the_sockets_that_somebody_asked_for(
+    monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
+    """Facts and logs as one H100 gave them, whose driver hides its NVLinks."""
+    (machine,), (process,) = read_recording(ROOT / "tests" / "machines" / "h100x1-vm")
+    split = log == "two-hosts-of-two"
+    hosts = [{"NCCL_HOSTID": f"h{rank // 2}"} if split else {} for rank in range(RANKS)]
+    job = Job(
+        lambda rank: FakeLog(recorded(log, rank, "h100x1")),
+        settings={"NCCL_HOSTID": ("h0", "h1")} if split else {},
+        machine=machine,
+        process=replace(process, mpi=MpiFacts(version="Open MPI 4.1.6", cuda_aware=False)),
+        gpus=(0,) * RANKS,
+        environments=hosts,
+    )
+    result = run(monkeypatch, job)
+    assert Topology(machine).snapshot.driver_settings.nvlink_disabled
+    first = [each for each in causes(result) if each[2] is None]
+    assert first == ([("nccl-hostid", 2, None)] if split else []), "no NVLink, and what MPI cannot do"
+    across = [row for row in result.fallback if row.conclusion == "staged"]
+    assert [(row.transport, row.verdict, row.cause, row.limit_gb_s, row.times_slower) for row in across] == [
+        ("NET/Socket/0", "SKIP", "nccl-hostid", None, None)
+    ][: len(across)]
+    assert {row.capability_seen for row in result.evidence.values()} == {"both ranks use the same GPU"}
+    assert {row.limit_gb_s for row in result.rows} == {None}
+    assert result.report.verdict is Verdict.PASS
+
+
 def causes(result: Result) -> list[tuple[str, int, str | None]]:
     section = result.report.sections["causes"]
     assert isinstance(section, Table)
     return [(row.id, row.paths, row.implied_by) for row in section.rows() if isinstance(row, CauseRow)]
 
 
-@pytest.mark.parametrize("names", [("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), ("NCCL_HOSTID",)])
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "nccl-shm-disabled"), (("NCCL_HOSTID",), "nccl-hostid")],
+)
 def test_a_network_that_settings_led_to_is_no_cause_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], cause: str
 ) -> None:
+    """Peer access alone leaves shared memory: the variable that takes that away is the cause, and the other beside."""
     settings = dict.fromkeys(names, ("1",))
-    found = causes(run(monkeypatch, Job(sockets, over_pcie, settings)))
-    last = names[-1].lower().replace("_", "-").replace("disable", "disabled")
-    assert found[-1] == ("nccl-net-in-node", len(RING), last)
-    assert [id_ for id_, _, implied_by in found if implied_by is None] == [
-        name.lower().replace("_", "-").replace("disable", "disabled") for name in names
-    ]
+    result = run(monkeypatch, Job(sockets, over_pcie, settings))
+    assert causes(result) == [(cause, len(RING), None), ("nccl-net-in-node", len(RING), cause)]
+    assert all(name in str(result.fallback[0].cause_seen) for name in names)
 
 
 def test_containers_of_their_own_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +371,7 @@ def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
         choices=choices, expected_bytes=[(0.0, 0.0)], traffic=[Traffic()], circumstances=circumstances
     )
     row = judge.PathJudge(request, observations).row(case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0])
-    assert (row.limit_gb_s, row.note) == (None, "one rank: nothing passes a link")
+    assert (row.limit_gb_s, row.note) == (None, "one rank: nothing is communicated")
 
 
 def test_a_row_has_the_choice_that_was_made_under_its_setting() -> None:

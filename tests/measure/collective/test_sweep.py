@@ -20,6 +20,7 @@ from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.sweep import check_root, fitting_sizes
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
@@ -107,7 +108,9 @@ def test_every_collective_is_right_on_any_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, ranks: int
 ) -> None:
     report, rows, _ = run_sweep(monkeypatch, ranks, request_for(collective, root=ranks - 1))
-    assert report.verdict is Verdict.PASS
+    assert report.verdict is (Verdict.SKIP if ranks == 1 else Verdict.PASS)
+    assert {row.busbw_gb_s is None for row in rows} == {ranks == 1}, "one rank has no bus"
+    assert {ONE_RANK in (row.note or "") for row in rows} == {ranks == 1}
     assert [row.wrong for row in rows] == [0] * len(rows)
     assert {row.verified for row in rows if row.placement == "out_of_place"} == {"last"}
     assert {row.verified for row in rows if row.placement == "in_place"} <= {"repeat"}

@@ -69,6 +69,16 @@ def pair(**changes: Any) -> PairRow:
     return PairRow(**(values | changes))
 
 
+@pytest.mark.parametrize("base", [(), (pair(),)])
+def test_a_new_figure_that_no_link_carries_is_an_error_however_it_compares(base: tuple[PairRow, ...]) -> None:
+    report = compare(
+        [file(pair(size_bytes=2**20), *base)], [file(pair(size_bytes=2**20), pair(bandwidth_gb_s=1800.0))], Rules()
+    )
+    (finding,) = [each for each in report.findings if each.id == "above-limit"]
+    assert (finding.severity, report.verdict) == (Verdict.ERROR, Verdict.ERROR)
+    assert "4.0 times the limit" in finding.seen
+
+
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "usual" in each.name], ids=lambda each: each.name)
 def test_false_alarms_and_detection(scenario: Scenario) -> None:
     failed = sum(compare(*scenario.sides(seed), Rules()).verdict is Verdict.FAIL for seed in range(SEEDS))

@@ -21,7 +21,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.history import list_results, read_head
 from tests.formats.sample import METADATA, REPORT, ROW
 
-SLOW = replace(ROW, time_us=ROW.time_us * 3, busbw_gb_s=ROW.busbw_gb_s / 3)
+SLOW = replace(ROW, time_us=ROW.time_us * 3, busbw_gb_s=ROW.reached_gb_s / 3)
 
 
 def keep(

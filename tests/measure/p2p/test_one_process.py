@@ -147,6 +147,28 @@ def test_figures_and_proof_of_the_path() -> None:
     assert both.bandwidth_gb_s == pytest.approx(2 * SIZE / seconds / 1e9)
 
 
+def test_copies_faster_than_their_links_are_an_error_of_the_facts() -> None:
+    """As where a hypervisor shows two of 18 NVLinks: the copies were made, and go where nobody says links are."""
+    copies = FakeCopies(2)
+    whole = machine_of(copies)
+    (node,) = whole.nodes
+    shown = [replace(gpu, nvlinks=(gpu.nvlinks or ())[:2]) for gpu in node.gpus]
+    few = Topology(replace(node.snapshot, gpus=tuple(shown)))
+    machine = replace(whole, wiring=Wiring(whole.wiring.gpus, {0: few}))
+    recorder = Recorder()
+    report = P2pRun(request(2), CopyBench(request(2), copies, copies), machine, recorder).run()
+    fast = of(recorder.rows, peer="on", size_bytes=SIZE)
+    assert {row.verdict for row in fast} == {Verdict.ERROR}
+    finding = found(report)["above-limit"]
+    assert (finding.severity, finding.expected) == (
+        Verdict.ERROR,
+        "at most 50 GB/s: what the path NV2 carries, as the driver reports it",
+    )
+    assert finding.seen.endswith("times the limit")
+    assert {"GPU0 → GPU1", "GPU1 → GPU0"} <= set(finding.subjects)
+    assert report.verdict is Verdict.ERROR
+
+
 def test_peer_access_is_off_until_everything_without_it_is_measured() -> None:
     copies = FakeCopies(2)
     _, rows, _ = run(copies, request(2))

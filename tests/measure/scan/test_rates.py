@@ -53,6 +53,13 @@ def test_a_network_that_is_slow_for_all_alike_is_not_green(
     assert {each.severity for each in below(found)} == ({verdict} - {Verdict.PASS})
 
 
+def test_more_than_nics_carry_is_an_error_of_the_facts() -> None:
+    found = report(with_rates(16, rates=RAILS * (RATE / 4,)), SimulatedFabric(USUAL_GB_S, {}))
+    (finding,) = [each for each in found.findings if each.id == "above-limit"]
+    assert (finding.severity, found.verdict) == (Verdict.ERROR, Verdict.ERROR)
+    assert finding.expected.startswith("at most 25 GB/s both ways")
+
+
 def test_where_half_of_the_nodes_are_slow_it_is_not_said_of_all() -> None:
     slow = {NodeRail(node, rail): 0.5 for node in range(0, 16, 2) for rail in range(RAILS)}
     found = report(with_rates(16), SimulatedFabric(USUAL_GB_S, slow))

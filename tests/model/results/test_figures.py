@@ -46,7 +46,7 @@ NOISY = replace(ROW, ci95_percent=437.0)
 def test_a_figure_that_noise_hides_passes_nothing(row: CollectiveRow, gate: dict[str, object], *, hidden: bool) -> None:
     """And no gate ends with 0, whose figures nobody judged."""
     figures = SpeedFigures()
-    figures.add(replace(ROW, size_bytes=2, busbw_gb_s=ROW.busbw_gb_s / 2, ci95_percent=1.0))
+    figures.add(replace(ROW, size_bytes=2, busbw_gb_s=ROW.reached_gb_s / 2, ci95_percent=1.0))
     figures.add(row)
     asked = replace(METADATA, options=gate)
     told = gated(asked, report(Verdict.PASS), figures, exit_style=False)

@@ -295,9 +295,14 @@ def test_how_far_the_own_gpu_is_from_a_nic(gpu: bytes) -> None:
     assert old.about == ("0000:4f:00.0", "0")
 
 
-@pytest.mark.parametrize(
-    "text", [b"NET/IB : Using [RO]; OOB eth0:192.0.2.2<0>", b"CC Off, workFifoBytes 1", b"", b"GPU/60"]
-)
+def test_the_interface_over_which_processes_meet_is_told_without_rdma_devices_too() -> None:
+    """NCCL 2.32 says it here, and has no line of its own for it."""
+    found = parse_remark(b"NET/IB : Using [RO]; OOB eth0:192.0.2.2<0>")
+    assert found is not None
+    assert (found.kind, found.about) == (RemarkKind.BOOTSTRAP, ("eth0", "192.0.2.2"))
+
+
+@pytest.mark.parametrize("text", [b"CC Off, workFifoBytes 1", b"", b"GPU/60"])
 def test_what_explains_nothing(text: bytes) -> None:
     assert parse_remark(text) is None
 
