@@ -197,8 +197,8 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
     measured = {
         (row.source_bus_id, row.destination_bus_id)
-        for row in facts.measurements.pairs
-        if row.source_node == row.destination_node == node.snapshot.host
+        for row in facts.measurements.pairs_from(node.snapshot.host)
+        if row.destination_node == node.snapshot.host
     }
     for source, destination in sorted(measured, key=str):
         if source in by_bus_id and destination in by_bus_id:
@@ -217,9 +217,9 @@ def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Ve
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
     fare: dict[str, list[Verdict]] = {}
     ends: dict[str, tuple[str, str]] = {}
-    for row in facts.measurements.pairs:
+    for row in facts.measurements.pairs_from(host):
         one, other = by_bus_id.get(row.source_bus_id), by_bus_id.get(row.destination_bus_id)
-        is_here = row.source_node == row.destination_node == host
+        is_here = row.destination_node == host
         if is_here and one is not None and other is not None and row.verdict is not None:
             name = named(number, one, other)
             ends[name] = named(number, one), named(number, other)

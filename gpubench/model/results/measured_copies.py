@@ -25,8 +25,8 @@ def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
     host = node.snapshot.host
     return {
         (positions[row.source_bus_id], positions[row.destination_bus_id]): row
-        for row in measured.pairs
-        if row.source_node == row.destination_node == host
+        for row in measured.pairs_from(host)
+        if row.destination_node == host
         and row.source_bus_id in positions
         and row.destination_bus_id in positions
         and (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
@@ -46,11 +46,11 @@ def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[t
     """Large copies between pinned host memory and GPUs of a node that nobody else uses."""
     gpus = {gpu.bus_id: gpu for gpu in node.gpus if gpu.bus_id and not is_busy(gpu)}
     found = []
-    for row in measured.pairs:
+    for row in measured.pairs_from(node.snapshot.host):
         own, other = (
             (row.destination_bus_id, row.source_bus_id) if to_gpu else (row.source_bus_id, row.destination_bus_id)
         )
-        if row.source_node != node.snapshot.host or other is not None or own not in gpus or not is_pinned(row):
+        if other is not None or own not in gpus or not is_pinned(row):
             continue
         found.append((gpus[own], row))
     return found
@@ -78,7 +78,7 @@ def of_host_memory(host: str, size_bytes: int, seconds: float) -> PairRow:
 
 def memory_row(measured: Measurements, host: str) -> PairRow | None:
     """The copy in the host memory of a node; None where nobody made one."""
-    return next((row for row in measured.pairs if (row.source_node, row.engine) == (host, BY_CPU)), None)
+    return next((row for row in measured.pairs_from(host) if row.engine == BY_CPU), None)
 
 
 def is_busy(gpu: GpuFacts) -> bool:

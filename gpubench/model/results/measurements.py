@@ -1,11 +1,13 @@
 """Measurements of machines for checks to judge: rows, paths, and what could not be measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.rows.evidence import EvidenceRow
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Finding
 
@@ -30,7 +32,7 @@ class FailedOnNode:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Measurements:
     """The measurements of a run. `findings` are what measuring itself found out: wrong data, copies that failed,
     host-staged paths with their causes.
@@ -48,7 +50,15 @@ class Measurements:
     failed: Mapping[Need, str] = field(default_factory=dict)
     failed_on: tuple[FailedOnNode, ...] = ()
 
-    @property
+    def pairs_from(self, host: str) -> Sequence[PairRow]:
+        """The copies out of a node, within it or to another: each of many nodes asks several times."""
+        return self._pairs_by_node.get(host, ())
+
+    @cached_property
+    def _pairs_by_node(self) -> Mapping[str, Sequence[PairRow]]:
+        return grouped(self.pairs, lambda row: row.source_node)
+
+    @cached_property
     def staged(self) -> frozenset[tuple[str, str | None, str | None]]:
         """Pairs that go through host memory: node, and the bus ids of both ends."""
         return frozenset(
