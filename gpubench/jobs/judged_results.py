@@ -200,9 +200,10 @@ def _asking(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
     ranks = None if error is None else error.likely_ranks
-    nodes = max(1, (ranks or _GPUS_A_NODE) // _GPUS_A_NODE)
+    nodes, rest = divmod(ranks or _GPUS_A_NODE, _GPUS_A_NODE)
+    example = f"{_USUAL}/{rest}" if not nodes else _USUAL if nodes == 1 else f"{_USUAL}*{nodes}"
     words = ["gpubench", "report", plan.name]
-    words += ["--machine", f"{_USUAL}*{nodes}" if nodes > 1 else _USUAL] if gpus else []
+    words += ["--machine", example] if gpus else []
     words += ["--collective", collectives[0]] if len(collectives) > 1 else []
     expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
     expected += ["--collective NAME"] if len(collectives) > 1 else []

@@ -59,6 +59,16 @@ class Columns:
             largest_error="#wrong" not in words,
         )
 
+    @classmethod
+    def guessed(cls, row: re.Match[str]) -> Self:
+        """Those of a row whose header was cut off: whether it has a root, and in its last column the largest error."""
+        words = _words(row["rest"])
+        reduction = bool(words) and words[0] in REDUCTIONS
+        words = words[reduction:]
+        has_root = len(words) % _FIGURES == 1 and _ROOT.fullmatch(words[0]) is not None
+        last = words[has_root:][_FIGURES - 1 :: _FIGURES]
+        return cls(reduction=reduction, root=has_root or not words, largest_error=any("e" in word for word in last))
+
     @property
     def each(self) -> int:
         """Values of one placement."""

@@ -74,7 +74,7 @@ class _Parser:
         self.remarks: list[str] = []
         self.environment: dict[str, str] = {}
         self._hosts: set[str] = set()
-        self._columns = Columns()
+        self._columns: Columns | None = None
         self._cut: CutColumns | None = None
         self._above = ""
         self._row: TableRow | None = None
@@ -94,7 +94,8 @@ class _Parser:
     def _take(self, plain: str, tag: str) -> None:
         if found := ROW.search(plain):
             self.drop_row()
-            self._row, self._tag, self._torn = TableRow(found, self._columns), tag, False
+            columns = self._columns or Columns.guessed(found)
+            self._row, self._tag, self._torn = TableRow(found, columns), tag, False
             self._end_row(self._row)
         elif not plain.strip():
             return

@@ -98,3 +98,21 @@ def test_a_row_with_too_few_values_is_damaged_and_no_corruption(keep: int) -> No
 def test_a_number_of_elements_that_is_not_whole_is_another_column() -> None:
     text = Output(results=(Result(halves=(Half(wrong=65.12), Half())), Result(size=2048))).text()
     assert {row.size_bytes for row in rows_of(text).rows} == {2048}
+
+
+@pytest.mark.parametrize(
+    ("row", "collective", "wrong"),
+    [
+        (
+            "1073741824  268435456  float  sum  8142.6  131.87  230.77  2e-07  8141.2  131.89  230.81  0e+00",
+            "allreduce",
+            None,
+        ),
+        ("1073741824  268435456  float  sum  -1  8142.6  131.87  230.77  3  8141.2  131.89  230.81  0", "allreduce", 3),
+        ("1073741824  268435456  float  0  8142.6  131.87  131.87  0  8141.2  131.89  131.89  0", "broadcast", 0),
+    ],
+)
+def test_a_row_without_any_header_has_the_columns_that_fit(row: str, collective: str, wrong: int | None) -> None:
+    found = read(row, "out.txt", Told(collective=collective, ranks=8))
+    assert [each.wrong for each in found.rows] == [wrong, 0]
+    assert (found.rows[0].time_us, found.rows[0].algbw_gb_s) == (8142.6, 131.87)
