@@ -30,7 +30,7 @@ from gpubench.model.terms.nccl_choice import ALGORITHM_VARIABLE, Algorithm
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import counted
-from gpubench.profiles.files import own_profiles
+from gpubench.profiles.files import load, own_profiles
 from gpubench.profiles.matching import domain_of, match
 from gpubench.readers.results.registry import results_in
 
@@ -39,7 +39,7 @@ _DOMAIN_ASSUMED = "one NVLink domain assumed, --machine tells others"
 
 SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
 
-_NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)")
+_NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
 _ALGORITHMS = tuple(each.upper() for each in Algorithm)
 _USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
 """The machine that a message takes for its example."""
@@ -47,10 +47,11 @@ _USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
 
 @dataclass(frozen=True, slots=True)
 class Nics:
-    """The NICs of a node, as a person tells them: how many, and Gbit/s of each."""
+    """The NICs of a node, as a person tells them: how many, and Gbit/s of each; `is_ethernet` without RDMA."""
 
     count: int
     rate_gbit_s: float
+    is_ethernet: bool = False
 
     @classmethod
     def of(cls, text: str) -> "Nics":
@@ -59,20 +60,25 @@ class Nics:
         if found is None or not int(found[1]) or not float(found[2]):
             raise UsageError(
                 f"--nics {text!r} is no number of NICs and their rate",
-                expected="NICs of a node, and Gbit/s of each: 8x400",
+                expected="NICs of a node, and Gbit/s of each: 8x400, or 4x200e of plain Ethernet",
                 next_step="--nics 8x400",
             )
-        return cls(int(found[1]), float(found[2]))
+        return cls(int(found[1]), float(found[2]), is_ethernet=bool(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.rate_gbit_s:g}{'e' if self.is_ethernet else ''}"
 
     def on(self, profile: Profile) -> Profile:
         """The machine with these NICs in the place of its own, spread over the places that its GPUs have."""
+        if [nic.rate_gbit_s for nic in profile.nic] == [self.rate_gbit_s] * self.count and not self.is_ethernet:
+            return profile
         places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
         return replace(
             profile,
             nic=tuple(
                 NicKindOfMachine(
                     name=f"nic{number}",
-                    kind=NicKind.INFINIBAND,
+                    kind=NicKind.ETHERNET if self.is_ethernet else NicKind.INFINIBAND,
                     rate_gbit_s=self.rate_gbit_s,
                     place=places[number * max(len(places), self.count) // self.count % len(places)],
                 )
@@ -81,9 +87,14 @@ class Nics:
         )
 
 
-def machine_named(text: str) -> SimulatedMachine:
-    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`."""
-    return parse_machine(text, "--machine")
+def machine_named(text: str, *, joined_by_nics: bool) -> SimulatedMachine:
+    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`.
+
+    Several trays of a rack are joined by its NVLinks, unless a person says which NICs join them.
+    """
+    machine = parse_machine(text, "--machine")
+    own = load(re.split(r"[*/\s]", text.strip())[0])
+    return SimulatedMachine(own, machine.nodes) if joined_by_nics and own.domain != machine.profile.domain else machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,5 +389,5 @@ def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -
         "strict": plan.strict,
         "read_from": "; ".join((f"{file.name}: {file.kind}", *file.remarks)),
         "machine": None if plan.machine is None else str(plan.machine),
-        "nics": None if plan.nics is None else f"{plan.nics.count}x{plan.nics.rate_gbit_s:g}",
+        "nics": None if plan.nics is None else str(plan.nics),
     }

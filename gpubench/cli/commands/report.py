@@ -53,7 +53,9 @@ class ReportOptions:
         "The machine of a table that does not say it, by its profile: 'hgx-b200-8*2' for 2 nodes.",
         autocompletion=completed("simulate"),
     )
-    nics: str | None = option("NxGBIT", "NICs of each node of that table, 8x400. Default: those of the profile.")
+    nics: str | None = option(
+        "NxGBIT", "NICs of each node of that table: 8x400, 4x200e of plain Ethernet. Default: the profile's."
+    )
     collective: str | None = option("NAME", "What ran, of a table that does not say it; or which of several to show.")
     strict: bool = flag("Of such a table: exit 1 where anything is slow, 3 where nothing is judged.")
     plot: bool = flag(PLOT)
@@ -76,7 +78,7 @@ class ReportOptions:
         return JudgePlan(
             text=text,
             name=self.result,
-            machine=None if self.machine is None else machine_named(self.machine),
+            machine=None if self.machine is None else machine_named(self.machine, joined_by_nics=self.nics is not None),
             nics=None if self.nics is None else Nics.of(self.nics),
             collective=parse_collective(self.collective),
             strict=self.strict,

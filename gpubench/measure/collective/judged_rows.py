@@ -18,8 +18,8 @@ from gpubench.model.results.result_file import CPU_TIME, ResultFile
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, overall
 from gpubench.ports.listener import Listener
 
 INCOMPLETE = "incomplete-result"
@@ -90,16 +90,20 @@ def judge_rows(
             row = limited(row, limits[row.algorithm])
         if row.wrong is not None:
             row = replace(row, verdict=Verdict.FAIL if row.wrong else Verdict.PASS)
-        row = speed.row(row)
+        # What is expected is the direct path; that it was not taken is a finding of its own.
+        row = replace(speed.row(replace(row, host_staged=None)), host_staged=row.host_staged)
         listener.row(row)
         verdicts += [Verdict(row.verdict)] if row.verdict else []
         wrong += [(row, ())] if row.wrong else []
-    found = list(map(_advised, speed.findings((), None))) or list(_incomplete(file))
+    staged = tuple(_staged(file.name, rows, ranks))
+    found = list(speed.findings(staged, None)) if staged else list(map(_advised, speed.findings((), None)))
+    found = found or list(_incomplete(file))
     found = [wrong_data(wrong, ranks), *found] if wrong else found
     report = Report(
         verdict=overall([*verdicts, *(each.severity for each in found)]), complete=True, findings=tuple(found)
     )
-    return unwatched(report, _NOT_SAID, Origin.RECORDED)
+    is_known = any(row.transport for row in rows)
+    return report if is_known else unwatched(report, _NOT_SAID, Origin.RECORDED)
 
 
 def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
@@ -122,6 +126,22 @@ def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Lim
 def _advised(found: Finding) -> Finding:
     """A finding on slow rows with what a person can do who has a table and no machine at hand."""
     return replace(found, cause=_NOT_SAID, next_command=_LOGGING)
+
+
+def _staged(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
+    """That NCCL's lines among the rows name a path through host memory."""
+    row = next((each for each in rows if each.host_staged), None)
+    if row is None:
+        return
+    yield Finding(
+        id=HOST_STAGED,
+        severity=Verdict.FAIL,
+        subject=counted(len(ranks), "rank"),
+        seen=f"through host memory: {row.transport}",
+        expected="GPUDirect RDMA between nodes, peer access inside one",
+        cause=f"data go through host memory ({row.transport})",
+        next_command=f"gpubench explain {name}",
+    )
 
 
 def _incomplete(file: ResultFile) -> Iterator[Finding]:

@@ -137,7 +137,9 @@ def _above(new: Runs) -> Iterator[Reason]:
 def _path(base: Runs, new: Runs) -> Iterator[Reason]:
     before, after = staged(base), staged(new)
     if after and before is False:
-        yield Reason(STAGED, Verdict.FAIL, "direct before, through host memory now")
+        ways = [transport(base), transport(new)]
+        which = f": {ways[1]}, not {ways[0]}" if all(ways) else ""
+        yield Reason(STAGED, Verdict.FAIL, f"direct before, through host memory now{which}")
     elif after and before is None and any(each.host_staged is not None for each in new):
         yield Reason(PATH, Verdict.WARN, "through host memory now; nothing says whether it was before")
     for what, one, other in (

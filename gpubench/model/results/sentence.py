@@ -32,6 +32,9 @@ from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, 
 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT = "gpu_present"
+_COARSE_PERCENT = 10.0
+"""A comparison whose best row is no surer than that says so: jobs of several nodes differ by their place."""
+
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 _OF_FILES = ("explain", "compare", "libraries")
@@ -161,7 +164,11 @@ def _job(report: Report) -> str:
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
         return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
-    return f"{counted(len(compared), 'row')} compared" if compared else ""
+    if not compared:
+        return ""
+    least = min((each.noise_percent for each in compared if each.noise_percent is not None), default=0.0)
+    blind = f"; differences below {least:.0f} % are not told apart" if least >= _COARSE_PERCENT else ""
+    return f"{counted(len(compared), 'row')} compared{blind}"
 
 
 def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:

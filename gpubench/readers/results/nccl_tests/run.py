@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.errors import NotSaidError, UsageError
+from gpubench.model.paths.selection import names
+from gpubench.model.paths.transport import Transport, is_staged, parse_transport
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.result_file import CPU_TIME, NOTHING_TOLD, Told
 from gpubench.model.terms.origin import Origin
@@ -27,7 +29,7 @@ class NcclTestsRun:
     """A run while it is read. `average` is -a: 0 rank 0, 1 mean, 2 fastest, 3 slowest; None where nothing says.
 
     `program` is nccl-tests or rccl-tests, `library` the name and version of what it measured. `halves` are lines of
-    which the second half is missing.
+    which the second half is missing; `transports` are those that NCCL's lines name, as they name them.
     """
 
     program: str = "nccl-tests"
@@ -42,6 +44,7 @@ class NcclTestsRun:
     lines: list[OutputLine] = field(default_factory=list)
     halves: list[OutputLine] = field(default_factory=list)
     cut: list[CutLine] = field(default_factory=list)
+    transports: set[str] = field(default_factory=set)
     out_of_bounds: int | None = None
     complete: bool = False
 
@@ -74,7 +77,7 @@ class NcclTestsRun:
         if not lines and len(possible) > 1:
             raise self._not_said(where, possible)
         lines = lines or [each.whole(possible[0], shape[0]) for each in self.cut]
-        if shape[0] == told.ranks and len(possible) == 1:
+        if (not self.devices or self.lacks_devices) and len(possible) == 1:
             self._check_told(lines, where, told, possible[0])
         collective = self.collective or (
             possible[0] if self.cut else collective_of(lines, shape[0], told.collective, where)
@@ -131,6 +134,11 @@ class NcclTestsRun:
         return math.prod(self.settings.get(name, 1) for name in ("threads", "gpus", "ranks_a_gpu"))
 
     @property
+    def _paths(self) -> list[Transport]:
+        """The transports of NCCL's own lines among the rows, without the numbers of NICs."""
+        return [replace(each, name=each.family) for each in map(parse_transport, self.transports)]
+
+    @property
     def _iterations(self) -> int | None:
         counted = self.settings.get("iterations")
         return None if counted is None else counted * self.settings.get("aggregated", 1)
@@ -175,6 +183,8 @@ class NcclTestsRun:
             p50_us=each.p50_us,
             p95_us=each.p95_us,
             p99_us=each.p99_us,
+            transport=names(self._paths),
+            host_staged=is_staged(self._paths),
             verdict=None,
             note=self._note(by, placed),
         )

@@ -35,6 +35,7 @@ _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]
 """On the command line, of export, or of mpirun's -x."""
 
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
+_VIA = re.compile(r"NCCL INFO .{0,200} via (?P<via>[A-Z][\w/().+ -]{2,60}?)(?: comm .*)?\s*$")
 _MAY_BE_CUT = re.compile(r"(?i)size|bytes")
 _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?")
 
@@ -84,6 +85,8 @@ class _Parser:
     def line(self, text: str) -> None:
         said = list(pieces(text))
         for tag, piece in said:
+            if " via " in piece and (via := _VIA.search(piece)):
+                self.runs[-1].transports.add(via["via"])
             plain = without_nccl(piece, self._hosts)
             # Ranks write at the same time: a row of one goes on behind lines of the others.
             if self._row is None or tag == self._tag or "#" in plain or ROW.search(plain):
