@@ -108,9 +108,15 @@ def test_published_tables(source: str, tmp_path: Path) -> None:
     assert len(str(own["sentence"])) < 200
 
 
-@pytest.mark.parametrize(
-    "figure", [each for each in read() if each.row.algorithm is None][::7], ids=lambda each: each.source
-)
+WHOLE = [
+    each
+    for each in read()
+    if each.row.algorithm is None and (each.row.nodes % 18 == 0 or "nvl72" not in each.expected.source)
+]
+"""Figures of machines that --machine can name: of racks whole ones."""
+
+
+@pytest.mark.parametrize("figure", WHOLE[::7], ids=lambda each: each.source)
 def test_the_expectation_is_that_of_a_row_that_was_measured_here(figure: Published, tmp_path: Path) -> None:
     line = next(
         line
