@@ -13,6 +13,7 @@ from gpubench.model.paths.path_types import is_nvlink
 from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import P2P_STATUS, Topology
+from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
 _MIB = 2**20
@@ -48,14 +49,15 @@ _GNS = f"NVML says GNS: {P2P_STATUS['GNS']}"
 
 @in_each_node
 def _mig(run: Circumstances) -> Found:
-    """A finding of its own where the profile or a sibling has it off."""
+    """A finding of its own where the profile or a sibling has it off; on all GPUs it is how somebody wants the node."""
     for position, node, gpu in run.gpus():
         if gpu.mig:
             profile = run.exact_profile(run.wiring.gpus[position].node)
             sibling = any(each.mig is False for each in node.gpus)
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"off, as {'its siblings have' if sibling else 'the profile has'} it"
-            yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected)
+            severity = None if sibling else Verdict.SKIP
+            yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
 
 
 def _confidential(node: Topology) -> str:

@@ -235,13 +235,16 @@ def planted(draw: st.DrawFn, most_gpus: int = 5) -> Planted:
     profile = machine.profile
     gpus = ["lost=yes", "throttle=hw_slowdown", "temperature=95", "width=4"]
     gpus += ["rows=pending", "errors=5"] if profile.gpu.ecc else []
-    links = 0 if profile.nvlink is None else profile.nvlink.links
-    gpus += [f"nvlink={links - 1}"] if links and not machine.unseen else []
+    nvlink = profile.nvlink
+    bridged = () if nvlink is None else {gpu for pair in nvlink.pairs for gpu in pair[:2]}
+    index = draw(st.integers(0, profile.match.visible - 1))
+    if nvlink is not None and not machine.unseen and (nvlink.to is NvlinkPeer.SWITCH or index in bridged):
+        gpus.append(f"nvlink={nvlink.links - 1}")
     nics = [number for number, nic in enumerate(profile.nic) if nic.kind is not NicKind.ETHERNET]
     if nics and draw(st.integers(0, 3)) == 0:
         fault, device = draw(st.sampled_from(["state=down", "width=4"])), f"nic{draw(st.sampled_from(nics))}"
     else:
-        fault, device = draw(st.sampled_from(gpus)), f"GPU{draw(st.integers(0, profile.match.visible - 1))}"
+        fault, device = draw(st.sampled_from(gpus)), f"GPU{index}"
     return Planted(machine, fault, draw(st.integers(0, machine.nodes - 1)), device)
 
 

@@ -64,7 +64,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "ecc-off": Grade(FAIL, "DCGM_FR_ECC_DISABLED (configuration)"),
     "gpu-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
     "memory-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
-    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault"),
+    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault", "SKIP where all GPUs of the node have it on"),
     "nvlinks-all-down": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status"),
     "nvlink-down": Grade(
         FAIL,
