@@ -252,6 +252,16 @@ def test_of_a_machine_that_has_several_names_peer_access_is_expected() -> None:
     assert (finding.cause.partition(":")[0], finding.expected) == ("nccl-hostid", "peer access (P2P)")
 
 
+def test_ranks_of_one_gpu_take_sockets_where_somebody_made_them_hosts() -> None:
+    """As one H100 wrote it with NCCL 2.32.3: the same address and GPU, and no RDMA device to be missed."""
+    logs = sorted((LOGS / "h100x1-two-hosts-of-two").glob("*.log"))
+    found = rows(report_of(*(path.read_text() for path in logs)), "paths")
+    assert {(row["src"], row["dst"]): (row["transport"], row["verdict"], row["cause"]) for row in found} == {
+        **dict.fromkeys(((0, 1), (2, 3)), ("P2P/CUMEM", "PASS", None)),
+        **dict.fromkeys(((1, 2), (3, 0)), ("NET/Socket/0", "SKIP", "nccl-hostid")),
+    }
+
+
 def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
     """NCCL_HOSTID keeps ranks apart only where they are on one host."""
     across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])
