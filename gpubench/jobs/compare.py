@@ -68,7 +68,7 @@ def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
         metadata = _metadata(plan, arguments, sides)
         presenter.begin(metadata, ())
         presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def _size(path: Path) -> int:

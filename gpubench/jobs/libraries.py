@@ -109,7 +109,7 @@ def _show(
     presenter.begin(metadata, ())
     report = report_on_libraries(_of_hosts(machines, facts), machines.origin)
     presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def _read(plan: LibrariesPlan) -> tuple[Machines, Sequence[LibrariesFacts]]:

@@ -152,4 +152,4 @@ def _show(
     )
     presenter.begin(metadata, ())
     presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code

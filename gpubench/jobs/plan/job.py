@@ -53,7 +53,7 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
             write_exports(plan, machine, outcome)
         presenter.begin(metadata, ())
         presenter.end(plan_report(outcome))
-    return plan.presentation.exit_code(metadata, plan_report(outcome))
+    return presenter.exit_code
 
 
 def _outcome(

@@ -40,9 +40,9 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
         check_watchable(plan, machines)
         with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
             plan, pace, readers = _paced(plan, machines, wait, is_terminal=is_terminal)
-            report, metadata = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
+            report, _ = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
         presenter.end(report)
-        return plan.presentation.exit_code(metadata, report)
+        return presenter.exit_code
 
 
 def _paced(

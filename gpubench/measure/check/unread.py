@@ -58,6 +58,7 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
                     yield from _findings(scope, subject.name, refused)
 
 
+_NVLINKS = "nvlinks.active"
 _READ_WITH = {"memory_used_bytes": ("memory_bytes",), "idle": ("throttle_reasons",)}
 """Facts that come with another's answer, whose refusal stands there."""
 
@@ -70,6 +71,8 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
     for name in names:
         parts = name.split("|")
         told = {_kind(each) for each in subjects if each.facts is not None and _tells_any(each.facts, parts)}
+        if parts == [_NVLINKS] and any(pair.nvlink == "OK" for pair in node.snapshot.pairs):
+            told |= {_kind(each) for each in subjects}  # the driver says that copies can take them
         for subject in subjects:
             if subject.facts is None:
                 absent = answered

@@ -138,8 +138,10 @@ def _prospect(explained: Explained, pair: Pair) -> _Prospect:
     if possible and not sure:
         return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
     cause = sure[0].explanation if sure else UNKNOWN
-    if cause.by_design and explained.circumstances.node_of(pair).snapshot.failures:
-        # NVLinks that a silent driver did not tell of may join them: nothing is by design for want of an answer.
+    node, ends = explained.circumstances.node_of(pair), [explained.circumstances.wiring.gpu(each) for each in pair]
+    unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
+    if cause.by_design and (node.snapshot.failures or unread):
+        # NVLinks of which nothing tells may join them: nothing is by design for want of an answer.
         return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
     return _Prospect(Conclusion.IMPOSSIBLE, Verdict.SKIP if cause.by_design else Verdict.FAIL, cause)
 

@@ -64,6 +64,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
             if len(above := device.place.switches) > limits.MOST_SWITCHES_ABOVE:
                 where = f"snapshot.{field}[{number}].place.switches"
                 raise UsageError(f"{where} has {len(above)} entries", expected=f"at most {limits.MOST_SWITCHES_ABOVE}")
+    _check_gpus(snapshot)
     _check_paths(snapshot)
 
 
@@ -76,9 +77,46 @@ def check_rank(rank: RankFacts, where: str) -> None:
         check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
 
 
+_MOST_LINK_GB_S = 200.0
+"""No NVLink carries more one way: those of NVLink 5 have 53 GB/s, line rate."""
+
+
+def _check_gpus(snapshot: Snapshot) -> None:
+    """No link is there twice or carries what none does, none is better than its best, and models are what they are."""
+    usual: dict[tuple[str, str], tuple[int, str | None]] = {}
+    for number, gpu in enumerate(snapshot.gpus):
+        where, links = f"snapshot.gpus[{number}]", gpu.nvlinks or ()
+        _check_unique(f"gpus[{number}].nvlinks", [f"link {link.number}" for link in links], set())
+        for link in links:
+            if link.raw_gb_s is not None and not 0 < link.raw_gb_s <= _MOST_LINK_GB_S:
+                seen = f"{where}.nvlinks: link {link.number} has {link.raw_gb_s:g} GB/s"
+                raise UsageError(seen, expected=f"above 0, {_MOST_LINK_GB_S:g} at most")
+        for name, value, most in (
+            ("pcie.width", gpu.pcie.width, gpu.pcie.max_width),
+            ("pcie.generation", gpu.pcie.generation, gpu.pcie.max_generation),
+            ("memory_used_bytes", gpu.memory_used_bytes, gpu.memory_bytes),
+        ):
+            if value is not None and most is not None and value > most:
+                raise UsageError(f"{where}.{name} is {value}", expected=f"{most} at most, which the same GPU says")
+        versions = ", ".join(sorted({link.version for link in links if link.version is not None})) or None
+        for name, own in (("compute_capability", gpu.compute_capability), ("nvlinks.version", versions)):
+            first, other = usual.setdefault((gpu.name or "", name), (number, own)) if own is not None else (number, own)
+            if gpu.name is not None and own != other:
+                said = f"{where}.{name} is {own}, and that of snapshot.gpus[{first}] {other}"
+                raise UsageError(said, expected=f"the same: both are {gpu.name}")
+
+
 def _check_paths(snapshot: Snapshot) -> None:
+    devices = {gpu.device for gpu in snapshot.gpus} | {nic.device for nic in snapshot.nics}
+    ends = [f"{pair.source} → {pair.destination}" for pair in snapshot.pairs]
+    _check_unique("pairs", ends, set())
     for number, pair in enumerate(snapshot.pairs):
         where = f"snapshot.pairs[{number}]"
+        for end in (pair.source, pair.destination):
+            if end not in devices:
+                raise UsageError(f"{where} is of {end!a}, which is not there", expected="a device of gpus or nics")
+        if pair.source == pair.destination and pair.path != SELF:
+            raise UsageError(f"{where} is of {pair.source} alone", expected="two devices")
         if pair.path is not None and not (pair.path in (*PATH_CLASSES, SELF) or _NVLINK_PATH.fullmatch(pair.path)):
             raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
         if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:

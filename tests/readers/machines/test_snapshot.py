@@ -2,6 +2,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -191,6 +192,31 @@ def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
         ),
         ({"rdma_ports": [{"nic": "a", "link_layer": "\t"}]}, r"snapshot.rdma_ports[0].link_layer is '\t'"),
         ({"pci_devices": [{"bus_id": "a", "kind": "gpu"}] * 2}, "snapshot.pci_devices[1] is a second a"),
+        ({"gpus": [{"index": 0, "nvlinks": [{"number": 2}] * 2}]}, "snapshot.gpus[0].nvlinks[1] is a second link 2"),
+        (
+            {"gpus": [{"index": 0, "nvlinks": [{"number": 2, "raw_gb_s": 0.0}]}]},
+            "snapshot.gpus[0].nvlinks: link 2 has 0 GB/s",
+        ),
+        (
+            {"gpus": [{"index": 0, "nvlinks": [{"number": 2, "raw_gb_s": 1e9}]}]},
+            "snapshot.gpus[0].nvlinks: link 2 has 1e+09 GB/s",
+        ),
+        ({"gpus": [{"index": 0, "pcie": {"width": 32, "max_width": 16}}]}, "snapshot.gpus[0].pcie.width is 32"),
+        (
+            {"gpus": [{"index": 0, "memory_used_bytes": 9, "memory_bytes": 8}]},
+            "snapshot.gpus[0].memory_used_bytes is 9",
+        ),
+        (
+            {"gpus": [{"index": n, "name": "H", "compute_capability": f"{n + 8}.0"} for n in (0, 1)]},
+            "snapshot.gpus[1].compute_capability is 9.0, and that of snapshot.gpus[0] 8.0",
+        ),
+        (
+            {"gpus": [{"index": n, "name": "H", "nvlinks": [{"number": 0, "version": f"{n}"}]} for n in (3, 4)]},
+            "snapshot.gpus[1].nvlinks.version is 4, and that of snapshot.gpus[0] 3",
+        ),
+        ({"pairs": [{"source": "GPU0", "destination": "GPU0", "cuda": True}]}, "snapshot.pairs[0] is of GPU0 alone"),
+        ({"pairs": [{"source": "GPU0", "destination": "GPU7"}]}, "snapshot.pairs[0] is of 'GPU7', which is not there"),
+        ({"pairs": [{"source": "GPU0", "destination": "GPU1"}] * 2}, "snapshot.pairs[1] is a second GPU0 → GPU1"),
         (
             {"pci_devices": [{"bus_id": "a", "kind": "gpu", "above": "b"}]},
             "snapshot.pci_devices[0].above leads to b, which is not there",
@@ -233,11 +259,11 @@ maybe_flag = st.none() | st.booleans()
 maybe_rate = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 reasons = st.dictionaries(st.text(), st.text(), max_size=3)
 places = st.builds(PciPlace, host_bridge=names, switches=st.lists(names, max_size=3).map(tuple), numa_node=maybe_number)
-pcie = st.builds(PcieLink, generation=maybe_number, width=maybe_number, max_width=maybe_number)
+pcie = st.builds(PcieLink, generation=maybe_number, width=maybe_number)
 nvlinks = st.builds(
     NvLink,
     active=maybe_flag,
-    raw_gb_s=maybe_rate,
+    raw_gb_s=st.none() | st.floats(0.1, 100),
     peer=st.none() | st.sampled_from(NvlinkPeer),
     errors=st.dictionaries(st.text(), st.integers()),
 )
@@ -251,7 +277,7 @@ gpus = st.builds(
     remapped_rows=st.none() | st.builds(RemappedRows),
     pcie=pcie,
     place=places,
-    nvlinks=st.none() | st.lists(nvlinks, max_size=8).map(tuple),
+    nvlinks=st.none() | st.lists(nvlinks, max_size=8, unique_by=lambda link: abs(link.number)).map(tuple),
     fabric=st.none() | st.builds(Fabric, clique=maybe_number),
     processes=st.none() | st.lists(st.builds(GpuProcess), max_size=2).map(tuple),
     unknown=reasons,
@@ -312,6 +338,14 @@ def positive(value: Any) -> Any:
             return value
 
 
+def of_devices(snapshot: Snapshot) -> Snapshot:
+    """The same with its pairs between devices that it has."""
+    names = [*(gpu.device for gpu in snapshot.gpus), *(nic.device for nic in snapshot.nics)]
+    ends = list(permutations(names, 2))
+    pairs = zip(snapshot.pairs, ends, strict=False)
+    return replace(snapshot, pairs=tuple(replace(pair, source=one, destination=two) for pair, (one, two) in pairs))
+
+
 snapshots = st.builds(
     Snapshot,
     pci_devices=st.lists(pci_devices, max_size=2, unique_by=lambda device: device.bus_id).map(tuple),
@@ -340,7 +374,7 @@ snapshots = st.builds(
         max_size=3,
     ).map(tuple),
     failures=st.lists(st.builds(ProbeFailure, timed_out=st.booleans()), max_size=2).map(tuple),
-).map(lambda snapshot: from_plain(Snapshot, positive(to_plain(snapshot)), "snapshot"))
+).map(lambda snapshot: of_devices(from_plain(Snapshot, positive(to_plain(snapshot)), "snapshot")))
 
 
 @given(snapshots)
