@@ -76,16 +76,23 @@ def _card(nic: NicFacts) -> str:
 
 @in_each_node
 def _below_card(run: Circumstances) -> Found:
-    """Rates that were negotiated against what cards can do; a finding where that is far below, or something is slow."""
+    """Rates that were negotiated against what cards can do; a finding where that is far below, something is slow, or
+    healthy machines of the very type have more: on bare metal, as virtual machines have other NICs.
+    """
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
     for number, node, _ in nodes_with_rdma(run):
+        told = run.profile_asked_for or node.snapshot.machine.virtual_machine is not False  # or other NICs are there
+        profile = None if told else run.exact_profile(number)
+        usual = min((nic.rate_gbit_s or 0.0 for nic in profile.nic), default=0.0) if profile is not None else 0.0
+        best = max((nic.rate_gbit_s or 0.0 for nic in rdma_nics(node) if nic.state == "active"), default=0.0)
         for nic in rdma_nics(node):
             most, rate = card_gbit_s(nic), nic.rate_gbit_s
             if most is not None and rate is not None and nic.state == "active" and is_below_card(nic):
                 seen = f"the port runs at {rate:g} Gb/s; cards of its model, {nic.model}, reach up to {most:g}"
                 far = rate < _FAR_BELOW_CARD * most
                 expected = f"up to {most:g} Gb/s, if the switch and this variant of the card have it"
-                quiet = not far and not slow
+                expected += f"; {usual:g} in profile {profile.name}" if profile is not None and rate < usual else ""
+                quiet = not far and not slow and not rate == best < usual  # siblings tell what is below them
                 yield of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
 
 
@@ -212,7 +219,7 @@ RDMA_PORTS = Family.of(
         id="nic-below-card",
         title="A NIC's port runs at a lower rate than cards of its model can",
         detection="the rate that was negotiated against the highest of its model, as far as its slot carries that; a "
-        f"finding below {_FAR_BELOW_CARD:.0%}, else a cause alone",
+        f"finding below {_FAR_BELOW_CARD:.0%}, or where all are below the profile on bare metal; else a cause alone",
         check="nic_state",
         likely="a cable, transceiver or switch of a lower rate, or a variant of the card that has less",
         settles="ibstat; mlxlink -d DEVICE",

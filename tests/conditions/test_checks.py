@@ -777,3 +777,20 @@ def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
     assert missing(replace(three, gpus=tuple(to_cpu)), "hgx-a100-4") == [], "POWER9 has NVLinks"
     (root,) = [each for each in findings("hgx-a100-4", ["gpu1:missing=yes"], 0) if each.id == "gpu-missing"]
     assert [each.partition(":")[0] for each in root.consequences] == ["below-profile"]
+
+
+@pytest.mark.parametrize(
+    ("virtual", "rate", "told"), [(False, 200.0, True), (True, 200.0, False), (False, 400.0, False)]
+)
+def test_all_nics_below_their_cards_and_the_machine_s_profile_are_named(
+    rate: float, *, virtual: bool, told: bool
+) -> None:
+    """Half the rate on all of them was PASS; variants of a card have less, so that the card alone says nothing."""
+    nics = tuple(replace(nic, rate_gbit_s=rate) for nic in HEALTHY.nics)
+    node = replace(HEALTHY, nics=nics, machine=replace(HEALTHY.machine, virtual_machine=virtual))
+    facts = Facts([Topology(node)], group([Topology(node)]), profiles=[profiles.load("hgx-h100-8")])
+    found = [each for each in run(WIRING, facts) if each.id == "nic-below-card"]
+    assert [(each.severity, len(each.subjects)) for each in found] == [(Verdict.WARN, 8)] * told
+    if told:
+        assert "the port runs at 200 Gb/s; cards of its model, ConnectX-7, reach up to 400" in found[0].seen
+        assert found[0].expected.endswith("400 in profile hgx-h100-8")

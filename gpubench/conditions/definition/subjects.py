@@ -42,7 +42,7 @@ def rates_of_cards(facts: Facts) -> str:
     low = [nic for nic in active if is_below_card(nic)]
     if low:
         rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
-        return f"{counted(len(low), 'port')} below the highest rate of the card's model: {rates}"
+        return f"{counted(len(low), 'NIC port')} below the card's highest rate: {rates}"
     unknown = any(nic.rate_gbit_s is None or card_gbit_s(nic) is None for nic in active)
     return "rates compared with siblings only: what the cards can do is not known" if unknown else ""
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import combinations
+from statistics import median_low
 
 from gpubench.collectives.between_nodes import NIC_EFFICIENCY
 from gpubench.collectives.curve import curve
@@ -32,8 +33,12 @@ _LOCAL_SPREAD = 0.005
 """Of copies inside a node, from node to node."""
 
 
-def simulated_scan_fabric(machine: SimulatedMachine, leaves: Sequence[str] | None) -> ScanFabric:
+def simulated_scan_fabric(
+    machine: SimulatedMachine, leaves: Sequence[str] | None, faults: Sequence[Fault] = ()
+) -> ScanFabric:
     """The nodes by name, `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf.
+
+    What the NICs of a rail carry is the rate that they were negotiated to, on most nodes.
 
     Raises UsageError for a machine without GPUs or NICs.
     """
@@ -48,9 +53,21 @@ def simulated_scan_fabric(machine: SimulatedMachine, leaves: Sequence[str] | Non
     hosts = host_names(machine)
     usual = tuple(f"leaf{node // NODES_PER_LEAF}" for node in range(machine.nodes))
     named = tuple(f"nic{_nic_of(profile, rail)}" for rail in range(gpus))
-    carried = (nic_gb_s(profile.nic[_nic_of(profile, rail)], ()) for rail in range(gpus))
+    of_nics = [fault for fault in faults if fault.subject is Subject.NIC]
+    by_node = [
+        [each for each in of_nics if each.node_number == node] for node in {each.node_number for each in of_nics}
+    ]
+    by_node += [[]] * (machine.nodes - len(by_node))
+    carried = (median_low(_carried(profile, own, rail) for own in by_node) for rail in range(gpus))
     rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in carried)
     return ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named, rates)
+
+
+def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
+    number = _nic_of(profile, rail)
+    own = [each for each in faults if each.index == number]
+    gone = any(each.get("missing") or each.get("state") for each in own)
+    return 0.0 if gone else nic_gb_s(profile.nic[number], own) or 0.0
 
 
 def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: ScanFabric) -> SimulatedFabric:

@@ -89,7 +89,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     machine, faults, seed = simulation.machine, simulation.faults, simulation.seed
     check_node_count(machine.nodes)
     named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves, plan.leaves_file or "")
-    fabric = simulated_scan_fabric(machine, named)
+    fabric = simulated_scan_fabric(machine, named, faults)
     rounds = SimulatedRounds(fabric, simulated_model(machine, faults, fabric), seed)
     first, again = (
         list(simulated_local_figures(machine, faults, range(machine.nodes), seed + repeat)) for repeat in (0, 1)

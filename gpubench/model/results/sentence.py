@@ -31,7 +31,7 @@ from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
-_PRESENT = "gpu_present"
+_PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
 _COARSE_PERCENT = 10.0
 """A comparison whose best row is no surer than that says so: jobs of several nodes differ by their place."""
 
@@ -59,7 +59,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
         beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
         well, backends = ", ".join(_well(report, figures)), _beside(metadata, report)
-        parts = _machine(metadata, report), _count(report), beside, well, backends, _speed(metadata, figures)
+        parts = _machine(metadata, report), *_open(report), beside, well, backends, _speed(metadata, figures)
         return "; ".join(filter(None, parts))
     if root is None:
         return _reached(metadata, figures)
@@ -131,10 +131,13 @@ def _machine(metadata: Metadata, report: Report) -> str:
     return gpus if shared == 1 else f"{len(metadata.ranks)} ranks on {gpus}"
 
 
-def _count(report: Report) -> str:
-    """That `check` had nothing to compare the number of GPUs with."""
-    notes = [row.note or "" for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == _PRESENT]
-    return next((note.partition(" (")[0] for note in notes if note.startswith("GPU count")), "")
+def _open(report: Report) -> Iterator[str]:
+    """That `check` had nothing to compare the number of GPUs with, or that NICs run at less than their cards can."""
+    notes = {row.check: row.note or "" for row in report.rows(CHECKS_SECTION, CheckRow)}
+    if notes.get(_PRESENT, "").startswith("GPU count"):
+        yield notes[_PRESENT].partition(" (")[0]
+    if _BELOW_CARD in notes.get(_NIC_STATE, ""):
+        yield notes[_NIC_STATE]
 
 
 def _checked(metadata: Metadata, report: Report) -> list[str]:
