@@ -1,7 +1,7 @@
 """Hold the model of collectives between nodes against what others published of their machines.
 
-`tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants, or how far
-from them FAIL is, were chosen; the held-out ones were not. `state` is what the source says of the machine: healthy,
+`tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants, or how
+far from them FAIL is, were chosen; the held-out ones were not. `state` is what the source says of the machine: healthy,
 questioned (somebody asks whether it is), ill, or threshold: somebody fails machines below. NICs with an e are plain
 Ethernet. Run as `python -m benchmarks.published_collectives`.
 """
