@@ -10,7 +10,7 @@ from gpubench.formats.sections import (
     Grid,
     GridCell,
     Listing,
-    left_out,
+    gravest,
     link_kind,
     section_blocks,
     verdict_of,
@@ -32,8 +32,8 @@ from gpubench.model.results.rows.comparison import COMPARISON_SECTION, Compariso
 from gpubench.model.results.rows.overlap import OverlapRow
 from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.units import compress_names, format_percent, format_size
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
+from gpubench.model.terms.verdict import Verdict, gravity
 
 _MOST_MAPPED = 2048
 
@@ -45,7 +45,7 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
-    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), compress_names(hosts[:MOST_LINES])
+    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), _hosts_named(hosts)
     if metadata.ranks:
         gpus = ", ".join(dict.fromkeys(rank.gpu for rank in metadata.ranks if rank.gpu))
         yield "ranks", f"{len(metadata.ranks)}" + (f": {gpus}" if gpus else "")
@@ -62,6 +62,12 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
         if settings:
             yield label, " ".join(f"{name}={value}" for name, value in settings.items())
     yield "gpubench", metadata.gpubench_version
+
+
+def _hosts_named(hosts: Sequence[str]) -> str:
+    """All hosts, in ranges; of very many names without numbers those that a page has room for."""
+    ranges = compress_names(hosts).split(", ")
+    return some_of(ranges, MOST_LINES)
 
 
 def title(metadata: Metadata) -> str:
@@ -144,6 +150,7 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
     else:
         listed = list(rows)
     if listed:
+        shown, more = gravest(listed, MOST_LINES, "pairs")
         heads = ("from", "to", "size", "how", "GB/s", "µs", "of expected", "of limit", "path", "verdict", "note")
         lines = [
             (
@@ -156,11 +163,10 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
                     row.note or "",
                 ),
             )
-            for row in listed[:MOST_LINES]
+            for row in shown
         ]
-        verdicts = [verdict_of(row.verdict) for row in listed]
-        what = _of(listed, "Copies")
-        yield without_empty(Listing(what, heads, lines, verdicts, left_out(len(listed), "pairs")))
+        verdicts = [verdict_of(row.verdict) for row in shown]
+        yield without_empty(Listing(_of(listed, "Copies"), heads, lines, verdicts, more))
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
@@ -175,9 +181,16 @@ def _grid_of(rows: Sequence[PairRow]) -> Grid:
             share = None if not value or not best else best / value if is_latency else value / best
             cell = GridCell(word(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict))
             lines.setdefault(row.source, {})[row.destination] = cell
-    names = list(dict.fromkeys(name for row in rows for name in (row.source, row.destination)))
-    way = "; ".join((series_title(rows[0]), *expected_lines(rows)))
-    return Grid(way, "µs" if is_latency else "GB/s", names[:MOST_COLUMNS], lines)
+    ordered = list(rows)
+    if len(lines) > MOST_COLUMNS:  # what does not pass has its place on the page
+        ordered.sort(key=lambda row: gravity(row.verdict or Verdict.SKIP))
+    names = list(dict.fromkeys(name for row in ordered for name in (row.source, row.destination)))
+    rest = f"{MOST_COLUMNS} of {len(names)} shown, all in --format csv --section pairs"
+    cut = rest if len(names) > MOST_COLUMNS else ""
+    way = "; ".join(filter(None, (series_title(rows[0]), *expected_lines(rows), cut)))
+    names = names[:MOST_COLUMNS]
+    lines = {name: lines[name] for name in names if name in lines} if cut else lines
+    return Grid(way, "µs" if is_latency else "GB/s", names, lines)
 
 
 def outcome(run: DocumentRun) -> str:

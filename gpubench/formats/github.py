@@ -3,6 +3,7 @@
 GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,9 @@ def render(run: DocumentRun) -> Iterator[str]:
         yield _command(_COMMANDS.get(case.verdict, "warning"), f"{name}: {case.name}", (case.verdict, *case.lines))
     lines = [outcome(run), *fallback_lines(run.report)]
     if len(worst) > _MOST:
-        lines.insert(1, f"{len(worst) - _MOST} more than the {_MOST} annotations shown; --output summary.md has all")
+        cut = Counter(case.verdict for case in worst[_MOST:])
+        by_verdict = ", ".join(f"{many} {verdict}" for verdict, many in cut.items())
+        lines.insert(1, f"{by_verdict} more than the {_MOST} annotations shown; --output summary.md has all")
     yield _command("notice", name, lines)
 
 

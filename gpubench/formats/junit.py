@@ -1,4 +1,4 @@
-"""JUnit XML for CI: a test case for every row that was judged, every finding, and the run itself.
+"""JUnit XML for CI: a test case for every row that was judged, every finding, and the run itself; failures first.
 
 FAIL is a failure, ERROR (could not be measured) an error; SKIP (not applicable, not judged) and INCONCLUSIVE are
 skipped; a warning passes, with its words as the case's output.

@@ -1,10 +1,11 @@
 """Sections of a report as tables of words and grids of cells, for formats that are pages."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from gpubench.model.results.report import OVERLAP_SECTION, Matrix, Report, Table
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION
@@ -13,7 +14,9 @@ from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
 from gpubench.model.results.rows.plan import TIMELINE_SECTION
 from gpubench.model.results.rows.scan import CELLS_SECTION
 from gpubench.model.terms.units import format_memory, format_percent, format_size, some_of
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
+
+R = TypeVar("R")
 
 MOST_LINES = 200
 _MOST_COMPARED = 1000
@@ -46,6 +49,7 @@ _SHOWN: Mapping[str, Sequence[str]] = {
 
 
 _FOLDED = (CHECKS_SECTION, VERDICTS_SECTION, COMPARISON_SECTION)
+_NOT_JUDGED = "not judged"
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
 
 _BYTES = "_bytes"
@@ -127,18 +131,19 @@ def section_blocks(report: Report) -> Iterator[Listing | Grid]:
 def listing_of(name: str, section: Table) -> Listing:
     """The rows of a section as a table of words, in the columns that a page has room for."""
     columns = [column for column in _SHOWN.get(name, section.columns) if column in section.columns]
-    records = [row.to_record() for row in islice(section.rows(), MOST_LINES + 1)]
-    more = f"more in --format csv --section {name}" if len(records) > MOST_LINES else ""
-    lines = [[_word_of(column, record[column]) for column in columns] for record in records[:MOST_LINES]]
+    rows, more = gravest(section.rows(), MOST_LINES, name, sort=name in _FOLDED)
+    records = [row.to_record() for row in rows]
+    lines = [[_word_of(column, record[column]) for column in columns] for record in records]
     heads = [_words(column) for column in columns]
-    verdicts = [verdict_of(record.get("verdict")) for record in records[:MOST_LINES]]
+    verdicts = [verdict_of(record.get("verdict")) for record in records]
     title_ = _words(name)[0].upper() + _words(name)[1:]
     return without_empty(Listing(title_, heads, lines, verdicts, more, folds=name in _FOLDED))
 
 
 def _comparison(section: Table) -> Listing:
     """What was compared by its name, with both sides, the difference and what that has to exceed."""
-    rows = [row for row in islice(section.rows(), _MOST_COMPARED + 1) if isinstance(row, ComparisonRow)]
+    compared = (row for row in section.rows() if isinstance(row, ComparisonRow))
+    rows, more = gravest(compared, _MOST_COMPARED, COMPARISON_SECTION, sort=True)
     heads = ("what", "before µs", "after µs", "before GB/s", "after GB/s", "slower", "noise", "verdict", "reason")
     lines = [
         (
@@ -148,10 +153,9 @@ def _comparison(section: Table) -> Listing:
             row.verdict,
             row.reason or "",
         )
-        for row in rows[:_MOST_COMPARED]
+        for row in rows
     ]
     verdicts = [verdict_of(row.verdict) for row in rows]
-    more = f"more in --format csv --section {COMPARISON_SECTION}" if len(rows) > _MOST_COMPARED else ""
     return without_empty(Listing("Comparison", heads, lines, verdicts, more, folds=True))
 
 
@@ -176,6 +180,8 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
         *(name for name in section.cells if name in known),
         *(each for each in known if each not in section.cells),
     ]
+    rest = f"; {MOST_COLUMNS} of {len(columns)} shown, all in --format csv --section {name}"
+    more = rest if len(columns) > MOST_COLUMNS else ""
     columns = columns[:MOST_COLUMNS]
     best: dict[str, float] = {}
     for row, cells in section.cells.items():
@@ -193,7 +199,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
         }
         for row, cells in islice(section.cells.items(), MOST_COLUMNS)
     }
-    return Grid(_words(name)[0].upper() + _words(name)[1:], "", columns, lines)
+    return Grid(_words(name)[0].upper() + _words(name)[1:] + more, "", columns, lines)
 
 
 def _cell(value: object) -> str:
@@ -227,9 +233,25 @@ def verdict_of(text: str | None) -> Verdict | None:
     return None if text is None else Verdict(text)
 
 
-def left_out(count: int, section: str) -> str:
-    """How many lines a table leaves out, and where they are."""
-    return f"{count - MOST_LINES} more in --format csv --section {section}" if count > MOST_LINES else ""
+def gravest(rows: Iterable[R], most: int, section: str, *, sort: bool = False) -> tuple[list[R], str]:
+    """The rows that a table has room for, and in words how many it leaves out, by verdict, and where those are.
+
+    Where it leaves some out, or has to `sort`, the gravest verdict comes first; rows that fare alike keep their order.
+    """
+    found = list(rows)
+    if sort or len(found) > most:
+        found.sort(key=lambda row: len(WORST_FIRST) if (fared := _verdict(row)) is None else gravity(fared))
+    cut = Counter(_verdict(row) or _NOT_JUDGED for row in found[most:])
+    if not cut:
+        return found, ""
+    fared = ", ".join(f"{many} {each}" for each, many in cut.items())
+    by_verdict = "" if cut.keys() == {_NOT_JUDGED} else f" ({fared})"
+    return found[:most], f"{cut.total()} more{by_verdict} in --format csv --section {section}"
+
+
+def _verdict(row: object) -> str | None:
+    found = getattr(row, "verdict", None)
+    return None if found is None else str(found)
 
 
 def without_empty(listing: Listing) -> Listing:

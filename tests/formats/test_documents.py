@@ -1,6 +1,7 @@
 """Documents for machines: JUnit, Prometheus, Markdown, GitHub annotations; every one of them parsed again."""
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpubench.model.results.judged_cases import JudgedCase, cases, worst_first
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from gpubench.model.results.rows.checks import CheckRow
 from gpubench.model.terms.verdict import Verdict
+from tests.cli.running import gpubench
 from tests.formats.sample import FINDING, GITHUB, JUNIT, MARKDOWN, METADATA, PROMETHEUS, REPORT, ROW, ROWS
 
 SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\} (?P<value>[-+.e0-9]+)')
@@ -54,7 +56,8 @@ def test_junit_counts_what_it_holds() -> None:
     suite = ElementTree.fromstring(written(JUNIT))[0]
     found = suite.findall("testcase")
     assert int(suite.attrib["tests"]) == len(found) == len(ROWS) + 2
-    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == 1
+    failed = 1 + sum(row.verdict == "FAIL" for row in ROWS)
+    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == failed
     failure = next(case for case in found if case.attrib["classname"] == "gpubench.allreduce.findings").find("failure")
     assert failure is not None
     assert failure.attrib["message"] == "seen: 3 wrong elements in 1 rows"
@@ -98,6 +101,32 @@ def test_a_row_that_only_strict_would_judge_fails_no_case() -> None:
     assert [case.verdict for case in found] == [Verdict.WARN, Verdict.PASS]
     unexplained = list(cases(METADATA, [], Report(verdict=Verdict.FAIL, complete=True)))
     assert [case.verdict for case in unexplained] == [Verdict.FAIL]
+
+
+def test_a_verdict_is_the_same_as_a_case_and_what_failed_comes_first() -> None:
+    """A check that fails is no warning because a finding explains it."""
+    document = ("check", "--simulate", "hgx-h100-8*4", "--fault", "node3.gpu5:nvlink=12")
+    run = json.loads(gpubench(*document, "--format", "json").stdout)
+    suite = ElementTree.fromstring(gpubench(*document, "--format", "junit").stdout)[0]
+    found = suite.findall("testcase")
+    judged = {section: [row["verdict"] for row in run[section]] for section in ("checks", "verdicts", "rows")}
+    for section, verdicts in judged.items():
+        own = [case for case in found if case.attrib["classname"].endswith(f".{section}")]
+        assert sum(case.find("failure") is not None for case in own) == verdicts.count("FAIL"), section
+        assert len(own) == len(verdicts)
+    failed = [case.find("failure") is not None for case in found]
+    assert failed == sorted(failed, reverse=True)
+    assert found[0].attrib["classname"] == "gpubench.check.findings"
+
+
+def test_cases_of_copies_name_their_nodes_and_none_is_of_a_copy_that_nobody_judges() -> None:
+    document = ("check", "--simulate", "hgx-h100-8*4")
+    pairs = json.loads(gpubench(*document, "--format", "json").stdout)["pairs"]
+    suite = ElementTree.fromstring(gpubench(*document, "--format", "junit").stdout)[0]
+    own = [each for each in suite.findall("testcase") if each.attrib["classname"].endswith(".pairs")]
+    assert len(own) == sum(row["verdict"] is not None for row in pairs)
+    assert {each.attrib["name"].split(" ")[0] for each in own} == {"node0", "node1", "node2", "node3"}
+    assert not [each for each in own if each.attrib["name"].endswith(")")], "numbers behind names that are alike"
 
 
 def test_what_was_not_judged_says_so() -> None:
@@ -197,4 +226,4 @@ def test_github_shows_the_worst_ten_and_counts_the_rest() -> None:
     )
     assert "100%25 wrong,\\nreally" in lines[0]
     assert all(line.startswith("::warning title=") for line in lines[1:10])
-    assert lines[10].startswith("::notice title=gpubench allreduce::FAIL%0A3 more than")
+    assert lines[10].startswith("::notice title=gpubench allreduce::FAIL%0A3 WARN more than")

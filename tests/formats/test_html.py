@@ -1,6 +1,7 @@
 """The html report: whole, self-contained, escaped; and looked at by a browser where there is one."""
 
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.formats.sections import MOST_LINES
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.curves import OPEN_ENDED, charts
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
@@ -169,6 +171,31 @@ def test_checks_that_passed_are_folded() -> None:
         (table,) = re.findall(f"<h2>{section}</h2>.*?</table>", shown, flags=re.DOTALL)
         assert 'class="PASS">PASS' not in table
     assert re.findall(r"<summary>(\d+) passed</summary>", text)
+
+
+BAD = ("check", "--simulate", "hgx-h100-8*4", "--fault", "node3.gpu5:nvlink=12")
+
+
+def test_what_failed_is_on_a_page_that_has_no_room_for_all() -> None:
+    """292 verdicts of four nodes, of which a page has 200: the 16 that fail are on the last node."""
+    page_, text = (gpubench(*BAD, "--format", name).stdout for name in ("html", "markdown"))
+    verdicts = json.loads(gpubench(*BAD, "--format", "json").stdout)["verdicts"]
+    failed = [row["subject"] for row in verdicts if row["verdict"] == "FAIL"]
+    assert len(verdicts) > MOST_LINES
+    assert len(failed) > 10
+    table = text.partition("## Verdicts")[2].partition("## ")[0]
+    assert [line.split(" | ")[2] for line in table.splitlines() if " | FAIL | " in line] == failed
+    assert table.splitlines()[4].startswith("| node | node3 | node3 | FAIL |"), "what fails comes first"
+    left = len(verdicts) - MOST_LINES
+    assert f"{left} more ({left} PASS) in --format csv --section verdicts" in table
+    shown = page_.partition("<h2>Verdicts</h2>")[2].partition("<details>")[0]
+    assert shown.count('class="FAIL">FAIL') == len(failed)
+    assert f"<summary>{MOST_LINES - len(failed)} passed of those shown</summary>" in page_
+
+
+def test_all_hosts_are_named() -> None:
+    text = gpubench("check", "--quick", "--simulate", "hgx-h100-8*256", "--format", "markdown").stdout
+    assert "256 hosts: node0-255\n" in text
 
 
 def test_axes_have_titles_and_every_series_answers_a_pointer() -> None:

@@ -8,7 +8,7 @@ from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.terms.units import compress_names, counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict, gravity
 
 
 class CheckView(ReportView):
@@ -79,12 +79,14 @@ class CheckView(ReportView):
             fared = ", ".join(f"{fare[verdict]} {verdict}" for verdict in _BEST_FIRST if fare[verdict])
             self._page.print(f"{counted(len(own), _SCOPES[scope])}: {fared}")
             odd = [row for row in own if row.verdict not in (Verdict.PASS, Verdict.SKIP)]
+            odd.sort(key=lambda row: gravity(row.verdict))
             shown = odd[:_MOST_LINKS] if scope == "link" and len(odd) > _MOST_LINKS + 1 else odd
             for row in shown:
                 why = ", ".join(row.findings) or "its own figures"
                 self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {why}", hanging=8)
             if len(shown) < len(odd):
-                self._page.print(f"{INDENT}and {len(odd) - len(shown)} more")
+                cut = Counter(row.verdict for row in odd[len(shown) :])
+                self._page.print(f"{INDENT}and {', '.join(f'{many} {verdict}' for verdict, many in cut.items())} more")
 
 
 _MOST_LINKS = 4

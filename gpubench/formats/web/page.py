@@ -114,7 +114,8 @@ def _listing(listing: Listing) -> Iterator[str]:
     if others or not passed:
         yield from _table(listing.heads, others)
     if passed:
-        yield f"<details><summary>{len(passed)} passed</summary>"
+        is_cut = " of those shown" if listing.left_out else ""
+        yield f"<details><summary>{len(passed)} passed{is_cut}</summary>"
         yield from _table(listing.heads, passed)
         yield "</details>\n"
     if listing.left_out:

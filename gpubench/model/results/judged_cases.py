@@ -38,20 +38,17 @@ class JudgedCase:
 
 
 def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
-    """Every row, every condensed section, every finding; last the run itself.
+    """Every row, every condensed section, every finding, what failed first; last the run itself.
 
-    A root cause is one failure: rows that fail beside a finding that does are warnings, with its figures. The run
-    itself fails, or could not be measured, where it was cut short or no other case says so.
+    Each has the verdict that it has everywhere, but where the run does not fail no case does. The run itself fails, or
+    could not be measured, where it was cut short or no other case says so.
     """
     found = [*_of_rows(metadata.rows_section, (row.to_record() for row in rows)), *_of_report(report)]
-    if report.verdict is not Verdict.FAIL or any(each.severity is Verdict.FAIL for each in report.findings):
-        found = [replace(case, verdict=Verdict.WARN) if _is_failed_row(case) else case for case in found]
+    if report.verdict is not Verdict.FAIL:
+        found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
+    found.sort(key=lambda case: (min(gravity(case.verdict), gravity(Verdict.PASS)), case.group != FINDINGS_SECTION))
     yield from _with_own_names(found)
     yield _run(metadata, report, found)
-
-
-def _is_failed_row(case: JudgedCase) -> bool:
-    return case.group != FINDINGS_SECTION and case.verdict is Verdict.FAIL
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
@@ -70,12 +67,16 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
         yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
 
 
-def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
+def _of_rows(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
+    """Copies that nobody judges, such as those with peer access off, are no cases where others are judged."""
+    records = list(rows)
+    some_judged = any(record.get("verdict") for record in records)
     for record in records:
         if "verdict" not in record:
             continue  # what a watch saw in one interval: its jobs are judged
-        if "path_class" in record and record.get("bandwidth_gb_s") is None and record["verdict"] is None:
-            continue  # a pair that was looked at and not measured: `topo` judges none
+        is_unjudged_pair = "path_class" in record and record["verdict"] is None
+        if is_unjudged_pair and (some_judged or record.get("bandwidth_gb_s") is None):
+            continue  # `topo` judges none
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
         seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
         yield JudgedCase(group, _name(record), verdict, [seen] if seen else [])
@@ -83,10 +84,8 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
 
 def _name(record: Mapping[str, Any]) -> str:
     naming: Sequence[Callable[[], str]] = (
-        lambda: " ".join(
-            str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)
-        ),
-        lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
+        lambda: _of_what(record),
+        lambda: _ends(record),
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
         lambda: f"beside {record['partner']}, {cap_name(record['ctas'])}" if record.get("partner") else "",
@@ -98,18 +97,38 @@ def _name(record: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (name() for name in naming)))
 
 
+def _of_what(record: Mapping[str, Any]) -> str:
+    """The node once, also where the name of what is on it begins with it."""
+    words = [str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)]
+    return " ".join(words[1:] if len(words) > 1 and words[1].split(" ")[0] == words[0] else words)
+
+
+def _ends(record: Mapping[str, Any]) -> str:
+    """Both ends of a copy or a path, with their nodes."""
+    if not record.get("source"):
+        return ""
+    source, destination = (str(record[name]) for name in ("source", "destination"))
+    nodes = [record.get(f"{name}_node") for name in ("source", "destination")]
+    if None in nodes:
+        return f"{source} → {destination}"
+    there = destination if nodes[0] == nodes[1] else f"{nodes[1]} {destination}"
+    return f"{nodes[0]} {source} → {there}"
+
+
 def _seen(record: Mapping[str, Any]) -> str:
     figures = (
         *(("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit")),
         ("step_us", "µs a step"),
     )
     words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
+    if isinstance(record.get("findings"), (list, tuple)):
+        words.append(", ".join(map(str, record["findings"])))
     if record.get("wrong"):
         words.append(f"{record['wrong']} wrong elements")
     remarks = (
         str(record[name]) for name in ("how", "seen", "cause_seen", "advice", "note", "meaning") if record.get(name)
     )
-    return "; ".join((*words, *remarks))
+    return "; ".join(filter(None, (*words, *remarks)))
 
 
 def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
