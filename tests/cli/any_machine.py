@@ -204,7 +204,10 @@ def machines(draw: st.DrawFn, most_gpus: int = 16) -> Machine:
     )
     hidden = {"nvlinks": way == "hidden" and nvlink is not None, "sysfs": draw(st.integers(0, 7)) == 0}
     unseen = tuple(name for name, holds in hidden.items() if holds)
-    return Machine(_with_figures(profile, known), draw(st.sampled_from([1, 1, 2, 3, 4])), unseen)
+    bare = known is not None and nvlink is None and known.profile.nvlink is not None
+    return Machine(
+        _with_figures(profile, None if bare and gpus > 1 else known), draw(st.sampled_from([1, 1, 2, 3, 4])), unseen
+    )
 
 
 @dataclass(frozen=True)
