@@ -23,12 +23,17 @@ _HARMLESS = re.compile(
     r"|NET/IB ?: (?:\S+ )?Got (?:non-fatal )?async event ?: (?:communication established|send queue drained|last WQE"
     r"|path migrated\b|port active|LID change|P_Key change|SM change|client reregistration|GID table change|SRQ limit)"
     r"|NET/IB : \S+ GID table changed"
+    r"|(?:RMA|GIN)/Socket : \w+ requires GDRCopy"
     r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
     r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
     r"|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
     re.ASCII | re.IGNORECASE,
 )
-"""Warnings after which NCCL goes on, another way or just so: by their beginnings, since the same words end others."""
+"""Warnings after which NCCL goes on, another way or just so: by their beginnings, since the same words end others.
+
+NCCL 2.32 tries one-sided operations over sockets whenever it has no other network, and warns where GDRCopy is not
+installed (its ncclRmaSocketProxyInit); collectives do not need them.
+"""
 
 
 def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:

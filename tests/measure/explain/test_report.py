@@ -262,6 +262,13 @@ def test_ranks_of_one_gpu_take_sockets_where_somebody_made_them_hosts() -> None:
     }
 
 
+@pytest.mark.parametrize("job", ["h100x1-four-ranks-one-gpu", "h100x1-two-hosts-of-two"])
+def test_a_warning_of_every_healthy_job_is_no_doubt(job: str) -> None:
+    """NCCL 2.32 warns that its one-sided operations over sockets lack GDRCopy, which collectives do not need."""
+    report = report_of(*(path.read_text() for path in sorted((LOGS / job).glob("*.log"))))
+    assert (report.verdict, [each.id for each in report.findings if each.severity is not Verdict.SKIP]) == ("PASS", [])
+
+
 def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
     """NCCL_HOSTID keeps ranks apart only where they are on one host."""
     across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])
