@@ -64,11 +64,9 @@ class ExpectedTimes:
         return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:
-        from gpubench.collectives.expected import from_limit, from_links, from_network, from_profile
-
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
-            links = self.network if row.backend == _HOST else None
-            return self.past(row) or (None if links is None else from_links(self.collective, row, links))
+            return self.past(row) or self._over_links(row)
+        from gpubench.collectives.expected import from_limit, from_network, from_profile
 
         found = None
         if self.profile is not None:
@@ -78,6 +76,14 @@ class ExpectedTimes:
         if found is None and self.network is not None:
             found = from_network(self.collective, row, self.network, self.profile)
         return found or from_limit(self.collective, row)
+
+    def _over_links(self, row: CollectiveRow) -> ExpectedTime | None:
+        """What a row of the host backend should take over the links between its nodes, where these are known."""
+        if self.network is None or row.backend != _HOST:
+            return None
+        from gpubench.collectives.expected import from_links
+
+        return from_links(self.collective, row, self.network)
 
 
 def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
