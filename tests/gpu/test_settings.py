@@ -46,7 +46,7 @@ def by_setting(document: Document, setting: str | None) -> list[Document]:
 
 
 def test_every_algorithm_and_protocol_is_taken_and_the_own_choice_is_beside_them() -> None:
-    sizes = "1K:256M:4"
+    sizes = "1K,1M,256M" if SHARES else "1K:256M:4"
     document = measured("allreduce", "--sizes", sizes, "--algo", "ring,tree", "--proto", "ll,ll128,simple")
     assert document["refused"] == []
     for setting in SETTINGS:
