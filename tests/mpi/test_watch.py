@@ -29,15 +29,15 @@ def test_every_node_is_seen_and_the_odd_one_named(tmp_path: Path) -> None:
     )
     assert result.returncode == 1, result.stderr
     lines = result.stdout.splitlines()
-    assert any("s  host0, host2  unknown" in line for line in lines)
+    assert any("s  host0, host2  direct" in line for line in lines)
     assert any("s  host1  staged" in line for line in lines)
     assert "FAIL host-staged: python (torch node0:29500) on host1 GPU0-7" in result.stdout
     document = json.loads(output.read_text())
     assert document["metadata"]["hosts"] == ["host0", "host1", "host2"]
     assert {row["node"]: row["way"] for row in document["jobs"]} == {
-        "host0": "unknown",
+        "host0": "direct",
         "host1": "staged",
-        "host2": "unknown",
+        "host2": "direct",
     }
     moments = {row["seconds"] for row in document["traffic"]}
     assert 1 < len(moments) <= 5, "a busy machine leaves out some"
