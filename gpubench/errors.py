@@ -163,6 +163,16 @@ def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
     )
 
 
+def shared_gpu_under_launcher(ranks_per_gpu: int, ranks: int) -> UsageError:
+    """--ranks-per-gpu under a launcher, which has chosen the number of ranks."""
+    return UsageError(
+        f"--ranks-per-gpu {ranks_per_gpu} under a launcher that started {ranks} ranks",
+        expected="--ranks-per-gpu only where gpubench launches itself",
+        reason="ranks of a launcher share a GPU where there are more of them than GPUs",
+        next_step=f"leave --ranks-per-gpu out: mpirun -n 4 -x {SHARED_GPU_VARIABLE}=1 gpubench ...",
+    )
+
+
 def nccl_refuses_shared_gpu(sharing: str, nccl: str, cuda_major: int) -> UsageError:
     """Ranks share a GPU, and NCCL is older than the first that lets them; `nccl` is its version and file."""
     return UsageError(

@@ -82,6 +82,15 @@ def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
     return option("S", told, default=default, min=least, max=_SECONDS_A_DAY)
 
 
+def sharing_ranks() -> Any:
+    """A field that is `--ranks-per-gpu`, which means the same everywhere."""
+    told = (
+        "Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. Needs NCCL 2.30 or newer; "
+        "they run at the same time where an MPS server runs, else in turns."
+    )
+    return option("N", told, default=1, min=1, show_default=False)
+
+
 def no_option() -> Any:
     """A field that no option is for; it is None but where the values of options say otherwise."""
     return field(default=None, metadata={_NO_OPTION: True})

@@ -1,5 +1,6 @@
 """Ranks that share a GPU: who may, what is refused and with which cure, and what is said of their figures."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpubench.collectives.registry import collective_named
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.text.header import collective_lines
 from gpubench.hardware.cuda import device as cuda
@@ -16,14 +18,18 @@ from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process.mps import sharing_settings
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import gpus
+from gpubench.jobs.check import child_commands
+from gpubench.jobs.check.plan import Depth
 from gpubench.jobs.collective import launch as alone
 from gpubench.jobs.collective.speed import speed_judge_of
 from gpubench.jobs.gpus import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
+from gpubench.measure.check.health import judge
 from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
+from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.overlap.asked import OverlapAsked
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -207,6 +213,9 @@ def test_more_ranks_than_asked_for_are_refused_with_the_number(
         (("overlap", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "a simulated machine has none"),
         (("allreduce", "--ranks-per-gpu", "2", "--backend", "host"), "--backend host uses none"),
         (("allreduce", "--ranks-per-gpu", "2", "--replay", "x"), "--ranks-per-gpu"),
+        (("check", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "--simulate and --ranks-per-gpu"),
+        (("check", "--ranks-per-gpu", "2", "--quick"), "--quick and --ranks-per-gpu"),
+        (("check", "--ranks-per-gpu", "2", "--hosts", "hosts"), "--hosts and --ranks-per-gpu"),
     ],
     ids=" ".join,
 )
@@ -339,3 +348,31 @@ def test_every_refusal_can_travel_from_a_rank() -> None:
     with pytest.raises(UsageError) as caught:
         check_shared_gpus(with_nccl(shared(), enabled=False), ONE)
     assert GpubenchError.from_record(caught.value.to_record()).next_step == caught.value.next_step
+
+
+def test_a_check_of_one_gpu_reduces_between_ranks_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All-reduce is left out of one GPU's check; with --ranks-per-gpu it runs, and its speed is not judged."""
+    asked: list[Sequence[str]] = []
+
+    def command(_module: str, *arguments: str) -> list[str]:
+        asked.append(arguments)
+        row = replace(ROW, ranks=2, ranks_per_gpu=2, expected_us=None, expected_gb_s=None, expected_source=None)
+        document = {
+            "complete": True,
+            "verdict": "PASS",
+            "rows": [row.to_record()],
+            "metadata": {"ranks": []},
+            "findings": [],
+        }
+        return ["printf", "%s", json.dumps(document)]
+
+    monkeypatch.setattr(child_commands, "module_command", command)
+    node = Topology(snapshots(parse_machine("hgx-h100-8/1"), [])[0])
+    by = child_commands.ChildCommands([node], Depth.DEFAULT, 20.0, ranks_per_gpu=2)
+    assert child_commands.ChildCommands([node], Depth.DEFAULT, 20.0).alone
+    assert not by.alone
+    found = by.collective(collective_named("allreduce"), (1024,))
+    assert "--ranks-per-gpu 2" in " ".join(asked[0])
+    report = judge(Facts([node], measurements=found))
+    (line,) = [each for each in report.rows(CHECKS_SECTION, CheckRow) if each.check == "collective_bandwidth"]
+    assert (line.verdict, line.note) == (Verdict.SKIP, "speed not judged: ranks share a GPU")

@@ -13,7 +13,7 @@ from gpubench.cli.options.profile import check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import completed, flag, given_words, option, step_timeout, typer_app
+from gpubench.cli.signature import completed, flag, given_words, option, sharing_ranks, step_timeout, typer_app
 from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
 
@@ -72,6 +72,7 @@ class CheckOptions:
     expect_gpus: int | None = expected_gpus()
     hosts: str | None = option("FILE", "Start a rank a GPU on these hosts, a line each, by mpirun.")
     slurm: bool = flag("Start a rank a GPU on all nodes of this allocation, by srun.", name="--slurm/--no-slurm")
+    ranks_per_gpu: int = sharing_ranks()
     strict: bool = flag("Exit 1 also where there is a warning.")
     timeout: float = step_timeout("a driver that does not answer (20 at most), a measurement", default=120.0)
     simulation: SimulationOptions
@@ -100,6 +101,9 @@ class CheckOptions:
             raise exclusive((started[0], unfit[0]), "one of them: ranks are started on machines that are there")
         if self.quick and self.full:
             raise exclusive(("--quick", "--full"), "one of them, or neither")
+        no_ranks = [*started, *(name for name, given in {**elsewhere, "--quick": self.quick}.items() if given)]
+        if self.ranks_per_gpu > 1 and no_ranks:
+            raise exclusive((no_ranks[0], "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
         check_profile(self.profile)
         recording = self.recording.parse({"--simulate": self.simulation.simulate, "--record": self.recording.record})
         simulation, timeout_s = self.simulation.parse(), min(self.timeout, FACTS_TIMEOUT_S)
@@ -109,6 +113,7 @@ class CheckOptions:
             recording=recording,
             profile=self.profile,
             expected_gpus=self.expect_gpus,
+            ranks_per_gpu=self.ranks_per_gpu,
             strict=self.strict,
             timeout_s=self.timeout,
             presentation=self.presentation.parse((*SECTIONS, *also)),
@@ -119,7 +124,9 @@ def app(command: Command) -> typer.Typer:
     """The command for typer: the check, or, without a name, the one that answers in ten lines."""
     if command.name:
         return typer_app(command, HELP, CheckOptions, _run)
-    return typer_app(command, HELP_OF_BRIEF, CheckOptions, _run_briefly, without=("full", "hosts", "slurm"))
+    return typer_app(
+        command, HELP_OF_BRIEF, CheckOptions, _run_briefly, without=("full", "hosts", "slurm", "ranks_per_gpu")
+    )
 
 
 def _run(options: CheckOptions) -> int:

@@ -10,7 +10,7 @@ from gpubench.cli.options.nccl_tests import parse_dtypes
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.signature import app_of, completed, flag, option, sharing_ranks
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import UsageError
 from gpubench.jobs.collective.plan import CollectivePlan
@@ -80,14 +80,7 @@ class OverlapOptions:
     check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
     nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU.", min=1)
-    ranks_per_gpu: int = option(
-        "N",
-        "Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. Needs NCCL 2.30 or newer; "
-        "they run at the same time where an MPS server runs, else in turns.",
-        default=1,
-        min=1,
-        show_default=False,
-    )
+    ranks_per_gpu: int = sharing_ranks()
     timeout: float = option(
         "S", "Seconds without one completed step after which a run that hangs is ended.", default=60.0, min=1
     )

@@ -13,7 +13,7 @@ from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
 from gpubench.cli.plain_values import MEASURE, NCCL
-from gpubench.cli.signature import completed, flag, given_options, option, step_timeout
+from gpubench.cli.signature import completed, flag, given_options, option, sharing_ranks, step_timeout
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -81,14 +81,7 @@ class CollectiveOptions:
         rich_help_panel=NCCL,
     )
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
-    ranks_per_gpu: int = option(
-        "N",
-        "Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. Needs NCCL 2.30 or newer; "
-        "they run at the same time where an MPS server runs, else in turns.",
-        default=1,
-        min=1,
-        show_default=False,
-    )
+    ranks_per_gpu: int = sharing_ranks()
     timeout: float = step_timeout(f"an operation; {SECONDS_TO_START:g} while the run starts", default=60.0, least=1)
     evidence: bool | None = flag(
         "Show what is known of every path; or do not listen to NCCL and count nothing.",

@@ -41,14 +41,22 @@ _MOST_WORDS = 300
 class ChildCommands:
     """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds.
 
-    `profile` is the name or file of the one to judge by, None for a match.
+    `profile` is the name or file of the one to judge by, None for a match; of collectives `ranks_per_gpu` share a GPU.
     """
 
-    def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float, profile: str | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Topology],
+        depth: Depth,
+        timeout_s: float,
+        profile: str | None = None,
+        ranks_per_gpu: int = 1,
+    ) -> None:
         self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
         self._judged_by = () if profile is None else ("--profile", profile)
         self._gpus = _visible(nodes[0])
-        self.alone = "one GPU: it has nobody to talk to" if self._gpus == 1 else ""
+        self._sharing = () if ranks_per_gpu == 1 else ("--ranks-per-gpu", str(ranks_per_gpu))
+        self.alone = "one GPU: it has nobody to talk to" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
@@ -77,7 +85,7 @@ class ChildCommands:
         """
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
-        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by]
+        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
         return of_collective(_document([collective.name, *given], self._timeout_s))
 
 

@@ -55,7 +55,7 @@ def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> M
     source = plan.source
     if isinstance(source, Replayed):
         return recorded_measurements(source.directory, machines.nodes[0], plan.profile)
-    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile)
+    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
     if isinstance(source, Simulated):
         from gpubench.jobs.check.simulated import SimulatedMeasurer
 

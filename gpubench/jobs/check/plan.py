@@ -67,6 +67,7 @@ class CheckPlan:
     recording: Recording
     profile: str | None
     expected_gpus: int | None = None
+    ranks_per_gpu: int = 1
     strict: bool
     timeout_s: float
     brief: bool = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
+from gpubench.errors import shared_gpu_under_launcher
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.probe import probe, watch_errors
@@ -79,12 +80,17 @@ class CheckRankJob:
         self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
         self.identity, _ = own_identity(group)
 
+    def _check_options(self) -> None:
+        if self._plan.ranks_per_gpu > 1:
+            raise shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
+
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
         """Read, measure, gather, judge, and return the exit code.
 
         Raises AgreedError: a rank cannot do its part, and every rank knows it.
         """
         group, plan, shown = self._group, self._plan, self._plan.presentation
+        agree(group, self._check_options)
         agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
         # The first rank of a node reads it, before any rank puts something on its GPUs.
         seconds, is_first = plan.facts_timeout_s, self.identity.local_rank == 0

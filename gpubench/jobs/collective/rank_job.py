@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, shared_gpu_under_launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.nvml.library import read_driver
@@ -237,12 +237,7 @@ class CollectiveRankJob:
 
     def _check_ranks(self, channel: str | None) -> None:
         if channel is None and self._plan.ranks_per_gpu > 1:
-            raise UsageError(
-                f"--ranks-per-gpu {self._plan.ranks_per_gpu} under a launcher that started {self._group.size} ranks",
-                expected="--ranks-per-gpu only where gpubench launches itself",
-                reason="ranks of a launcher share a GPU where there are more of them than GPUs",
-                next_step="leave --ranks-per-gpu out: mpirun -n 4 -x NCCL_MULTI_RANK_GPU_ENABLE=1 gpubench ...",
-            )
+            raise shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
         if self._plan.ranks not in (None, self._group.size):
             raise UsageError(
                 f"--np {self._plan.ranks} under a launcher that started {self._group.size} ranks",

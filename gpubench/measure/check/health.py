@@ -26,6 +26,7 @@ from gpubench.model.results.report import (
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.topo.rows import TREE_SECTION, TreeRow
 from gpubench.model.results.topo.tree import tree_rows
+from gpubench.model.terms.rank_identity import RANKS_SHARE_A_GPU
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
@@ -122,7 +123,7 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
     elif in_error and len(in_error) == len(facts.nodes):
         verdict, note = Verdict.ERROR, "the driver did not tell"
     elif not _is_judged(facts, check):
-        verdict, note = Verdict.SKIP, "speed not judged: no profile, no past results, and no limit that is known"
+        verdict, note = Verdict.SKIP, f"speed not judged: {_why_not_judged(facts, check)}"
     elif unseen := not_looked_at(check, outcome.looked, facts, in_error):
         verdict, note = Verdict.SKIP, unseen
     else:
@@ -136,6 +137,13 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         origin=origin,
         nodes_in_error=in_error,
     )
+
+
+def _why_not_judged(facts: Facts, check: Check) -> str:
+    rows = facts.measurements.collectives
+    if check.name == "collective_bandwidth" and rows and all((row.ranks_per_gpu or 1) > 1 for row in rows):
+        return RANKS_SHARE_A_GPU
+    return "no profile, no past results, and no limit that is known"
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:
