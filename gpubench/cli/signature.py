@@ -82,10 +82,10 @@ def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
     return option("S", told, default=default, min=least, max=_SECONDS_A_DAY)
 
 
-def sharing_ranks() -> Any:
-    """A field that is `--ranks-per-gpu`, which means the same everywhere."""
+def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
+    """A field that is `--ranks-per-gpu`, which means the same everywhere; `how` is what makes NCCL take them."""
     told = (
-        "Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. Needs NCCL 2.30 or newer; "
+        f"Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. {how}; "
         "they run at the same time where an MPS server runs, else in turns."
     )
     return option("N", told, default=1, min=1, show_default=False)

@@ -23,6 +23,7 @@ from gpubench.jobs.check.plan import Depth
 from gpubench.jobs.collective import launch as alone
 from gpubench.jobs.collective.speed import speed_judge_of
 from gpubench.jobs.gpus import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
+from gpubench.jobs.scan import job as scan_job
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
@@ -214,6 +215,9 @@ def test_more_ranks_than_asked_for_are_refused_with_the_number(
         (("allreduce", "--ranks-per-gpu", "2", "--backend", "host"), "--backend host uses none"),
         (("allreduce", "--ranks-per-gpu", "2", "--replay", "x"), "--ranks-per-gpu"),
         (("check", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "--simulate and --ranks-per-gpu"),
+        (("scan", "--ranks-per-gpu", "4", "--simulate", "hgx-h200-4"), "--simulate and --ranks-per-gpu"),
+        (("scan", "--ranks-per-gpu", "4", "--backend", "host"), "--backend host and --ranks-per-gpu"),
+        (("scan", "--ranks-per-gpu", "2"), "scan of two nodes"),
         (("check", "--ranks-per-gpu", "2", "--quick"), "--quick and --ranks-per-gpu"),
         (("check", "--ranks-per-gpu", "2", "--hosts", "hosts"), "--hosts and --ranks-per-gpu"),
     ],
@@ -376,3 +380,16 @@ def test_a_check_of_one_gpu_reduces_between_ranks_that_share_it(monkeypatch: pyt
     report = judge(Facts([node], measurements=found))
     (line,) = [each for each in report.rows(CHECKS_SECTION, CheckRow) if each.check == "collective_bandwidth"]
     assert (line.verdict, line.note) == (Verdict.SKIP, "speed not judged: ranks share a GPU")
+
+
+def test_a_scan_launches_ranks_that_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any NCCL takes ranks with other host ids for ranks of other hosts, and lets them share a GPU."""
+    started: list[tuple[Sequence[str], dict[str, str]]] = []
+    monkeypatch.setattr("gpubench.jobs.scan.job.usable_driver", lambda _what: ONE)
+    monkeypatch.setattr("os.execve", lambda _path, words, variables: started.append((words, variables)))
+    scan_job._become_launcher(8, ["scan", "--ranks-per-gpu", "8"])
+    ((words, variables),) = started
+    assert " ".join(words).startswith(f"{words[0]} -n 8 ")
+    assert list(words[-3:]) == ["scan", "--ranks-per-gpu", "8"]
+    assert (variables[PERCENT], variables["NCCL_MAX_CTAS"]) == ("12", "8")
+    assert PERCENT in variables[OWN_SETTINGS_VARIABLE]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import app_of, flag, option, step_timeout
+from gpubench.cli.signature import app_of, flag, option, sharing_ranks, step_timeout
 from gpubench.errors import exclusive, invalid_choice
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class ScanOptions:
     replay: str | None = option("DIR", "Judge the rounds that are there; nothing is measured.")
     hostfile: str | None = option("FILE", "Write the good nodes there, a line each, as mpirun --hostfile reads them.")
     ranks_as_nodes: bool = flag("Every rank is a node of its own: tries a scan on one host, or on its GPUs.")
+    ranks_per_gpu: int = sharing_ranks("Each is a node of its own, by NCCL_HOSTID, with any NCCL")
     timeout: float = step_timeout("a round", default=10.0, least=0.5)
     strict: bool = flag("Exit 1 also where there is a suspect or another doubt.")
     simulation: SimulationOptions
@@ -70,6 +71,11 @@ class ScanOptions:
             raise exclusive(given, "one of them: --rounds begins, --resume goes on, --replay measures nothing")
         if self.replay is not None and self.simulation.simulate is not None:
             raise exclusive(["--simulate", "--replay"], "one of them")
+        elsewhere = {"--backend host": self.backend == "host", "--replay": self.replay is not None}
+        elsewhere["--simulate"] = self.simulation.simulate is not None
+        unfit = [name for name, given in elsewhere.items() if given]
+        if self.ranks_per_gpu > 1 and unfit:
+            raise exclusive((unfit[0], "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
         if self.backend is not None and self.backend not in _BACKENDS:
             raise invalid_choice("--backend", self.backend, _BACKENDS)
         return ScanPlan(
@@ -82,7 +88,8 @@ class ScanOptions:
             resume=None if self.resume is None else Path(self.resume),
             replay=None if self.replay is None else Path(self.replay),
             hostfile=None if self.hostfile is None else Path(self.hostfile),
-            ranks_as_nodes=self.ranks_as_nodes,
+            ranks_as_nodes=self.ranks_as_nodes or self.ranks_per_gpu > 1,
+            ranks_per_gpu=self.ranks_per_gpu,
             seed=self.simulation.seed,
             strict=self.strict,
             round_timeout_s=self.timeout,

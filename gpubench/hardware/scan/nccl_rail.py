@@ -143,7 +143,7 @@ class NcclRail:
     def _open(self) -> tuple[CudaDevice, NcclLibrary]:
         """The GPU and NCCL, when they are first needed: in phase 0, which has time for it."""
         if self._opened is None:
-            device = open_device(self._place, self._place + 1, socket.gethostname(), self._driver)
+            device = open_device(self._place, self._place + 1, socket.gethostname(), self._driver, shared=True)
             self._opened = device, NcclLibrary()
             self._buffers: tuple[Any, Any] = device.allocate(EXCHANGED_BYTES), device.allocate(EXCHANGED_BYTES)
         return self._opened

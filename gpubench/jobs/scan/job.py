@@ -1,9 +1,14 @@
 """Scan: simulated nodes and kept rounds in one process, real nodes as ranks of a job."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 from gpubench.errors import UsageError
+from gpubench.formats.delivery import say
+from gpubench.hardware.launch.launcher import find_launcher
+from gpubench.hardware.process.mps import cost_of_turns, mps_serves, sharing_settings
+from gpubench.hardware.process.nccl_settings import NODE_VARIABLE
 from gpubench.hardware.simulated.scan_fabric import (
     host_names,
     simulated_local_figures,
@@ -11,6 +16,8 @@ from gpubench.hardware.simulated.scan_fabric import (
     simulated_scan_fabric,
 )
 from gpubench.hardware.simulated.scan_rounds import SimulatedRounds
+from gpubench.jobs.collective.plan import SHARING_OPTION
+from gpubench.jobs.gpus import usable_driver
 from gpubench.jobs.outputs import check_file_writable, check_writable
 from gpubench.jobs.scan.checks import check_node_count
 from gpubench.jobs.scan.delivery import deliver
@@ -58,15 +65,33 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
     if plan.replay is not None:
         _refuse_under_launcher("--replay", launch)
         return _run_replayed(plan, read_rounds(plan.replay), arguments)
+    if launch is None and plan.ranks_per_gpu > 1:
+        _become_launcher(plan.ranks_per_gpu, arguments)
     if launch is not None:
         from gpubench.jobs.scan.ranks import run as run_ranks
 
+        if plan.ranks_per_gpu > 1:
+            os.environ.setdefault(NODE_VARIABLE, f"rank{launch.rank}")
         return run_ranks(plan, arguments, launch)
     raise UsageError(
         "scan without ranks",
         expected="a job with a rank a node, or a rank a GPU: nodes are scanned by measuring each other",
         next_step=f"{_launch(os.environ)}, or gpubench scan --simulate 'hgx-h100-8*64'",
     )
+
+
+def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
+    """Become the mpirun of so many ranks on this host, each of which measures all its GPUs as a node of its own.
+
+    Raises GpubenchError: too few ranks to tell apart, no GPU, or no mpirun.
+    """
+    check_node_count(ranks)
+    usable_driver(f"scan {SHARING_OPTION} {ranks}")
+    mpirun = find_launcher()
+    environment = mpirun.environment(os.environ, "", sharing_settings(ranks))
+    if not mps_serves(environment):
+        say(f"gpubench: {cost_of_turns(ranks)}", to=sys.stderr)
+    os.execve(mpirun.path, mpirun.command(ranks, arguments), environment)
 
 
 def _launch(environment: Mapping[str, str]) -> str:

@@ -15,8 +15,8 @@ class ScanPlan:
     """`leaves` are names by host, as `leaves_file` has them, None where none was given.
 
     `rounds` is the folder that rounds are kept in, `resume` one whose rounds are gone on with; `hostfile` takes the
-    good nodes, and `ranks_as_nodes` makes every rank a node. `backend` is what moves the data of real nodes, None for
-    NCCL where they have GPUs; `round_timeout_s` the deadline of a round.
+    good nodes, and `ranks_as_nodes` makes every rank a node. More than one `ranks_per_gpu` are launched here. `backend`
+    is what moves the data of real nodes, None for NCCL where they have GPUs; `round_timeout_s` the deadline of a round.
     """
 
     simulation: Simulation | None
@@ -29,6 +29,7 @@ class ScanPlan:
     replay: Path | None
     hostfile: Path | None
     ranks_as_nodes: bool
+    ranks_per_gpu: int
     seed: int
     strict: bool
     round_timeout_s: float

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.errors import CouldNotMeasureError, GpubenchError, shared_gpu_under_launcher
 from gpubench.formats.delivery import say, tell
+from gpubench.hardware.launch.launcher import OWN_SETTINGS_VARIABLE
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.gpu_count import gpus_of_host
 from gpubench.hardware.node.nvml.library import visible_count
@@ -130,6 +131,8 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
 
     Raises GpubenchError, on every rank: ranks that are placed so that no scan can be.
     """
+    if plan.ranks_per_gpu > 1 and OWN_SETTINGS_VARIABLE not in os.environ:
+        raise shared_gpu_under_launcher(plan.ranks_per_gpu, group.size)
     own_nodes, local_rank = mpi.nodes(group)
     nodes = list(range(group.size)) if plan.ranks_as_nodes else own_nodes
     secret = bytes.fromhex(group.broadcast(secrets.token_hex(_SECRET_BYTES) if group.rank == 0 else None))
