@@ -25,7 +25,10 @@ QUICK: dict[str, Any] = {"sizes": "64K,64M", "pairs": ["0-1"]}
 
 def here() -> Snapshot:
     node = replace(snapshots(parse_machine("hgx-h100-8"))[0], origin=Origin.MEASURED)
-    return replace(node, gpus=node.gpus[:2])
+    gpus = node.gpus[:2]
+    names = {gpu.device for gpu in gpus}
+    pairs = tuple(pair for pair in node.pairs if {pair.source, pair.destination} <= names)
+    return replace(node, gpus=gpus, pairs=pairs)
 
 
 class Copies(FakeCopies):
@@ -83,9 +86,11 @@ def test_a_process_bound_far_from_its_gpus_is_named(tmp_path: Path, monkeypatch:
 
 
 def test_a_variable_of_this_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("UCX_TLS", "rc,sm")
     processes(monkeypatch, affinity="0-223")
-    assert [id_ for id_, _ in causes(measured(tmp_path))] == ["ucx-tls"]
+    found = [id_ for id_, _ in causes(measured(tmp_path))]
+    assert found == ["cuda-launch-blocking"], "UCX_TLS has no part in copies of CUDA's"
 
 
 def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(

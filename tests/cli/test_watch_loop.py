@@ -132,10 +132,10 @@ def test_time_counts_from_the_first_bytes_where_it_is_waited_for_them() -> None:
     assert shown.frames[-1].seconds == 8
 
 
-def test_a_counter_that_is_reset_while_it_is_watched_is_unknown_for_that_interval() -> None:
+def test_a_counter_that_is_reset_while_it_is_watched_tells_nothing_of_that_interval() -> None:
     shown, course, rows = run(plan(None), [0.0, 40.0, 80.0, 0.0, 40.0, 80.0])
     ways = [frame.jobs[0].way for frame in shown.frames]
-    assert ways == ["direct", "direct", "unknown", "direct", "direct"]
+    assert ways == ["direct", "direct", "not told", "direct", "direct"]
     assert "went back" in shown.frames[2].jobs[0].seen
     assert course.jobs["node0", f"python ({KEY})"].main.way == "direct"
     assert any("went back" in (row.to_record()["note"] or "") for row in rows)
