@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -94,6 +94,15 @@ def _forking() -> Path:
     return folder
 
 
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], ranks: int
+) -> "tuple[subprocess.Popen[bytes], list[bytes]]":
+    """An mpirun, and as many lines of what it prints as it has ranks."""
+    process = start(command, environment)
+    assert process.stdout is not None
+    return process, [process.stdout.readline() for _ in range(ranks)]
+
+
 def _hold(mpirun: str, ranks: int, folder: Path) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
     folder.mkdir(exist_ok=True)
     pipe = folder.with_suffix(".held")
@@ -101,9 +110,13 @@ def _hold(mpirun: str, ranks: int, folder: Path) -> "tuple[subprocess.Popen[byte
         os.mkfifo(pipe)
     held = os.fdopen(os.open(pipe, os.O_RDWR), "r+b", buffering=0)
     given = environment() | MPI_ENVIRONMENT
-    process = start([mpirun, "-n", str(ranks), "sh", "-c", _WAITS, str(folder)], given)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(ranks)] == [b"kept\n"] * ranks
+    command = [mpirun, "-n", str(ranks), "sh", "-c", _WAITS, str(folder)]
+    process, said = _started(command, given, ranks)
+    if said != [b"kept\n"] * ranks:  # as in running.mpirun: now and then one cannot start anything
+        with process:
+            process.kill()
+        process, said = _started(command, given, ranks)
+    assert said == [b"kept\n"] * ranks
     for path in folder.iterdir():
         variables = dict(each.split("=", 1) for each in path.read_text().split("\0") if each)
         own = {name: value for name, value in variables.items() if given.get(name) != value and name not in _OF_A_SHELL}

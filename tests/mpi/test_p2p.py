@@ -205,7 +205,7 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def profile_of_ranks(monkeypatch: pytest.MonkeyPatch, output: Path, **given: Any) -> dict[str, str]:
     """Of two A100s of a board with NVSwitches: without those they would be half of a board of four."""
-    cluster = Cluster(monkeypatch, 1)
+    cluster = Cluster(monkeypatch, 1, Fabric(slow=dict.fromkeys([(0, 1), (1, 0)], 0.6)))
     board = snapshots(parse_machine("hgx-a100-8"))[0]
     cluster.node = replace(board, gpus=board.gpus[:2], pairs=board.pairs[:1])
     assert cluster.run(output=[str(output)], **given) == 0

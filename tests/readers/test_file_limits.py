@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.recorded import read_recording, read_samples, write_recording
-from gpubench.model.facts.snapshot import PairFacts, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, PairFacts, Snapshot
 from gpubench.model.terms.origin import Origin
 from gpubench.profiles import limits as profile_limits
 from gpubench.profiles.files import folder, own_profiles, read_file, read_profile
@@ -26,7 +27,10 @@ NODES = [
         host=f"n{n}",
         origin=Origin.SIMULATED,
         source="a test",
-        pairs=(PairFacts(source="GPU0", destination="GPU1"),) * 9,
+        gpus=tuple(GpuFacts(index=index, bus_id=f"0000:0{index}:00.0") for index in range(4)),
+        pairs=tuple(
+            PairFacts(source=f"GPU{one}", destination=f"GPU{other}") for one, other in permutations(range(4), 2)
+        ),
     )
     for n in range(3)
 ]
@@ -43,7 +47,7 @@ def recording(tmp_path: Path) -> Path:
     ("limit", "said"),
     [
         ("MOST_NODES", "has more than 2 nodes"),
-        ("MOST_PAIRS", "snapshot.pairs has 9 entries"),
+        ("MOST_PAIRS", "snapshot.pairs has 12 entries"),
         ("MOST_NODE_BYTES", "n0.json has more than 0 MiB"),
         ("MOST_NODES_BYTES", "have more than 0 MiB"),
         ("MOST_RANKS", "has more than 2 lines"),
