@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpubench.errors import UsageError
+from gpubench.errors import MPS_PERCENTAGE, UsageError
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.node import stage
 from gpubench.hardware.node.cuda_driver import CudaFacts
@@ -36,7 +36,7 @@ def probe(
     `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
     children, by name; `root` is where sysfs and procfs are found.
     """
-    return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
+    return _put_together(run_stages(stages or stage_commands(root), _of_whole_gpus(environment), timeout_s))
 
 
 def watch_errors(
@@ -51,7 +51,7 @@ def watch_errors(
     Only the kernel and NVML are asked. `stages` are as in `probe`.
     """
     asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
-    results = run_stages(asked, with_package(environment), timeout_s)
+    results = run_stages(asked, _of_whole_gpus(environment), timeout_s)
     after = _put_together({CUDA: StageResult(error="not asked"), **results})
     if any(failure.stage in COUNTING for failure in after.failures):
         return before
@@ -62,11 +62,19 @@ class Probe(Stages):
     """A probe that runs while something else is done here: it begins when this is made."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
-        super().__init__(stages or stage_commands(), with_package(environment))
+        super().__init__(stages or stage_commands(), _of_whole_gpus(environment))
 
     def snapshot(self, timeout_s: float) -> Snapshot:
         """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
         return _put_together(self.results(timeout_s))
+
+
+def _of_whole_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the children, in which CUDA does not show this process's share of a GPU under MPS as the GPU.
+
+    With 12 % of an H100's SMs the driver counts 14 multiprocessors, not 132.
+    """
+    return {name: value for name, value in with_package(environment).items() if name != MPS_PERCENTAGE}
 
 
 def _put_together(results: Mapping[str, StageResult]) -> Snapshot:

@@ -385,6 +385,20 @@ def test_the_childrens_environment_is_the_users() -> None:
     assert "HOME" not in document
 
 
+def test_a_share_of_a_gpu_under_mps_is_not_read_as_the_gpu() -> None:
+    """With 12 % of its SMs an H100 has 14 multiprocessors for CUDA, and was below its profile."""
+    share = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    tells = [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import os; raise SystemExit('a share' if {share!r} in os.environ else 'all')",
+    ]
+    commands = {"sysfs": answer(on_bus(6)), "nvml": answer(nvml(FakeGpu("06"))), "cuda": tells}
+    snapshot = probe(30, {**ENVIRONMENT, share: "12"}, stages=commands)
+    assert [(each.stage, each.error) for each in snapshot.failures] == [("cuda", "all")]
+
+
 def test_the_child_writes_its_facts_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Tree(tmp_path).pci("pci0000:00/0000:06:00.0", H200)
     assert main(["sysfs", str(tmp_path)]) == 0
