@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.results.curves import HOST
+from gpubench.model.results.ending import TOO_NOISY
 from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
@@ -16,7 +17,12 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding
 T = TypeVar("T")
 
 JUDGED_BY_CHECKS = frozenset(each.id for each in CONDITIONS if each.check and not each.effects) - {WRONG_DATA}
-JUDGED_BY_CHECKS |= {"gpu-lost", "gpu-in-use", *(each.id for each in CONDITIONS if each.check == "nvlink_active")}
+JUDGED_BY_CHECKS |= {
+    TOO_NOISY,
+    "gpu-lost",
+    "gpu-in-use",
+    *(each.id for each in CONDITIONS if each.check == "nvlink_active"),
+}
 """Findings of the commands that checks make themselves, from rows and facts."""
 
 

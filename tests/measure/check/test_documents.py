@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from gpubench.measure.check.documents import of_collective, of_nodes, together
+from gpubench.model.results.ending import TOO_NOISY
 from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
@@ -23,6 +24,13 @@ def test_what_a_benchmark_found_of_paths_is_found_by_a_check() -> None:
     assert len(measured.ranks) == 8
     assert {row.host_staged for row in measured.collectives} == {True}
     assert together([measured, measured]).findings == (finding,), "what two measurements found is said once"
+
+
+def test_noise_of_a_benchmark_is_judged_by_the_check_itself() -> None:
+    """A check is a gate: a speed that nobody judged is SKIP there. A busy CI runner without a GPU was INCONCLUSIVE."""
+    document: dict[str, Any] = json.loads(STAGED.read_text())
+    noise = {**document["findings"][0], "id": TOO_NOISY, "severity": "INCONCLUSIVE"}
+    assert of_collective({**document, "findings": [noise]}).findings == ()
 
 
 def test_what_some_nodes_lack_is_missing_there_and_what_all_lack_everywhere() -> None:
