@@ -121,7 +121,7 @@ def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
 def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
     from gpubench.hardware.torch.opening import open_backend
 
-    return open_backend(name, setup)
+    return open_backend(name, setup.group, setup.progress, setup.device, setup.ranks_on_node, setup.local_rank)
 
 
 def _check_torch() -> None:

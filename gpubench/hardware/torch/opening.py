@@ -8,7 +8,9 @@ from gpubench.model.facts.backends import TORCH
 from gpubench.ports.backend import MultiGroupBackend
 
 if TYPE_CHECKING:
-    from gpubench.hardware.registry import BackendSetup
+    from gpubench.hardware.cuda.device import CudaDevice
+    from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.ports.group import Group
 
 _DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 
@@ -22,16 +24,22 @@ def load(name: str, driver_cuda: int) -> TorchDistributed:
     return load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
 
 
-def open_backend(name: str, setup: "BackendSetup") -> MultiGroupBackend:
+def open_backend(
+    name: str,
+    group: "Group",
+    progress: "RankProgress",
+    device: "CudaDevice | None",
+    ranks_on_node: int,
+    local_rank: int,
+) -> MultiGroupBackend:
     """A backend by gpubench's name, on the GPU of this rank where it has one, else on a device of torch's own.
 
     Raises CouldNotMeasureError: torch lacks something, or cannot connect the ranks.
     """
     from gpubench.hardware.torch import backend
 
-    group, progress, device = setup.group, setup.progress, setup.device
     found = load(name, 0 if device is None else device.driver_cuda)
-    groups = backend.TorchGroups(found, name, group, one_node=setup.ranks_on_node == group.size)
+    groups = backend.TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
     if device is not None and found.word == "gloo":
         return backend.TorchGlooOnCuda(groups, found, device, group, progress)
     if device is not None:
@@ -39,11 +47,11 @@ def open_backend(name: str, setup: "BackendSetup") -> MultiGroupBackend:
         progress.answer_watchdog(opened.trouble, opened.abort)
         return opened
     if found.word == "gloo":
-        return backend.TorchOnCpu(groups, group, setup.ranks_on_node, progress)
+        return backend.TorchOnCpu(groups, group, ranks_on_node, progress)
     kind = _DEVICES[name.removeprefix(TORCH)]
     of_kind = getattr(found.torch, kind)
     if not of_kind.is_available():
         raise torch_without(found.version, f"a GPU for {name} in this machine")
-    index = setup.local_rank % of_kind.device_count()
+    index = local_rank % of_kind.device_count()
     of_kind.set_device(index)
     return backend.TorchOnDevice(groups, found, found.torch.device(kind, index), group, progress)
