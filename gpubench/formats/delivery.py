@@ -5,13 +5,23 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import Protocol, TextIO
 
 from gpubench.errors import GpubenchError, InterruptedRunError, OutputError, output_failed, rows_kept
 from gpubench.model.terms.foreign_text import error_text, printable_line
 
-if TYPE_CHECKING:
-    from gpubench.formats.presenter import Presenter
+
+class Delivered(Protocol):
+    """What is presented of a run: how many rows so far, and its end where the run is cut short."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that were delivered."""
+        ...
+
+    def cut_short(self) -> None:
+        """The run ends here, unless its report was delivered."""
+        ...
 
 
 class ReaderGoneError(InterruptedRunError):
@@ -19,7 +29,7 @@ class ReaderGoneError(InterruptedRunError):
 
 
 @contextmanager
-def delivering(presenter: "Presenter") -> Iterator[None]:
+def delivering(presenter: Delivered) -> Iterator[None]:
     """Turn these ends into errors of one line; what was measured stays, marked incomplete.
 
     Raises:
@@ -92,7 +102,7 @@ def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
     return output_failed(str(error.filename), os.strerror(error.errno or 0), rows or error.rows)
 
 
-def _interrupted(what: str, presenter: "Presenter") -> str:
+def _interrupted(what: str, presenter: Delivered) -> str:
     return f"{what}; the run was ended{rows_kept(presenter.rows)}"
 
 
