@@ -59,8 +59,7 @@ class Wiring:
 
     def domain(self, gpu: int) -> tuple[str, int | None] | None:
         """The NVLink domain of several nodes that a GPU is in; None where it is in none."""
-        facts = self._found[gpu]
-        return None if facts is None or facts.fabric is None else facts.fabric.domain
+        return self._domains[gpu]
 
     def in_one_domain(self, pair: Pair) -> bool:
         """True where NVLinks join two GPUs, of one node or of several."""
@@ -104,8 +103,7 @@ class Wiring:
 
     def nvlink_total(self, gpu: int) -> Limit:
         """GB/s per direction of all NVLinks of a GPU together."""
-        facts = self._found[gpu]
-        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].nvlink_total(facts)
+        return self._nvlink_totals[gpu]
 
     def to_host(self, gpu: int) -> Limit:
         """The ceiling between a GPU and host memory, in GB/s per direction."""
@@ -253,6 +251,18 @@ class Wiring:
             number: {gpu.bus_id or bus_id(gpu.device): gpu for gpu in node.gpus} for number, node in self.nodes.items()
         }
         return [by_id.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
+
+    @cached_property
+    def _domains(self) -> list[tuple[str, int | None] | None]:
+        return [None if gpu is None or gpu.fabric is None else gpu.fabric.domain for gpu in self._found]
+
+    @cached_property
+    def _nvlink_totals(self) -> list[Limit]:
+        """Kept, as each GPU of a rack is asked for them once for each of the others."""
+        return [
+            Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
+            for place, gpu in zip(self.gpus, self._found, strict=True)
+        ]
 
     def _node(self, pair: Pair) -> Topology:
         return self.nodes[self.gpus[pair[0]].node]
