@@ -130,11 +130,19 @@ class CollectiveTimesFound:
     fault: FaultSeconds | None = None
     used: dict[tuple[str, CommunicatorRanks], UsedSizes] = field(default_factory=dict)
     _curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
+    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict)
+    """What was found: a step asks for few times, and for each of them once a layer."""
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
         """Of one operation; of one rank alone, which has nobody to talk to, none. Raises what the source raises."""
         if group.ranks == 1 or size_bytes <= 0:
             return 0.0
+        asked = collective, group, size_bytes
+        if asked not in self._seconds:
+            self._seconds[asked] = self._found(collective, group, size_bytes)
+        return self._seconds[asked]
+
+    def _found(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
         curve = self.curve(collective, group)
         used = self.used.setdefault((collective, group), UsedSizes())
         used.least, used.most = min(used.least, size_bytes), max(used.most, size_bytes)

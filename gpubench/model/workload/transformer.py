@@ -7,6 +7,7 @@ additions, two each.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from gpubench.model.terms.operation import DataType
 
@@ -91,16 +92,19 @@ class TransformerModel:
 
     def operations(self, block: int) -> tuple[Operation, ...]:
         """The operations of a block, in the order of the forward pass."""
+        return _operations(self, block)
+
+    def _written(self, block: int) -> Iterator[Operation]:
         at = f"{block}."
-        mlp = tuple(self._mlp(at))
-        if self.kind is BlockKind.MLP:
-            return mlp
-        hidden, sequence = self.hidden, self.sequence
-        into = self._linear(f"{at}attention.in", hidden, hidden + 2 * self.key_value_width)
-        # Causal: a token looks at half of the sequence on average; scores, and the values weighted by them.
-        scores = Operation(f"{at}attention", 2.0 * sequence * sequence * hidden, needs_attention=True)
-        out = self._linear(f"{at}attention.out", hidden, hidden)
-        return (self._norm(f"{at}norm1"), into, scores, out, self._norm(f"{at}norm2"), *mlp)
+        if self.kind is not BlockKind.MLP:
+            hidden, sequence = self.hidden, self.sequence
+            yield self._norm(f"{at}norm1")
+            yield self._linear(f"{at}attention.in", hidden, hidden + 2 * self.key_value_width)
+            # Causal: a token looks at half of the sequence on average; scores, and the values weighted by them.
+            yield Operation(f"{at}attention", 2.0 * sequence * sequence * hidden, needs_attention=True)
+            yield self._linear(f"{at}attention.out", hidden, hidden)
+            yield self._norm(f"{at}norm2")
+        yield from self._mlp(at)
 
     def ends(self) -> tuple[Operation | None, Operation | None]:
         """The embedding and the projection to the vocabulary; None of a model that is blocks alone."""
@@ -168,6 +172,12 @@ class TransformerModel:
     def _norm(self, name: str) -> Operation:
         weight, bias = ParameterTensor(f"{name}.weight", self.hidden), ParameterTensor(f"{name}.bias", self.hidden)
         return Operation(name, 0.0, (weight, bias) if self.biases else (weight,))
+
+
+@lru_cache(1024)
+def _operations(model: TransformerModel, block: int) -> tuple[Operation, ...]:
+    """Kept, as every microbatch of every layout that is compared asks for the same blocks."""
+    return tuple(model._written(block))  # noqa: SLF001
 
 
 _ASPECT = 128
