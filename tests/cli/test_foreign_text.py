@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gpubench.formats.registry import FORMATS
 from gpubench.model.terms.foreign_text import error_text
 from tests.cli.running import ROOT
 from tests.formats.hostile import HOSTILE, PROBLEMS, line_problems
+from tests.together import together
 
 MACHINE = ROOT / "tests" / "machines" / "h200x4-vm"
 LOGS = ROOT / "tests" / "logs" / "h200x4-p2p-disabled"
@@ -134,7 +136,7 @@ WAYS: tuple[Way, ...] = (
 WIDE = ("--width", "1000")
 """A line that breaks between two words is no line of another's: the length of the test's folder must not decide."""
 
-hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+hostile = together("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
 ways = pytest.mark.parametrize("way", WAYS, ids=lambda each: each.__name__)
 
 
@@ -176,14 +178,15 @@ def _long_cells() -> Iterator[None]:
 @ways
 @hostile
 def test_text_of_others_is_inert_by_whatever_way_it_comes(way: Way, text: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    (folder / "in").mkdir()
     try:
-        arguments = way(text, tmp_path / "in")
+        arguments = way(text, folder / "in")
     except (OSError, UnicodeEncodeError):
         return  # no file system, no command line holds it
     found = [
         f"{name}: {problem}"
-        for name, written in outputs(arguments, tmp_path / "out")
+        for name, written in outputs(arguments, folder / "out")
         for problem in PROBLEMS.get(name, line_problems)(written)
     ]
     assert found == []

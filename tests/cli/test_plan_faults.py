@@ -17,6 +17,7 @@ from gpubench.model.profiles.profile import NicKindOfMachine
 from gpubench.readers.results.registry import read_results
 from tests.cli.running import ROOT, gpubench
 from tests.measure.plan.jobs import planned_machine
+from tests.together import together
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"
 GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"
@@ -86,7 +87,7 @@ SLOW_RAILS = ("nic0:state=down", "nic0:rate=100", "nic0:width=1", "nic0:missing=
 
 
 @pytest.mark.parametrize(("name", "nodes"), MACHINES)
-@pytest.mark.parametrize("key", FAULT_KEYS, ids=lambda key: f"{key.subject}:{key.key}")
+@together("key", FAULT_KEYS, ids=lambda key: f"{key.subject}:{key.key}")
 def test_every_fault_is_felt_or_refused_and_none_passes_as_healthy(key: FaultKey, name: str, nodes: int) -> None:
     text = f"{SUBJECTS[key.subject]}:{key.key}={value_of(key)}"
     planned = planned_machine(name, nodes)

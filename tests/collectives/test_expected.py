@@ -1,6 +1,7 @@
 """What is expected of a collective: by a profile's points for its GPUs and its NCCL, or by its limit."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, MODELLED_SENDS, OF_ANOTHER_NCCL, Tolerance
 from gpubench.profiles.files import load
 from tests.fakes.measured_rows import row
+from tests.together import together
 
 ALLREDUCE = collective_named("allreduce")
 
@@ -159,9 +161,7 @@ def _thinned(name: str, ranks: int, gap: int) -> Profile:
     return replace(load(f"hgx-h200-{ranks}"), curve=(), expected=tuple(kept))
 
 
-@pytest.mark.parametrize("name", SUMMARIES)
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("gap", [4, 8, 16, 64, 256])
+@together("gap, ranks, name", product([4, 8, 16, 64, 256], [2, 4], SUMMARIES))
 def test_no_healthy_time_between_measured_points_is_slow(gap: int, ranks: int, name: str) -> None:
     profile = _thinned(name, ranks, gap)
     for point in _points(name, ranks):

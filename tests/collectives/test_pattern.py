@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.model.terms.data_pattern import Block, DataPattern, seed
 from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
+from tests.together import together
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +54,7 @@ def test_reductions_are_exact_in_any_order(
 
 
 @pytest.mark.parametrize("dtype", DataType)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
+@together("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
 def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> None:
     """Libraries scale before adding (NCCL) or after (an MPI sum): both must pass, and three ulp must not."""
     pattern = ArrayPattern(np, DataPattern(dtype, ReduceOp.AVG, ranks))

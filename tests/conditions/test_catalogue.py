@@ -3,13 +3,12 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.condition import Condition
 from gpubench.conditions.definition.severity import SEVERITIES
 from gpubench.conditions.registry import CONDITIONS, ids_now
 from tests.fakes.planted import CHECKED, PLANTS, Plant
+from tests.together import together
 
 DOCS = Path(__file__).parents[2] / "docs"
 _LINK = re.compile(
@@ -21,7 +20,7 @@ _LINK = re.compile(
 )
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
+@together("condition", CONDITIONS, ids=lambda each: each.id)
 def test_an_entry_is_whole(condition: Condition) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", condition.id)
     assert all((condition.title, condition.detection, condition.cure, condition.expected))
@@ -57,7 +56,7 @@ def test_every_finding_has_a_row_in_the_one_table_of_severities() -> None:
     assert all(grade.source for grade in SEVERITIES.values())
 
 
-@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_a_condition_has_the_severity_of_the_table_and_no_other_that_it_does_not_name(plant: Plant) -> None:
     grade = SEVERITIES.get(plant.id)
     for found in plant.make().findings():

@@ -16,6 +16,7 @@ from gpubench.model.paths.transport import parse_transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.rows.causes import Effect
 from tests.fakes.planted import PLANTS, Plant, simulated
+from tests.together import together
 
 KINDS = [PathKind(relation, medium) for relation in Relation for medium in Medium]
 FAMILY = {each.id: family.name for family in FAMILIES for each in family.conditions}
@@ -26,7 +27,7 @@ def test_every_cause_has_a_row_and_every_row_a_cause() -> None:
     assert all(row.effects for row in EXPLAINS.values())
 
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda each: each.id)
+@together("cause", CAUSES, ids=lambda each: each.id)
 def test_a_cause_is_named_for_the_paths_of_its_row_alone(cause: Condition) -> None:
     """Whatever else is proven: by what facts show, and by what a log shows."""
     found = Diagnosis((Named(cause, (Sighting(subject="here", seen="it is there"),)),), {})

@@ -1,6 +1,7 @@
 """Machines that show a part of a board, as clouds, containers and virtual machines do: healthy ones are never ill."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -15,6 +16,7 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles.files import all_profiles
 from gpubench.profiles.nodes import matched_profiles
+from tests.together import together
 
 BOARDS = [each for each in all_profiles() if each.match.visible and each.gpu.name]
 HIDDEN, SHOWN, DOWN = "hidden", "shown", "down"
@@ -52,9 +54,8 @@ def _seen(link: NvLink, links: str, *, inside: bool) -> NvLink | None:
     return None if links == HIDDEN else replace(link, active=False)
 
 
-@pytest.mark.parametrize("virtual", [True, False], ids=["virtual", "container"])
-@pytest.mark.parametrize("links", [HIDDEN, SHOWN, DOWN])
 @pytest.mark.parametrize("profile", BOARDS, ids=lambda each: each.name)
+@together("links, virtual", product([HIDDEN, SHOWN, DOWN], [True, False]))
 def test_a_healthy_part_of_a_board_has_no_finding(profile: Profile, links: str, virtual: bool) -> None:
     equal_parts = [gpus for gpus in range(1, profile.match.visible + 1) if profile.match.visible % gpus == 0]
     for gpus in equal_parts:

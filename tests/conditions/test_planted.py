@@ -21,6 +21,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import files as profiles
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 from tests.machines.test_machines import read
+from tests.together import together
 
 HEALTHY_MACHINES = (
     *("a100-mig", "a100-pcie-bridged", "h100x8-nic8", "h200x1-vm", "h200x2-vm", "h200x4-nccl-xml"),
@@ -33,7 +34,7 @@ BY_OTHERS = {"gpudirect-refused"}
 """Said where nothing more special is found: such a machine has another cause as well."""
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.id)
+@together("plant", PLANTS, ids=lambda plant: plant.id)
 def test_a_planted_cause_is_named_first(plant: Plant) -> None:
     named = [each.cause.id for each in plant.make().diagnosis().named]
     assert [each for each in named if each not in plant.beside][0] == plant.id  # noqa: RUF015 - a list shows what there is
@@ -55,9 +56,7 @@ def test_every_condition_is_planted() -> None:
 BY_ID = {condition.id: condition for condition in CONDITIONS}
 
 
-@pytest.mark.parametrize(
-    "plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id
-)
+@together("plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id)
 def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> None:
     """Under its own id, or as what explains that peer access is refused."""
     known = BY_ID[plant.id]
@@ -69,7 +68,7 @@ def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> Non
         assert all((each.subject, each.seen, each.expected, each.cause, each.next_command))
 
 
-@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plant) -> None:
     """As it is where no node is known to be like another."""
     job = plant.make()
@@ -86,7 +85,7 @@ def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plan
 PLACEHOLDER = re.compile(r"(-i GPU|-d DEVICE|-s BUS_ID|I-J|INTERFACE)\b")
 
 
-@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_commands_have_real_ids(plant: Plant) -> None:
     job = plant.make()
     nodes = [Topology(node) for node in job.nodes]
@@ -145,7 +144,7 @@ def test_healthy_machines_yield_none(machine: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.parametrize("profile", [profile.name for profile in profiles.all_profiles()])
+@together("profile", [profile.name for profile in profiles.all_profiles()])
 def test_healthy_profiles_yield_none(profile: str, nodes: int) -> None:
     assert faults(snapshots(parse_machine(f"{profile}*{nodes}"), []), []) == []
     job = simulated(f"{profile}*{nodes}")

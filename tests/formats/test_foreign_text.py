@@ -36,6 +36,7 @@ from gpubench.readers.results.gpubench_csv import read as read_csv
 from tests.formats.hostile import HOSTILE, LONGEST, PROBLEMS
 from tests.formats.sample import FINDING, JSON, METADATA, PAIR, ROWS
 from tests.machines.test_machines import read as read_machine
+from tests.together import together
 
 T = TypeVar("T", CollectiveRow, PairRow, Finding)
 
@@ -46,7 +47,7 @@ _OUR_OWN = (
 """Fields whose words gpubench chooses."""
 
 EVERY_FORMAT = (*FORMATS, SUMMARY, NAGIOS, NPD)
-hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+hostile = together("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
 
 Run = tuple[Metadata, tuple[Row, ...], Report]
 
@@ -131,8 +132,8 @@ def inert_in_every_format(made: Run) -> list[str]:
     ]
 
 
-@hostile
 @runs
+@hostile
 def test_text_of_others_is_inert(run: Any, text: str) -> None:
     assert inert_in_every_format(run(text)) == []
 

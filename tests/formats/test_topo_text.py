@@ -24,6 +24,7 @@ from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.topo.rows import TreeRow
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, ROW
+from tests.together import together
 
 MACHINES = sorted(path.parent for path in (Path(__file__).parent.parent / "machines").glob("*/nodes"))
 ESCAPE = "\x1b["
@@ -88,14 +89,14 @@ def table(text: str, head: str) -> list[list[str]]:
 
 
 @recorded
-@pytest.mark.parametrize("width", [80, 100])
+@together("width", [80, 100])
 def test_no_line_is_wider_than_the_page(machine: Path, width: int) -> None:
     found = shown(read_recording(machine)[0], width=width).splitlines()
     assert [line for line in found if len(line.rstrip()) > width] == []
 
 
 @recorded
-@pytest.mark.parametrize("width", [40, 60, 160, 200])
+@together("width", [40, 60, 160, 200])
 def test_only_a_table_that_cannot_shrink_is_wider(machine: Path, width: int) -> None:
     found = shown(read_recording(machine)[0], width=width).splitlines()
     wide = [line for line in found if len(line.rstrip()) > width]

@@ -10,6 +10,7 @@ from gpubench.model.results.rows.watch import DeviceKind, JobRow, TrafficRow, Wa
 from gpubench.model.results.watch.frame import WatchFrame
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
+from tests.together import together
 
 
 def gpu(number: int, node: str = "node0", **more: Any) -> TrafficRow:
@@ -107,7 +108,7 @@ def test_a_terminal_that_shrinks_keeps_what_the_job_does(height: int) -> None:
         assert any(line.startswith("staged") for line in lines)
 
 
-@pytest.mark.parametrize("width", range(36, 80))
+@together("width", range(36, 80))
 def test_no_number_is_cut(width: int) -> None:
     rows = [gpu(10, nvlink_sent_gb_s=123.4, users=["@" * 20]), nic("mlx5_10")]
     whole = [line.split() for line, _ in device_lines(rows, 200)]

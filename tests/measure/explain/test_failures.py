@@ -10,6 +10,7 @@ from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
 from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via
+from tests.together import together
 
 JOB = Job()
 WARNED = JOB.head(0).replace(" INFO ", " transport/net.cc:120 NCCL WARN ").replace(" NCCL transport", " transport")
@@ -239,7 +240,7 @@ def test_every_condition_that_ends_a_job_is_planted() -> None:
     assert FAILED.keys() | WITHOUT_LINES == {each.id for each in CONDITIONS if each.in_job is not None}
 
 
-@pytest.mark.parametrize(("id_", "text"), [(id_, text) for id_, texts in FAILED.items() for text in texts])
+@together("id_, text", [(id_, text) for id_, texts in FAILED.items() for text in texts])
 def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
     report = report_of(*JOB.logs(), text + "\n")
     assert (ids(report)[0], len(report.findings)) == (id_, 1)
@@ -304,7 +305,7 @@ _SAID = (Path(__file__).parent / "endings.txt").read_text().splitlines()
 """What launchers, schedulers, frameworks and drivers say of processes, behind the verdict that it deserves."""
 
 
-@pytest.mark.parametrize("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
+@together("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
 def test_a_process_that_ended_too_early_is_a_failure_whoever_says_so(line: str) -> None:
     logs = [log[: log.rindex("Channel")] for log in JOB.logs()]
     report = report_of(*(f"{log.rpartition(chr(10))[0]}\n" for log in logs), f"{line}\n")
@@ -312,7 +313,7 @@ def test_a_process_that_ended_too_early_is_a_failure_whoever_says_so(line: str) 
     assert ids(report)[0] in ("program-failed", "nccl-call-failed", "collective-timed-out")
 
 
-@pytest.mark.parametrize("line", [line.removeprefix("PASS ") for line in _SAID if line.startswith("PASS ")])
+@together("line", [line.removeprefix("PASS ") for line in _SAID if line.startswith("PASS ")])
 def test_a_process_that_ended_well_is_none(line: str) -> None:
     report = report_of(*JOB.logs(), f"{line}\n")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])

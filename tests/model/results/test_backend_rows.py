@@ -15,6 +15,7 @@ from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import row as measured_row
+from tests.together import together
 
 
 def row(backend: str, size_bytes: int, time_us: float, **more: Any) -> CollectiveRow:
@@ -129,7 +130,7 @@ _CLAIM = re.compile(
 )
 
 
-@pytest.mark.parametrize("seed", range(200))
+@together("seed", range(200))
 def test_every_row_is_within_what_is_claimed_of_its_size(seed: int) -> None:
     chance = random.Random(seed)
     spread = chance.choice((0.5, 3.0, 60.0))

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from gpubench.model.terms.statistics.lateness import (
     common_clock,
     straggler,
 )
+from tests.together import together
 
 OPERATION = 100e-6
 OPERATIONS = 200
@@ -51,8 +53,7 @@ def test_a_rank_that_is_held_up_is_named_with_how_late_and_how_sure(ranks: int) 
     assert found.chance < 1e-100
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@together("ranks, seed", product([2, 3, 8], range(20)))
 def test_ranks_that_come_as_they_come_are_not_named(ranks: int, seed: int) -> None:
     assert straggler(rows_of({}, ranks, seed=seed), [rank // 2 for rank in range(ranks)]) is None
 

@@ -13,6 +13,7 @@ from gpubench.model.paths.nccl_log import Communicator, Complaint, LogFacts, Rem
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.examples import examples
 from tests.fakes.nccl_logs import Job, between, direct, interleaved
+from tests.together import together
 
 LOGS = Path(__file__).parents[2] / "logs"
 VERSIONS = [(2, minor) for minor in (10, 12, 14, 16, 17, 18, 20, 21, 23, 26, 28, 30, 32)]
@@ -83,7 +84,7 @@ def test_four_gpus_kept_off_nvlink() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("shape", ["files", "one", "mixed"])
+@together("shape", ["files", "one", "mixed"])
 def test_every_version(version: tuple[int, int], shape: str) -> None:
     shared = "direct shared memory" if version < (2, 13) else "SHM/direct/direct" if version < (2, 30) else "SHM/direct"
     job = Job(version=version, via=lambda a, b, r: between(a, b, r, inside=shared, across="NET/IB/0/GDRDMA"))
