@@ -13,7 +13,7 @@ SMALL = {
     "against_nvbandwidth": ["--help"],
     "automatic_iterations": ["--help"],
     "causes": ["--variations", "12"],
-    "check_verdicts": ["--seeds", "1", "--fault-seeds", "1"],
+    "check_verdicts": ["--seeds", "1", "--fault-seeds", "1", "--only", "hgx-h200-4"],
     "compare_alarms": ["--seeds", "1", "--only", "nothing"],
     "evidence_cost": ["--help"],
     "healthy_speed": ["--help"],

@@ -1,6 +1,7 @@
 """The program: its subcommands, and the one place where errors become exit codes."""
 
 import sys
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from gpubench import __version__
 from gpubench.cli.plain_values import switched_off
 from gpubench.cli.process import exit_with
-from gpubench.cli.table import COMMANDS, WITHOUT_NAME
+from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
 from gpubench.errors import (
     COULD_NOT_MEASURE,
     DONE,
@@ -73,8 +74,12 @@ class LazyCommands(TyperGroup):
         chosen = next((each for each in (WITHOUT_NAME, *COMMANDS) if each.name == name), None)
         if chosen is None:
             return name, None, rest
-        module = import_module(f"gpubench.cli.commands.{chosen.module}")
-        return name, typer.main.get_command(module.app(chosen)), rest
+        return name, _typer_command(chosen), rest
+
+
+@cache
+def _typer_command(chosen: Command) -> Any:
+    return typer.main.get_command(import_module(f"gpubench.cli.commands.{chosen.module}").app(chosen))
 
 
 app = typer.Typer(

@@ -100,6 +100,15 @@ def test_a_document_that_was_written_out_is_the_same_as_one_in_short(stored: tup
     assert again.read_text() == stored[0].read_text()
 
 
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The JSON of the smaller run; what is refused is the same section of each."""
+    path = tmp_path_factory.mktemp("checked") / "run.json"
+    command, *faults = RUNS[1]
+    gpubench(command, "--simulate", f"hgx-h100-8*{NODES[command]}", *faults, "-o", str(path))
+    return path
+
+
 def _too_many(alike: dict[str, Any]) -> None:
     alike["pairs"] = [*alike["pairs"], *[{"nodes": ["x"] * 10_000, "as": "node0"}] * 2]
 
@@ -122,13 +131,13 @@ def _too_many(alike: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(
-    edit: Callable[[dict[str, Any]], object], said: str, stored: tuple[Path, Path], tmp_path: Path
+    edit: Callable[[dict[str, Any]], object], said: str, checked: Path, tmp_path: Path
 ) -> None:
-    document = json.loads(stored[0].read_text())
+    document = json.loads(checked.read_text())
     edit(document[ALIKE])
     edited = tmp_path / "edited.json"
     edited.write_text(json.dumps(document))
-    for words in (("report", str(edited)), ("compare", str(stored[0]), str(edited))):
+    for words in (("report", str(edited)), ("compare", str(checked), str(edited))):
         ended = gpubench(*words)
         assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
         assert "Traceback" not in ended.stderr
