@@ -1,7 +1,6 @@
 """Pairs of GPUs without peer access, or kept off it by NCCL: which of them go through host memory by design."""
 
 from dataclasses import dataclass
-from itertools import permutations
 
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.links import active_links, usual_active_links
@@ -57,13 +56,8 @@ def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: 
 
 def _is_granted_alike(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
     """True if two GPUs of the same models as these have peer access, and no NVLinks between them."""
-    if None in (source.name, destination.name):
-        return False
-    models = {source.name, destination.name}
-    return any(
-        {one.name, other.name} == models and node.peer_access(one, other).possible and not node.nvlinks(one, other)
-        for one, other in permutations(node.gpus, 2)
-    )
+    models = frozenset((source.name, destination.name))
+    return None not in models and models in node.granted_over_pcie
 
 
 def _has_peers(gpu: GpuFacts) -> bool:

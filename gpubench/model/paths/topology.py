@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 
 from gpubench.model.facts.snapshot import (
     SOFTWARE_RDMA,
@@ -162,6 +163,15 @@ class Topology:
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
         unknown = "; ".join(dict.fromkeys([*silent, *facts.unknown.values()])) or source.lost or destination.lost
         return PeerAccess(None, None, unknown or self._why_silent)
+
+    @cached_property
+    def granted_over_pcie(self) -> frozenset[frozenset[str | None]]:
+        """The models of pairs that have peer access, and no NVLinks between them."""
+        return frozenset(
+            frozenset((one.name, other.name))
+            for one, other in permutations(self.gpus, 2)
+            if self.peer_access(one, other).possible and not self.nvlinks(one, other)
+        )
 
     @property
     def _why_silent(self) -> str:
