@@ -81,8 +81,11 @@ def _load_tests(session: pytest.Session, first: float) -> None:
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
-_WITH_TIME = ("backends", "evidence", "jobs", "overlap", "p2p", "recordings", "secrets", "settings", "topo", "trial")
-"""Of tests/mpi: those whose jobs have minutes for what takes a second."""
+_WITH_TIME = {
+    "mpi": ("backends", "evidence", "jobs", "overlap", "p2p", "recordings", "secrets", "settings", "topo", "trial"),
+    "cli": ("brief", "check"),
+}
+"""By folder, those whose jobs have minutes for what takes a second: as many as take half of the time of all jobs."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -94,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if item.get_closest_marker("mpi"):
-            has_time = item.path.parent.name == "mpi" and item.path.stem.removeprefix("test_") in _WITH_TIME
+            has_time = item.path.stem.removeprefix("test_") in _WITH_TIME.get(item.path.parent.name, ())
             item.add_marker(pytest.mark.xdist_group("mpi-with-time" if has_time else "mpi"))
     # They come first: whoever is done with the rest would else wait for them.
     items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
