@@ -156,7 +156,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "nic_profile",
-        "as many RDMA ports, as fast, as the profile that was asked for has",
+        "as many NICs, as fast, as the profile that was asked for has",
         lack=subjects.a_profile_asked_for,
         without_gpus=True,
     ),

@@ -19,6 +19,7 @@ from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.verdict import Verdict
 
 _MOST_CPUS = 65_536
 
@@ -149,10 +150,12 @@ def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
 @in_each_node
 def _network_down(run: Circumstances) -> Found:
     """All that a node without RDMA has to reach others by."""
+    job_has_a_network = any(nic.state == "active" for node in run.nodes.values() for nic in node.nics)
+    severity = Verdict.FAIL if job_has_a_network else None
     for number, node in run.nodes.items():
         if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
             names = tuple(run.named(number, nic) for nic in node.nics)
-            yield of_node(run, number, "every network interface is down", names=names)
+            yield of_node(run, number, "every network interface is down", names=names, severity=severity)
 
 
 def _settings_differ(run: Circumstances) -> Found:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Unread, in_each_node, joined
 from gpubench.conditions.definition.sightings import of_gpu, of_node, rdma_nics
 from gpubench.conditions.definition.subjects import is_mesh
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer
@@ -183,16 +183,30 @@ def _all_gone(run: Circumstances) -> Found:
 
 @in_each_node
 def _nics_below(run: Circumstances) -> Found:
-    """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others."""
+    """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others.
+
+    A profile that has RDMA NICs says nothing of Ethernet beside them.
+    """
     for number, node in run.nodes.items() if run.profile_asked_for else ():
         profile = run.exact_profile(number)
-        nics = () if profile is None else profile.nic
-        wanted = [nic.rate_gbit_s or 0.0 for nic in nics if nic.kind is not NicKind.ETHERNET]
-        have = [nic.rate_gbit_s or 0.0 for nic in node.nics if nic.rdma]
-        enough = len(have) >= len(wanted) and (not wanted or min(sorted(have)[-len(wanted) :]) >= min(wanted))
-        if profile is not None and not enough:
-            expected = f"{len(wanted)} of {_rates(wanted)}, as profile {profile.name} has it"
-            yield of_node(run, number, f"{len(have)} RDMA ports of {_rates(have)}", expected=expected)
+        if profile is None:
+            continue
+        has_rdma = any(nic.kind is not NicKind.ETHERNET for nic in profile.nic)
+        due = [nic.rate_gbit_s for nic in profile.nic if nic.kind is not NicKind.ETHERNET or not has_rdma]
+        nics = [nic for nic in node.nics if nic.rdma or not has_rdma]
+        wanted, have = ([rate for rate in rates if rate] for rates in (due, [nic.rate_gbit_s for nic in nics]))
+        all_there = len(nics) >= len(due)
+        fastest = sorted(have, reverse=True)[: len(wanted)]
+        if all_there and len(fastest) == len(wanted) and all(rate >= min(wanted) for rate in fastest):
+            continue
+        if all_there and len(have) < len(nics):
+            yield Unread(run.on(number), f"no rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}")
+            continue
+        seen = counted(len(nics), "RDMA port" if has_rdma else "network interface")
+        seen += f" of {_rates(have)}" if have else ""
+        expected = f"{len(due)} of {_rates(wanted)}, as profile {profile.name} has it"
+        cure = "" if has_rdma else "ip link; ethtool $(ls /sys/class/net)"
+        yield of_node(run, number, seen, expected=expected, cure=cure)
 
 
 def _rates(rates: list[float]) -> str:
@@ -272,11 +286,12 @@ PROFILE = Family.of(
         cure="lspci -d 15b3: and dmesg on the node; modprobe mlx5_ib",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_all_gone,
+        implies=("nics-differ",),
     ),
     Condition(
         id="nic-below-profile",
-        title="Fewer or slower RDMA NICs than the profile has",
-        detection="rates of RDMA ports against a profile that was asked for",
+        title="Fewer or slower NICs than the profile has",
+        detection="rates of RDMA ports against a profile that was asked for; of Ethernet, if it has no RDMA NIC",
         check="nic_profile",
         likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
         cure="ibstat; lspci -d 15b3:",

@@ -26,6 +26,9 @@ _FAR_BELOW_CARD = 0.25
 """A ConnectX-7 on a switch of 100 Gb/s is a choice that people make; below that two generations lie between them."""
 
 _BELOW_ITS_SWITCH = ("PIX", "PXB")
+_OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))
+"""Traits in which two machines differ that were built with different NICs."""
+
 _MOST_ODD = 0.25
 """Of the GPUs of a node: where more of them have fewer NICs than the rest, it may have been built so."""
 
@@ -148,35 +151,63 @@ def _roce_gid(run: Circumstances) -> Found:
                     yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
 
 
+def _nics_below(node: Topology) -> dict[str, int | None]:
+    """By GPU, the RDMA NICs below its PCIe switch; None where the paths to some are not known."""
+    nics = [nic for nic in rdma_nics(node) if _VIRTUAL not in (nic.model or "")]
+    paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
+    return {
+        name: None if None in known else sum(path in _BELOW_ITS_SWITCH for path in known)
+        for name, known in paths.items()
+    }
+
+
+def _with_fewer_nics(node: Topology) -> dict[str, str]:
+    """The GPUs with fewer RDMA NICs below their PCIe switch than most of the node, and what those have."""
+    below = {name: count for name, count in _nics_below(node).items() if count is not None}
+    counts = Counter(below.values())
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    fewer = [name for name, count in below.items() if count < usual]
+    few = len(fewer) <= _MOST_ODD * len(below)
+    return dict.fromkeys(fewer, f"{usual}, as {counts[usual]} of its siblings have") if few else {}
+
+
 @in_each_node
 def _nics_absent(run: Circumstances) -> Found:
     """A NIC that is gone leaves no trace but GPUs with fewer below their PCIe switch than their siblings."""
     for number, node, _ in nodes_with_rdma(run):
-        nics = [nic for nic in rdma_nics(node) if _VIRTUAL not in (nic.model or "")]
-        paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
-        below = {
-            name: sum(path in _BELOW_ITS_SWITCH for path in known) for name, known in paths.items() if None not in known
-        }
-        counts = Counter(below.values())
-        usual = max(counts, key=lambda count: (counts[count], count), default=0)
-        fewer = [name for name, count in below.items() if count < usual]
-        if len(fewer) <= _MOST_ODD * len(below):
-            for name in fewer:
-                seen = f"{counted(below[name], 'RDMA NIC')} below its PCIe switch"
-                expected = f"{usual}, as {counts[usual]} of its siblings have"
-                yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
-        if len(below) < len(paths) and len(paths) * _MOST_ODD >= 1:
+        below = _nics_below(node)
+        for name, expected in _with_fewer_nics(node).items():
+            seen = f"{counted(below[name] or 0, 'RDMA NIC')} below its PCIe switch"
+            yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
+        if None in below.values() and len(below) * _MOST_ODD >= 1:
             yield Unread(run.on(number), "not how far GPUs are from NICs: where a NIC is gone does not show")
 
 
 def _nics_differ(run: Circumstances) -> Found:
-    counts = {number: sum(nic.state == "active" for nic in rdma_nics(node)) for number, node in run.nodes.items()}
+    """A finding where the node is otherwise the same machine as most others, and nothing says which of its NICs it is;
+    else a cause alone.
+    """
+    counts = {
+        number: sum(nic.state in ("active", None) and _VIRTUAL not in (nic.model or "") for nic in rdma_nics(node))
+        for number, node in run.nodes.items()
+    }
     most = max(counts.values(), default=0)
     if min(counts.values(), default=0) == most:
         return
+    faulty = {
+        number
+        for kind in run.kinds
+        for number, differs in kind.odd.items()
+        if counts[number] < counts[kind.representative]
+        and number not in kind.rivals
+        and _OTHER_MACHINE.isdisjoint(each.trait for each in differs)
+        and not any(nic.state in _NOT_ACTIVE for nic in rdma_nics(run.nodes[number]))
+        and not _with_fewer_nics(run.nodes[number])
+    }
     for number, count in counts.items():
         if count < most:
-            yield of_node(run, number, f"{count} RDMA NICs are up, on other nodes {most}", Confidence.LIKELY)
+            seen = f"{count} RDMA NICs are up, on other nodes {most}"
+            yield of_node(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
 
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -288,9 +319,12 @@ RDMA_PORTS = Family.of(
     Condition(
         id="nics-differ",
         title="One node has fewer active RDMA NICs than the others",
-        detection="active RDMA NICs of every node",
+        detection="active RDMA NICs of every node; a finding where most nodes of the same model and GPUs have more",
+        check="nic_state",
+        expected="as many as most nodes of the job have",
+        likely="NICs that are not on the bus, or whose driver is not loaded",
         settles="gpubench topo under mpirun names the odd node",
-        cure="take the node out of the job until its ports are up",
+        cure="lspci -d 15b3: and ibstat on the node; take it out of the job until its ports are up",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),

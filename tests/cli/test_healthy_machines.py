@@ -30,7 +30,7 @@ OF_ONE_NODE = (
 OF_ONE_GPU = ("", "--quick", "topo --strict", "p2p --strict", "check", "check --full --strict")
 """It has nobody to talk to: what is for several says so, and stops."""
 
-OF_SEVERAL = ("check --quick --strict", "topo --strict", "watch --for 2s --strict")
+OF_SEVERAL = ("check --strict", "topo --strict", "watch --for 2s --strict")
 BETWEEN_NODES = ("allreduce --sizes 1G --strict", "scan --strict")
 RARE = (
     "p2p --sizes 8:256M:8 --strict",
@@ -107,7 +107,7 @@ def test_healthy_nodes_are_never_called_ill(name: str) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_healthy_machine_is_never_called_ill_in_any_mode(name: str) -> None:
     runs = [said(name, command) for command in RARE if can_run(name, command)] + several(name, 4)
+    runs += [said(f"{name}*2", "check --full --strict")]
     if has_network(name):
         runs += [said(f"{name}*2", f"{each} --sizes 1K:1G:32 --strict") for each in SUMMARIES]
-        runs += [said(f"{name}*2", "check --full --strict")]
     assert list(called_ill(name, runs)) == []

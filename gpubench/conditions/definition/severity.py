@@ -88,8 +88,11 @@ SEVERITIES: Mapping[str, Grade] = {
     "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib: state and rate have to match"),
     "nic-absent": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
     "nics-missing": Grade(WARN, "AzNHC fails check_hw_ib for a device that is not there; some are built without"),
+    "nics-differ": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
     "nic-below-card": Grade(WARN, "a card on a slower switch is no fault of the node"),
-    "network-down": Grade(WARN, "nothing says whether the node needs a network"),
+    "network-down": Grade(
+        WARN, "nothing says whether the node needs a network", "FAIL in a job with nodes whose network is up"
+    ),
     "nic-below-profile": Grade(FAIL, "AzNHC fails check_hw_ib against the machine type's configuration"),
     "rdma-port-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
     "gpudirect-module-missing": Grade(WARN, "jobs run, and RDMA takes host memory"),

@@ -23,7 +23,7 @@ from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, ch
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.busbw_limit import NodeNetwork
 from gpubench.model.profiles.fault import Fault
-from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 
 STAGED_SHARE = {"allreduce": 0.75}
 STAGED_SHARE_OF_OTHERS = 0.66
@@ -76,6 +76,11 @@ class CollectiveTimes:
     def gpus(self) -> int:
         """GPUs that every node has: the ranks a node where nothing else is said."""
         return min(len(links.gpus) for links in self._kinds_of_node()) // self._joined
+
+    @property
+    def has_network(self) -> bool:
+        """False if nodes of this kind have no NIC whose rate is known, so that nothing goes between them."""
+        return self._machine.nodes == 1 or any(links.nics_gb_s for links in self._kinds_of_node())
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
         """Seconds of one operation by rank, node after node.
@@ -211,8 +216,9 @@ class _Model:
         if self._nodes == 1:
             return 0.0
         if not all(links.nics_gb_s for links in kinds):
+            cut_off = compress_names([f"node{number}" for number, links in self._faulty.items() if not links.nics_gb_s])
             raise CouldNotMeasureError(
-                "a simulated node has no NIC that is up and whose rate is known",
+                f"{cut_off or 'a simulated node'} has no NIC that is up and whose rate is known",
                 expected="one, to reach the other nodes",
             )
         slowest = min(min(links.nics_gb_s) for links in kinds)

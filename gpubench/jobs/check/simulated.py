@@ -48,6 +48,8 @@ class SimulatedMeasurer:
         self._ranks = self._times.gpus * self._machine.nodes
         self._hosts = [node.snapshot.host for node in nodes]
         self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
+        if not self._times.has_network:
+            self.alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
     def copies(self) -> Measurements:
         """Copies on every node; a model moves no data, and knows no host memory."""
