@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
+from gpubench.model.paths.links import loaded_link, pcie_ceiling_gb_s
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
+from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Profile
@@ -37,7 +39,7 @@ def _slow_pairs(run: Circumstances) -> Found:
         rows = peer_rows(run.measurements, node)
         profile = run.profiles.get(number)
         due = {pair: _due(profile, row) for pair, row in rows.items()}
-        shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row) for pair, row in rows.items()}
+        shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row, node, pair) for pair, row in rows.items()}
         oddities = odd_ones(shares, len(node.gpus))
         yield from (_odd(run, number, oddity, rows) for oddity in oddities)
         explained = {gpu for oddity in oddities for gpu in oddity.gpus}
@@ -64,9 +66,17 @@ def _limit_gb_s(row: PairRow) -> float | None:
     return None if is_by_design(row) else row.limit_gb_s
 
 
-def _due_gb_s(due: Expectation | None, row: PairRow) -> float:
-    """The scale on which pairs over different paths compare: the expectation of the path, else the limit, else one."""
-    return due.value if due is not None else row.limit_gb_s or 1.0
+def _due_gb_s(due: Expectation | None, row: PairRow, node: Topology, pair: Pair) -> float:
+    """The scale on which pairs over different paths compare: the expectation of the path, else the limit, else one.
+
+    Copies that go through host memory by design take PCIe, whatever links join the two GPUs.
+    """
+    if due is not None:
+        return due.value
+    if not is_by_design(row):
+        return row.limit_gb_s or 1.0
+    links = [pcie_ceiling_gb_s(loaded_link(node.gpus[gpu])) for gpu in pair]
+    return min(filter(None, links), default=1.0)
 
 
 def _odd(run: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair, PairRow]) -> Sighting:

@@ -76,11 +76,15 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """A healthy machine: the profile that it is simulated by, its nodes, and what of its facts nobody can see."""
+    """A healthy machine: the profile that it is simulated by, its nodes, and what of its facts nobody can see.
+
+    Of one that is `split` all GPUs have MIG on, as somebody wants it.
+    """
 
     profile: Profile
     nodes: int
     unseen: tuple[str, ...] = ()
+    split: bool = False
 
     def __repr__(self) -> str:
         profile, node = self.profile, self.profile.node
@@ -89,13 +93,19 @@ class Machine:
         return (
             f"{self.nodes} × {profile.match.visible} × {profile.gpu.name}; {links}; unseen {self.unseen}; NICs {nics}; "
             f"{'VM' if node.virtual_machine else 'metal'}, {'flat' if node.flat_pci else profile.gpu.places}, "
-            f"NUMA {node.numa_nodes}, driver {node.driver}, peermem {node.peermem}, MIG {profile.gpu.mig}"
+            f"NUMA {node.numa_nodes}, driver {node.driver}, peermem {node.peermem}, MIG {self.split or profile.gpu.mig}"
         )
 
     @property
     def text(self) -> str:
         """What --simulate takes for it, while it is `known`."""
         return f"{NAME}*{self.nodes}" if self.nodes > 1 else NAME
+
+    @property
+    def settings(self) -> str:
+        """The options that make it what it is."""
+        gpus = [f"node{node}.gpu{gpu}" for node in range(self.nodes) for gpu in range(self.profile.match.visible)]
+        return "".join(f" --fault {gpu}:mig=on" for gpu in gpus) if self.split else ""
 
 
 def _nvlink(model: Model, way: str, gpus: int) -> NvlinkKind | None:
@@ -206,7 +216,10 @@ def machines(draw: st.DrawFn, most_gpus: int = 16) -> Machine:
     unseen = tuple(name for name, holds in hidden.items() if holds)
     bare = known is not None and nvlink is None and known.profile.nvlink is not None
     return Machine(
-        _with_figures(profile, None if bare and gpus > 1 else known), draw(st.sampled_from([1, 1, 2, 3, 4])), unseen
+        with_figures(profile, None if bare and gpus > 1 else known),
+        draw(st.sampled_from([1, 1, 2, 3, 4])),
+        unseen,
+        split=model.mig is not None and draw(st.integers(0, 5)) == 0,
     )
 
 
@@ -234,7 +247,7 @@ class Planted:
 @st.composite
 def planted(draw: st.DrawFn, most_gpus: int = 5) -> Planted:
     """One fault that the facts of a machine show by themselves, or beside the part's siblings."""
-    machine = draw(machines(most_gpus))
+    machine = replace(draw(machines(most_gpus)), split=False)
     profile = machine.profile
     gpus = ["lost=yes", "throttle=hw_slowdown", "temperature=95", "width=4"]
     gpus += ["rows=pending", "errors=5"] if profile.gpu.ecc else []
@@ -251,8 +264,8 @@ def planted(draw: st.DrawFn, most_gpus: int = 5) -> Planted:
     return Planted(machine, fault, draw(st.integers(0, machine.nodes - 1)), device)
 
 
-def _with_figures(profile: Profile, known: object) -> Profile:
-    """What the simulated machine reaches: what the profile that judges it has, else shares of its links."""
+def with_figures(profile: Profile, known: object) -> Profile:
+    """The profile with what its machine reaches: what the profile that judges it has, else shares of its links."""
     truth = getattr(known, "profile", None)
     if truth is not None:
         return replace(profile, expected=truth.expected, curve=truth.curve, sources=truth.sources)

@@ -167,6 +167,8 @@ def _pairs(
         if access is None:
             shown = _in_cuda(source, cuda) is not None and _in_cuda(destination, cuda) is not None
             reason = "" if shown else unseen
+            if cuda is not None and cuda.absent is None and (source.mig or destination.mig):
+                reason = reason or "under MIG CUDA shows one instance"
             reason = reason or _why_not_in_cuda(cuda, failures)
             yield replace(pair, unknown={**pair.unknown, "cuda": reason})
         else:

@@ -46,7 +46,6 @@ class SimulatedMeasurer:
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
-        self._hosts = [node.snapshot.host for node in nodes]
         self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
         if not self._times.has_network:
             self.alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
@@ -67,7 +66,7 @@ class SimulatedMeasurer:
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
-        speed = judge_of_model(collective, self._times, self._hosts, self._times.gpus, self._machine.profile)
+        speed = judge_of_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
         try:
             simulate(
                 SweepRequest(collective=collective, sizes=tuple(sizes), check=False),

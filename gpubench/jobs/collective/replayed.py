@@ -45,7 +45,8 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
                 return speed_judge_of(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
             machine = SimulatedMachine(load(found.model.profile["name"]), len(found.hosts))
             per_node = len(found.ranks) // len(found.hosts)
-            return judge_of_model(collective, CollectiveTimes(machine), found.hosts, per_node, machine.profile)
+            nodes = list(circumstances.nodes.values())
+            return judge_of_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
 
         report = replay(found, rows, collective, circumstances, presenter, speed_judge)
         working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}

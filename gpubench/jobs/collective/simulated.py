@@ -62,11 +62,12 @@ class ModelledCollective:
         paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
         collective = self.request.collective
-        speed = judge_of_model(collective, self.times, self.described.hosts, self.per_node, judged_by)
+        nodes = [Topology(node) for node in self.nodes]
+        speed = judge_of_model(collective, self.times, nodes, self.per_node, judged_by)
         ranks = len(self.identities)
         report = simulate(self.request, ranks, len(self.nodes), seconds, listener, paths, speed, keep)
         working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
-        return with_gpu_count(with_presence(report, [Topology(node) for node in self.nodes], plan), working, plan)
+        return with_gpu_count(with_presence(report, nodes, plan), working, plan)
 
 
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.collectives.record import Collective
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
+from gpubench.model.paths.peer_policy import split_by_mig
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.rank_identity import RankIdentity, why_not_judged
@@ -56,7 +57,7 @@ def speed_judge_of(
 
                 profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
         network = _of_hosts(ranks, asked_profile) if joined is None else joined[1]
-        unlike = why_not_judged(ranks)
+        unlike = why_not_judged(ranks) or split_by_mig([] if circumstances is None else circumstances.nodes.values())
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
         return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
 
@@ -75,7 +76,7 @@ def _in_the_past(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None
 
 
 def judge_of_model(
-    collective: Collective, times: "CollectiveTimes", hosts: Sequence[str], per_node: int, profile: "Profile"
+    collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
     """The judge of a simulated machine, held against its profile; of several nodes against the same without faults."""
 
@@ -89,7 +90,9 @@ def judge_of_model(
     # Its figures stand for those of the NCCL that the profile's were measured with.
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
-    return SpeedJudge(ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults), hosts)
+    unlike = split_by_mig(nodes)
+    sources = ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults, unlike=unlike)
+    return SpeedJudge(sources, [node.snapshot.host for node in nodes])
 
 
 def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":

@@ -11,6 +11,7 @@ from gpubench.measure.check.folding import folded
 from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
+from gpubench.model.paths.peer_policy import split_by_mig
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from gpubench.model.results.report import (
@@ -143,7 +144,7 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
     rows = facts.measurements.collectives
     if check.name == "collective_bandwidth" and rows and all((row.ranks_per_gpu or 1) > 1 for row in rows):
         return RANKS_SHARE_A_GPU
-    return "no profile, no past results, and no limit that is known"
+    return split_by_mig(facts.nodes) or "no profile, no past results, and no limit that is known"
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:

@@ -13,6 +13,7 @@ from gpubench.model.facts.idle_gpu import IdleGpu, both
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.link_evidence import Flow, Speed, measured, most_share
 from gpubench.model.paths.p2p import Carried
+from gpubench.model.paths.peer_policy import split_by_mig
 from gpubench.model.paths.selection import Pair, names, without_idle
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Transport, is_staged
@@ -131,6 +132,7 @@ def simulated(
             evidence=PathEvidence(
                 capability=wiring.capability(pair),
                 selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
+                by_design=split_by_mig([wiring.nodes[wiring.gpus[pair[0]].node]]),
             ),
             path_class=wiring.path(pair),
             limit_gb_s=wiring.limit(pair).gb_s,

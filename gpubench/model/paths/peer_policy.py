@@ -1,11 +1,13 @@
 """Pairs of GPUs without peer access, or kept off it by NCCL: which of them go through host memory by design."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.links import active_links, usual_active_links
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, amd_takes_all, is_within, nccl_type
 from gpubench.model.paths.topology import P2P_STATUS, PeerAccess, Topology
+from gpubench.model.terms.rank_identity import GPUS_ARE_SPLIT
 
 NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
 
@@ -124,3 +126,11 @@ def is_switched(node: Topology, gpu: GpuFacts) -> bool:
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered
+
+
+def split_by_mig(nodes: Iterable[Topology]) -> str:
+    """The reason why collectives are compared with no whole GPUs': a node has all its GPUs split. Else empty.
+
+    A single GPU that is split beside whole ones slows these down, and is a fault.
+    """
+    return GPUS_ARE_SPLIT if any(node.gpus and all(gpu.mig for gpu in node.gpus) for node in nodes) else ""

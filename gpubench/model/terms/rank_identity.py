@@ -10,6 +10,9 @@ RANKS_SHARE_A_GPU = "ranks share a GPU"
 HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"
 """The same of ranks of one host that NCCL takes for ranks of several, and joins over the network."""
 
+GPUS_ARE_SPLIT = "MIG splits the GPUs"
+"""The same of ranks that drive instances of GPUs, which reach each other through host memory alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankIdentity:

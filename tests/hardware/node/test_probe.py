@@ -26,6 +26,7 @@ from gpubench.model.facts.snapshot import (
     GpuDirectFacts,
     GpuFacts,
     HostFacts,
+    PairFacts,
     PcieLink,
     PciPlace,
     ProbeFailure,
@@ -172,6 +173,14 @@ def test_under_mig_cuda_s_count_is_of_an_instance() -> None:
     assert (first.cuda_index, first.multiprocessors) == (0, None)
     assert first.unknown["multiprocessors"] == "under MIG CUDA counts those of an instance"
     assert (second.multiprocessors, second.unknown) == (132, {})
+
+
+def test_under_mig_cuda_lists_one_instance_and_that_is_no_refusal() -> None:
+    """Of two split GPUs CUDA shows one instance of the first: `CUDA does not list it` was an ERROR of check."""
+    gpus = (GpuFacts(index=0, bus_id=bus(6), mig=True), GpuFacts(index=1, bus_id=bus(7), mig=True))
+    pairs = (PairFacts(source="GPU0", destination="GPU1", read="NS", write="NS"),)
+    snapshot = merge("node1", None, NvmlFacts(gpus=gpus, pairs=pairs), cuda(6))
+    assert snapshot.pairs[0].unknown["cuda"].startswith("under MIG")
 
 
 def test_a_laptop_is_no_failure() -> None:
