@@ -1,6 +1,7 @@
 """NICs that are gone, down or slow, against the other nodes of a job and a profile that was asked for."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_however_many_nics_of_a_node_are_gone_or_down_a_gate_drains_that_node_al
 
 
 @pytest.mark.parametrize("other", [{"product": "another"}, {"cpu": "another"}])
-def test_a_node_that_is_another_machine_may_have_been_built_with_fewer_nics(other: dict[str, str]) -> None:
+def test_a_node_that_is_another_machine_may_have_been_built_with_fewer_nics(other: dict[str, Any]) -> None:
     nodes = machine("hgx-h100-8*4", *(f"node1.nic{number}:missing=yes" for number in range(4)))
     nodes[1] = replace(nodes[1], machine=replace(nodes[1].machine, **other))
     assert ids(report(nodes)) == [("node-differs", "WARN")]
