@@ -188,8 +188,9 @@ def test_how_long_a_run_took_is_kept_and_said_where_all_is_asked_for(tmp_path: P
 def test_a_verdict_that_its_findings_contradict_is_refused(changes: dict[str, Any], seen: str, tmp_path: Path) -> None:
     path = kept(tmp_path, *STAGED)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    shown = gpubench("report", str(path))
-    assert (shown.returncode, seen in shown.stderr, shown.stdout) == (2, True, "")
+    for command in (["report", str(path)], ["compare", str(path), str(path)]):
+        shown = gpubench(*command)
+        assert (shown.returncode, seen in shown.stderr, shown.stdout) == (2, True, "")
 
 
 @pytest.mark.parametrize("field", ["time_us", "busbw_gb_s", "size_bytes"])

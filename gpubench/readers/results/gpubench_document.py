@@ -2,18 +2,20 @@
 
 import json
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.results.alike import ALIKE, HOST_FIELDS, UnfoldedRows
 from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION
+from gpubench.model.terms.verdict import Finding, Verdict, gravity
 from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.results import limits
 from gpubench.readers.results.gpubench_rows import check_version
 from gpubench.readers.results.lines_of_text import lines_of
 
+EDITED = "it was edited by hand"
 EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
 
 _DOCUMENT = re.compile(r'\s*\{\s*"schema_version"')
@@ -116,3 +118,18 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
     return value
+
+
+def check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
+    """Refuse a verdict milder than the findings below it, and a last line with another verdict.
+
+    Raises UsageError.
+    """
+    worst = min((each.severity for each in findings), key=gravity, default=verdict)
+    if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
+        ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
+        raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=EDITED)
+    if sentence and not sentence.startswith(f"{verdict}:"):
+        raise UsageError(
+            f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=EDITED
+        )

@@ -10,9 +10,9 @@ from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.verdict import Finding
+from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents.characters import check_text
-from gpubench.readers.results.gpubench_document import EXPECTED, document_of, is_lines
+from gpubench.readers.results.gpubench_document import EXPECTED, check_verdict, document_of, is_lines
 from gpubench.readers.results.gpubench_document import recognises as recognises
 from gpubench.readers.results.gpubench_rows import circumstances, row_from_json
 
@@ -38,7 +38,10 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         raise UsageError(f"{name} has no metadata", expected=EXPECTED, reason="the file was edited by hand")
     check_text(metadata, f"{name}: metadata")
     complete = document.get("complete") is True
-    findings = _records(Finding, document, FINDINGS_SECTION, name)
+    findings = list(_records(Finding, document, FINDINGS_SECTION, name))
+    if document.get("verdict") is not None:
+        verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
+        check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
     verdicts = _records(VerdictRow, document, VERDICTS_SECTION, name)
     return ResultFile(
         name=name,

@@ -24,11 +24,11 @@ from gpubench.model.results.report import (
 from gpubench.model.results.rows.overlap import OverlapRow
 from gpubench.model.results.rows.watch import TrafficRow
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.verdict import Finding, Verdict, gravity
+from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.text_files import Wanted, read_text
 from gpubench.readers.results import limits, nvbandwidth
-from gpubench.readers.results.gpubench_document import EXPECTED, document_of, is_lines
+from gpubench.readers.results.gpubench_document import EDITED, EXPECTED, check_verdict, document_of, is_lines
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 
 _WANTED = Wanted(
@@ -37,7 +37,6 @@ _WANTED = Wanted(
     most_bytes=limits.MOST_BYTES,
     example="result.json",
 )
-_EDITED = "it was edited by hand"
 _NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s")
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
 _P2P, _WATCH = "p2p", "watch"
@@ -108,7 +107,7 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     duration = document.get("duration_s")
     verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
     sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
-    _check_verdict(verdict, sentence, findings, name)
+    check_verdict(verdict, sentence, findings, name)
     return StoredRun(
         metadata=metadata,
         columns=next(iter(streamed.values()), ()),
@@ -125,24 +124,12 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     )
 
 
-def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
-    """Refuse a verdict milder than the findings below it, and a last line with another verdict."""
-    worst = min((each.severity for each in findings), key=gravity, default=verdict)
-    if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
-        ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
-        raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=_EDITED)
-    if sentence and not sentence.startswith(f"{verdict}:"):
-        raise UsageError(
-            f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=_EDITED
-        )
-
-
 def _check_figures(row: Any, where: str) -> None:
     """Refuse times, rates and sizes below 0."""
     for each in fields(row):
         value = getattr(row, each.name)
         if isinstance(value, int | float) and value < 0 and each.name.endswith(_NEVER_NEGATIVE):
-            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=_EDITED)
+            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=EDITED)
 
 
 def _section(key: str, value: Any, name: str) -> Section:

@@ -21,8 +21,9 @@ NOW_LATE = replace(NOW, started_at="2026-11-30T08:00:00+00:00")
 
 def keep_well(folder: Path, day: int, row: CollectiveRow = WELL, **changes: Any) -> Path:
     path = keep(folder, day, row, **changes)
-    path.write_text(path.read_text().replace('"verdict": "FAIL",\n', '"verdict": "PASS",\n', 1))
-    assert json.loads(path.read_text())["verdict"] == "PASS"
+    document = json.loads(path.read_text())
+    assert document["verdict"] == "FAIL"
+    path.write_text(json.dumps(document | {"verdict": "PASS", "sentence": "PASS: well", "findings": []}))
     return path
 
 
