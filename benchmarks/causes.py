@@ -24,12 +24,10 @@ from dataclasses import dataclass, field, replace
 
 from gpubench.conditions.ranking import Diagnosis
 from gpubench.conditions.registry import CAUSES
-from gpubench.model.facts.error_counts import REPLAYS
-from gpubench.model.facts.kernel_settings import KernelSettings
-from gpubench.model.facts.pci_capabilities import PcieErrors
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import Snapshot
-from gpubench.profiles.files import all_profiles
+from gpubench.model.facts.health import REPLAYS
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import KernelSettings, PcieErrors, Snapshot
+from gpubench.profiles import all_profiles
 from tests.fakes.planted import PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 
 _HARMLESS = (

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from gpubench.profiles.files import names
+from gpubench.profiles import names
 from tests.fakes.planted_faults import PLANTED, findings
 
 

@@ -26,7 +26,7 @@ from gpubench.measure.compare.report import compare
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.results.registry import read_results
+from gpubench.readers.registry import read_results
 from tests.fakes.noisy_results import SCENARIOS, Scenario
 
 Slowdown = Callable[[CollectiveRow], float]

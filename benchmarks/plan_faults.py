@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.plan_validation import FOLDER, Cell, StoredCurves, cells, overlap_of
-from gpubench.jobs.plan.fault_cases import fault_cases
-from gpubench.jobs.plan.machine import PlannedMachine
-from gpubench.measure.plan.contention import ContentionTable
-from gpubench.measure.plan.curves import CollectiveTimesFound
-from gpubench.measure.plan.faults import fault_costs
+from gpubench.jobs.planned_machine import PlannedMachine, fault_cases
+from gpubench.measure.plan.events import ContentionTable
+from gpubench.measure.plan.program import CollectiveTimesFound
+from gpubench.measure.plan.report import fault_costs
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.terms.origin import Origin
-from gpubench.profiles.files import load
+from gpubench.model.terms.verdict import Origin
+from gpubench.profiles import load
 
 FAULT = "link0-1:staged=yes"
 

@@ -23,16 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.models import MODELS
-from gpubench.jobs.plan.result_files import read_all
-from gpubench.measure.plan.advice import TriedSetting, best_of
-from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
-from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
-from gpubench.measure.plan.gpu_rates import SMALLEST_COPY_SECONDS
-from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
+from gpubench.jobs.compare import read_all
+from gpubench.measure.plan.events import ContentionTable, MeasuredContention
+from gpubench.measure.plan.program import (
+    SMALLEST_COPY_SECONDS,
+    CollectiveCurve,
+    CollectiveTimesFound,
+    CommunicatorRanks,
+    ComputeTimes,
+    CurvePoint,
+    StepJob,
+    StepSettings,
+    curve_of,
+)
+from gpubench.measure.plan.report import TriedSetting, best_of
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.workload.layout import Sharding, parse_layout
-from gpubench.model.workload.transformer import BlockKind, TransformerModel
-from gpubench.readers.results.registry import read_results
+from gpubench.model.workload import BlockKind, Sharding, TransformerModel, parse_layout
+from gpubench.readers.registry import read_results
 
 HELD_OUT = ("gpt-1.3B",)
 FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "h200x2"

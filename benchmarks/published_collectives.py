@@ -13,15 +13,14 @@ from pathlib import Path
 
 from gpubench.collectives.expected import from_network
 from gpubench.collectives.registry import collective_named
-from gpubench.model.paths.busbw_limit import NodeNetwork, network_limit
+from gpubench.model.paths.wiring import NodeNetwork, network_limit
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.speed import ExpectedTime
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.statistics.sampling import Mode
+from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size
-from gpubench.model.terms.verdict import Verdict, overall
-from gpubench.profiles.files import load, names
+from gpubench.model.terms.verdict import Origin, Verdict, overall
+from gpubench.profiles import load, names
 
 FIGURES = Path(__file__).parents[1] / "tests" / "published" / "collectives.csv"
 LARGE_BYTES = 128 * 2**20

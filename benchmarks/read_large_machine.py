@@ -22,11 +22,11 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from gpubench.hardware.node.merge import merge
 from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
-from gpubench.hardware.process.facts import read_rank_facts
-from gpubench.measure.topo.fallback import prospects, survey
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.hardware.probe import merge
+from gpubench.hardware.process import read_rank_facts
+from gpubench.measure.topo import prospects, survey
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import PairFacts
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology

@@ -23,18 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.collectives.request import SweepRequest
-from gpubench.formats.registry import FORMATS
-from gpubench.formats.writer import Style, Target, Writer
-from gpubench.measure.collective.row_collector import Answer
+from gpubench.collectives.record import SweepRequest
+from gpubench.formats.registry import FORMATS, Style, Target, Writer
+from gpubench.measure.collective.report import Answer
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.lateness import ClockOffset, EntryTimes
-from gpubench.model.terms.statistics.sampling import Mode, Sampling
-from gpubench.model.terms.statistics.spread import Spread
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import ClockOffset, EntryTimes, Mode, Sampling, Spread
+from gpubench.model.terms.verdict import Origin
 from gpubench.ports.launch import Launch
 from gpubench.ports.memory import Memory
 

@@ -3,7 +3,7 @@
     python -m benchmarks.scan_confusion --nodes 1024 --seeds 100
     python -m benchmarks.scan_confusion --nodes 4096 --seeds 200 --only nothing --median
 
-The figures are made (hardware/simulated/scan_rounds.py), not measured. A run has several bad parts of one kind and
+The figures are made (hardware/simulated/scan.py), not measured. A run has several bad parts of one kind and
 size; `falsely` are the parts that it named and that were not planted, by run. With --median the scores are medians and
 the thresholds 1.5, 1.5 and 1.65 deviations.
 """
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
 
-from gpubench.hardware.simulated.scan_rounds import DIPS, NOISE, SimulatedFabric, SimulatedRounds
-from gpubench.measure.scan import judging, scores
-from gpubench.measure.scan.decoding import FaultyPart, PartKind, decode
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.hardware.simulated.scan import DIPS, NOISE, SimulatedFabric, SimulatedRounds
+from gpubench.measure.scan import judging
+from gpubench.measure.scan.judging import slow_figures, still_slow
 from gpubench.measure.scan.rounds import scan
-from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.measure.scan.verdicts import FaultyPart, PartKind, decode
+from gpubench.model.results.rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
 
 USUAL_GB_S = 92.0
 LOSSES = (0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
@@ -199,9 +199,9 @@ def _score_by_medians() -> None:
     def middle(values: Sequence[float]) -> float:
         return median(values)
 
-    scores.upper_mean = middle
-    scores.upper_excess.cache_clear()
-    vars(scores)["upper_excess"] = lambda _count: 0.0
+    judging.upper_mean = middle
+    judging.upper_excess.cache_clear()
+    vars(judging)["upper_excess"] = lambda _count: 0.0
     judging.DEVIATIONS = dict(zip(judging.DEVIATIONS, (1.5, 1.5, 1.65), strict=True))
 
 

@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from gpubench.hardware.scan.coordinator import Coordinator
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.messages import Frames, MessageType, RoundOrder, RoundReply, framed, greet
-from gpubench.hardware.scan.seats import NodeRanks
-from gpubench.model.results.scan_rounds import NodePair, PlannedRound, ScanPhase
+from gpubench.model.results.rounds import NodePair, PlannedRound, ScanPhase
 
 SECRET = b"benchmark of the control path..."
 

@@ -52,9 +52,9 @@ look()
 """
 
 MODULES = (
-    "typer gpubench.jobs.collective.job gpubench.jobs.collective.launch gpubench.formats.presenter rich.console "
+    "typer gpubench.jobs.collective.job gpubench.jobs.collective.job gpubench.formats.presenter rich.console "
     "gpubench.jobs.collective.rank_job gpubench.conditions.registry pydantic pynvml mpi4py.MPI numpy "
-    "gpubench.measure.topo.report gpubench.hardware.node.probe"
+    "gpubench.measure.topo gpubench.hardware.probe"
 )
 
 

@@ -23,20 +23,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, TextIO
 
-from gpubench.formats.text.watch_screen import LiveScreen, PlainScreen
+from gpubench.formats.text.watch import LiveScreen, PlainScreen
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.traffic.here import NodeTraffic
-from gpubench.jobs.watch.loop import Screen, WatchLoop
-from gpubench.jobs.watch.pace import RealPace, sleep
-from gpubench.jobs.watch.plan import WatchedJobs
-from gpubench.measure.watch.course import Course, joined_by
-from gpubench.measure.watch.intervals import Intervals, NodeWatch
-from gpubench.measure.watch.rows import Limits
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.hardware.traffic import NodeTraffic
+from gpubench.jobs.watch import RealPace, Screen, WatchedJobs, WatchLoop, sleep
+from gpubench.measure.watch.report import Course, Intervals, Limits, NodeWatch, joined_by
+from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.verdict import Origin
 
 
 def main() -> None:

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS
-from gpubench.model.results.alike import ALIKE, HOST_FIELDS, LEAST_ROWS
-from gpubench.model.results.all_sections import TABLES
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
+from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
 from gpubench.model.terms.verdict import Verdict
 
 FOLDER = Path(__file__).parent

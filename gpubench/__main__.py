@@ -3,14 +3,14 @@
 import os
 
 from gpubench.cli.process import exit_with
-from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, LaunchedBy
+from gpubench.model.facts.environment import CHANNEL_VARIABLE, LaunchedBy
 
 
 def run(launch: LaunchedBy | None) -> int:
     """Be a rank that gpubench launched, which has its plan and needs no typer, or read the command line."""
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel and launch is not None:
-        from gpubench.jobs.collective.rank_plan import run_launched
+        from gpubench.jobs.collective.job import run_launched
 
         return run_launched(channel, launch)
     from gpubench.cli.app import run_command_line

@@ -11,7 +11,7 @@ from typing import Annotated
 import pytest
 
 from docs import generate
-from gpubench.collectives import between_nodes
+from gpubench.collectives import expected
 from gpubench.conditions.catalogue import catalogue
 from gpubench.conditions.registry import FAMILIES
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
@@ -19,15 +19,14 @@ from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
 from gpubench.measure.scan.report import SECTIONS as SCAN_SECTIONS
 from gpubench.model.paths import p2p
-from gpubench.model.paths.evidence import RULES
-from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
+from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
+from gpubench.model.paths.transport import RULES
 from gpubench.model.profiles.fault import FAULT_KEYS
-from gpubench.model.results.all_sections import MATRICES, TABLES
-from gpubench.model.results.report import SIGNED, Metadata, Record
-from gpubench.model.results.rows.case_key import CaseKey
-from gpubench.model.results.rows.comparison import RowKey
-from gpubench.model.results.topo.sections import SECTIONS
-from gpubench.model.terms.bandwidth import algbw_gb_s, ring_allreduce_factor
+from gpubench.model.results.backends import CaseKey
+from gpubench.model.results.compare import RowKey
+from gpubench.model.results.report import SIGNED, TOPO_SECTIONS, Metadata, Record
+from gpubench.model.results.result_file import MATRICES, TABLES
+from gpubench.model.terms.operation import algbw_gb_s, ring_allreduce_factor
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
 
@@ -44,7 +43,7 @@ def test_every_fault_is_documented() -> None:
 
 def test_every_section_of_a_command_is_named() -> None:
     text = (ROOT / "docs" / "formats.md").read_text().partition("## Sections and columns")[2].partition("<!--")[0]
-    every = (*SECTIONS, *CHECK_SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS, *SCAN_SECTIONS)
+    every = (*TOPO_SECTIONS, *CHECK_SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS, *SCAN_SECTIONS)
     assert [section for section in every if f"`{section}`" not in text] == []
 
 
@@ -165,8 +164,8 @@ def test_formulas_have_the_thresholds_of_the_code() -> None:
     assert f"more than {p2p.NOISY_SHARE * 100:.0f} % of their median" in text
     assert f"less than {p2p.STILL_SHARE * 100:.0f} % of what was copied" in text
     assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on its way" in text
-    assert f"η = {between_nodes.NIC_EFFICIENCY}" in text
-    assert f"reaches {between_nodes.NVLS_BETWEEN_NODES}" in text
+    assert f"η = {expected.NIC_EFFICIENCY}" in text
+    assert f"reaches {expected.NVLS_BETWEEN_NODES}" in text
     lanes = re.findall(r"^\| (\d) \| [\d.]+ \| \d+/\d+ \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     assert {int(generation): float(whole) for generation, _, whole in lanes} == {
         generation: round(gb_s * 16, 2) for generation, gb_s in PCIE_GB_S_PER_LANE.items()

@@ -10,7 +10,7 @@ import gpubench
 from gpubench import allreduce, check, p2p, run, topo
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.topo.rows import GpuRow
+from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
 from tests.cli.running import gpubench as command_line

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.profiles import files as profiles
-from gpubench.profiles.lines import line_of, path_in
+from gpubench import profiles
+from gpubench.profiles import line_of, path_in
 
 TEXT = '''schema = 1 # [not.a.table]
 name = "mine"

@@ -5,13 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from gpubench import profiles
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import UsageError
-from gpubench.model.profiles.profile import BUSBW, TIME, ExpectedKind, Generic, Profile
-from gpubench.model.profiles.rules import COPY_QUANTITIES, SHARE_QUANTITIES, ceiling_gb_s
+from gpubench.model.profiles.profile import (
+    BUSBW,
+    COPY_QUANTITIES,
+    SHARE_QUANTITIES,
+    TIME,
+    ExpectedKind,
+    Generic,
+    Profile,
+    ceiling_gb_s,
+)
 from gpubench.model.results.speed import LARGE_BYTES
-from gpubench.profiles import files as profiles
-from gpubench.profiles import matching
 
 SHIPPED = profiles.all_profiles()
 
@@ -88,7 +95,7 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
     ],
 )
 def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: str) -> None:
-    match = matching.match([name] * count, count)
+    match = profiles.match([name] * count, count)
     assert match is not None
     assert (match.profile.name, str(match)) == (found, text)
 
@@ -102,13 +109,13 @@ def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: st
 )
 def test_four_gpus_joined_directly_are_no_slice_of_a_board_with_switches(name: str, direct: str, switched: str) -> None:
     for is_switched, expected in ((False, direct), (True, switched)):
-        match = matching.match([name], 4, switched=is_switched)
+        match = profiles.match([name], 4, switched=is_switched)
         assert match is not None
         assert match.profile.name == expected
 
 
 def test_cards_without_nvlink_match_whatever_is_told() -> None:
-    assert matching.match(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
+    assert profiles.match(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_cards_without_nvlink_match_whatever_is_told() -> None:
     [(["NVIDIA H200"], 9), (["NVIDIA H200"], 0), (["NVIDIA R100"], 8), ([], 0), (["NVIDIA H200", "NVIDIA A100"], 2)],
 )
 def test_other_machines_find_none(names: list[str], count: int) -> None:
-    assert matching.match(names, count) is None
+    assert profiles.match(names, count) is None
 
 
 def test_profiles_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None:
@@ -201,18 +208,18 @@ def test_the_example_of_the_readme_has_no_unknown_key() -> None:
 
 
 def test_a_users_own_profile_comes_before_ours_and_a_generic_one_last() -> None:
-    ours = matching.match_any(["NVIDIA H200"], 4, switched=True, joined=True)
+    ours = profiles.match_any(["NVIDIA H200"], 4, switched=True, joined=True)
     assert ours is not None
     assert ours.profile.match.generic is None
     own = replace(ours.profile, name="own")
-    found = matching.match_any(["NVIDIA H200"], 4, switched=True, joined=True, own=[own])
+    found = profiles.match_any(["NVIDIA H200"], 4, switched=True, joined=True, own=[own])
     assert found is not None
     assert found.profile.name == "own"
     for joined, generic in ((True, Generic.NVLINK), (False, Generic.PCIE)):
-        unknown = matching.match_any(["NVIDIA X999"], 4, switched=None, joined=joined, own=[own])
+        unknown = profiles.match_any(["NVIDIA X999"], 4, switched=None, joined=joined, own=[own])
         assert unknown is not None
         assert (unknown.profile.match.generic, unknown.note) == (generic, "")
-    assert matching.match_any([], 0, switched=None, joined=False) is None
+    assert profiles.match_any([], 0, switched=None, joined=False) is None
 
 
 def test_a_users_own_folder_and_files(tmp_path: Path) -> None:

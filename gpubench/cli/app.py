@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gpubench import __version__
-from gpubench.cli.plain_values import switched_off
 from gpubench.cli.process import exit_with
+from gpubench.cli.signature import switched_off
 from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
 from gpubench.errors import (
     COULD_NOT_MEASURE,
@@ -22,10 +22,10 @@ from gpubench.errors import (
     UsageError,
     exit_style_under_launcher,
 )
-from gpubench.model.facts.launched_by import LaunchedBy
+from gpubench.model.facts.environment import LaunchedBy
 
 if TYPE_CHECKING:
-    from gpubench.formats.exit_style import ExitStyle
+    from gpubench.formats.presentation import ExitStyle
 
 HELP = """What the links between your GPUs should deliver, what they deliver, and why not.
 
@@ -148,7 +148,7 @@ def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
 def _exit_style() -> "ExitStyle | None":
     if not any("exit-style" in word for word in sys.argv):
         return None
-    from gpubench.formats.exit_style import exit_style_in
+    from gpubench.formats.presentation import exit_style_in
 
     return exit_style_in(sys.argv[1:])
 
@@ -168,7 +168,7 @@ def _style_by_default() -> "ExitStyle | None":
     text = None if named is None else asked_by_default("exit-style", named.name)
     if text is None:
         return None
-    from gpubench.formats.exit_style import ExitStyle
+    from gpubench.formats.presentation import ExitStyle
 
     return ExitStyle(text) if text in tuple(ExitStyle) else None
 

@@ -1,15 +1,37 @@
-"""Defaults of options: GPUBENCH_TIMEOUT=60 in the environment, `timeout = 60` in gpubench.toml or pyproject.toml."""
+"""Values of options from elsewhere: defaults in the environment and in files, and words for the shell's completion."""
 
+import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Container, Iterable, Mapping, Sequence
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpubench.cli.option_names import options_of, variable_of
-from gpubench.cli.process import DEFAULTS_FILES
-from gpubench.errors import GpubenchError, UsageError
-from gpubench.model.facts.launched_by import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
+import typer
+
+from gpubench.cli.process import DEFAULTS_FILES, PREFIX, PROJECT_FILE
+from gpubench.cli.table import COMMANDS
+from gpubench.errors import GpubenchError, UsageError, advising
+from gpubench.formats.presentation import Color, ExitStyle
+from gpubench.formats.registry import FORMATS
+from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
+from gpubench.profiles import MOST_FILES, names, own_folder
+from gpubench.readers.documents import opened
+
+
+def options_of(parameters: Iterable[Any]) -> dict[str, Any]:
+    """The options among typer's parameters by name, `expect-gpus`; --help and what typer adds are none."""
+    named = ((next((name for name in each.opts if name.startswith("--")), ""), each) for each in parameters)
+    return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
+
+
+def variable_of(key: str) -> str:
+    """The variable of an option: GPUBENCH_EXPECT_GPUS of `expect-gpus`."""
+    return PREFIX + key.upper().replace("-", "_")
+
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _SHORTEST_VALUE_TO_FIND = 3
@@ -100,7 +122,6 @@ def _of_file(
     """The file that was read, and its values for these options, each with where it stands."""
     if not any((folder / name).exists() for name in DEFAULTS_FILES):
         return None, {}
-    from gpubench.cli.defaults_file import values_of_file
 
     return values_of_file(command, folder, options)
 
@@ -133,3 +154,149 @@ def _names_value(seen: str, value: Value) -> bool:
 
 def _has_word(text: str, word: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+MOST_BYTES = 2**20
+_TABLE = "tool.gpubench"
+_EXPECTED = "TOML with options, as timeout = 60, and a table for those of one command, as [check]"
+_WITHOUT_COMMANDS = ("profiles",)
+"""Its subcommands write no reports, and their --output is a profile."""
+
+
+def values_of_file(
+    command: str, folder: Path, options: Container[str]
+) -> tuple[str | None, dict[str, tuple[Any, str]]]:
+    """The file of a folder that has defaults, None where none has; and by option, `expect-gpus`, its value and where.
+
+    Raises UsageError where it cannot be read, may be anybody's, or names an option that there is not.
+    """
+    with advising(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ} runs without it"):
+        file, document = _document(folder)
+    if file is None:
+        return None, {}
+    shared = {_key(key): value for key, value in document.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
+    names = [each.name for each in COMMANDS if each.name not in _WITHOUT_COMMANDS]
+    for table in tables:
+        _check(table, names, f"{file}: no command with options is called {table}", f"one of {', '.join(names)}")
+    unknown = [key for key in shared if key not in options]
+    everywhere = options_of_all_commands() if unknown else []
+    for key in unknown:
+        _check(key, everywhere, f"{file}: no command has an option {key}", "an option, as --help lists them")
+    own = {_key(key): value for key, value in tables.get(command, {}).items()}
+    for key in own:
+        known = [each for each in options_of_all_commands() if each in options] if key not in options else [key]
+        _check(key, known, f"{file}, [{command}]: no option {key}", f"an option of gpubench {command}")
+    values = {key: (value, f"{_shown(key, value)} in {file}") for key, value in shared.items() if key in options}
+    return file, values | {key: (value, f"{_shown(key, value)} in {file}, [{command}]") for key, value in own.items()}
+
+
+def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
+    """The name of the first file of the folder that says something of gpubench, and what it says."""
+    for name in DEFAULTS_FILES:
+        content = _content(folder / name, name) if (folder / name).exists() else None
+        if content is None or (name == PROJECT_FILE and _TABLE not in content):
+            continue
+        try:
+            document: Any = tomllib.loads(content)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise UsageError(f"{name}: no TOML: {error}", expected=_EXPECTED) from None
+        for part in _TABLE.split(".") if name == PROJECT_FILE else ():
+            document = document.get(part) if isinstance(document, dict) else None
+        if isinstance(document, dict):
+            return name, document
+    return None, {}
+
+
+def _content(path: Path, name: str) -> str | None:
+    """The text of a file; None of a project's that says nothing of gpubench, whosever it is."""
+    try:
+        with opened(path, _EXPECTED, pipes=False) as file:
+            own, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{name} of this folder cannot be read: {os.strerror(error.errno or 0)}") from None
+    if name == PROJECT_FILE and _TABLE.encode() not in content:
+        return None
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{name} has more than {MOST_BYTES // 2**20} MiB", expected=_EXPECTED)
+    is_anybodys = own[0].st_mode & 0o002
+    if is_anybodys or any(each.st_uid not in (0, os.geteuid()) for each in own):  # the file, and what leads to it
+        whose = "anybody may write" if is_anybodys else "another user owns, or links to"
+        raise UsageError(
+            f"{name} of this folder is a file that {whose}",
+            expected="one of your own, or root's: options name files to write, and a library to load",
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} is no text in UTF-8", expected=_EXPECTED) from None
+
+
+def options_of_all_commands() -> list[str]:
+    """The names of all options, which takes an import of every command."""
+    apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
+    commands = (typer.main.get_command(app) for app in apps)
+    return sorted({key for each in commands for key in options_of(each.params)})
+
+
+def _check(word: str, known: Iterable[str], seen: str, expected: str) -> None:
+    if word not in (words := list(known)):
+        nearest = difflib.get_close_matches(word, words, n=1)
+        raise UsageError(seen, expected=expected, next_step=nearest[0] if nearest else "gpubench COMMAND --help")
+
+
+def _key(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def _shown(key: str, value: object) -> str:
+    return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+
+
+_SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
+"""Options that take several words with commas between."""
+
+
+def words_for(option: str, incomplete: str) -> list[str]:
+    """The values of an option, `dtype`, that continue a text; of several with commas, of the last one."""
+    before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
+    given = before.split(",")
+    words = (each for each in _words(option) if each.startswith(last) and each not in given)
+    return [f"{before}{comma}{word}" for word in words]
+
+
+def _words(option: str) -> Iterable[str]:
+    if option == "simulate":
+        return names()
+    if option == "profile":
+        own = (path.stem for path in own_folder(os.environ).glob("*.toml"))
+        return (*islice(own, MOST_FILES), *names())
+    if option == "against":
+        from gpubench.readers.results.history import baseline_names
+
+        return baseline_names(os.environ)
+    of_every_command: dict[str, Iterable[str]] = {
+        "format": [each.name for each in FORMATS],
+        "color": Color,
+        "exit-style": ExitStyle,
+    }
+    return of_every_command.get(option) or _of_collectives(option)
+
+
+def _of_collectives(option: str) -> Sequence[str]:
+    from gpubench.jobs.plans import BACKENDS
+    from gpubench.model.terms.operation import Algorithm, Allocator, DataType, Protocol, ReduceOp
+    from gpubench.model.terms.overlap import Partner
+    from gpubench.model.terms.statistics import Mode
+
+    words: dict[str, Iterable[str]] = {
+        "dtype": DataType,
+        "op": ReduceOp,
+        "algo": Algorithm,
+        "proto": Protocol,
+        "backend": BACKENDS,
+        "mode": Mode,
+        "allocator": Allocator,
+        "partner": Partner,
+    }
+    return tuple(words[option])

@@ -1,7 +1,7 @@
 """allgather: every rank ends with the blocks of all ranks, one after another."""
 
 from gpubench.collectives.record import Collective, every_block, gathered
-from gpubench.model.terms.bandwidth import all_but_own_factor
+from gpubench.model.terms.operation import all_but_own_factor
 
 ALLGATHER = Collective(
     name="allgather",

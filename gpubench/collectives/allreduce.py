@@ -1,8 +1,7 @@
 """allreduce: every rank ends with the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Collective, whole
-from gpubench.model.terms.bandwidth import ring_allreduce_factor
-from gpubench.model.terms.operation import Segment
+from gpubench.model.terms.operation import Segment, ring_allreduce_factor
 
 ALLREDUCE = Collective(
     name="allreduce",

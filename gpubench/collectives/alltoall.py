@@ -1,8 +1,7 @@
 """alltoall: rank r ends with block r of every rank's buffer."""
 
 from gpubench.collectives.record import Collective, per_rank_count
-from gpubench.model.terms.bandwidth import all_but_own_factor
-from gpubench.model.terms.operation import DataType, Layout, Segment
+from gpubench.model.terms.operation import DataType, Layout, Segment, all_but_own_factor
 
 
 def layout(elements: int, dtype: DataType, ranks: int) -> Layout:

@@ -1,8 +1,7 @@
 """broadcast: every rank ends with the root's buffer."""
 
 from gpubench.collectives.record import Collective, whole
-from gpubench.model.terms.bandwidth import whole_factor
-from gpubench.model.terms.operation import Segment
+from gpubench.model.terms.operation import Segment, whole_factor
 
 BROADCAST = Collective(
     name="broadcast",

@@ -1,7 +1,7 @@
 """gather: the root ends with the blocks of all ranks, one after another."""
 
 from gpubench.collectives.record import Collective, every_block, gathered
-from gpubench.model.terms.bandwidth import all_but_own_factor
+from gpubench.model.terms.operation import all_but_own_factor
 
 GATHER = Collective(
     name="gather",

@@ -1,9 +1,14 @@
-"""The record of a collective: a value that the measuring engine, the command line and the tests read alike."""
+"""The record of a collective: its calls, the data it has to move, and the request for a sweep of it.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+`Hierarchy` is an all-reduce made of smaller ones. With L ranks in a node, each rank sends an L-th of the data between
+nodes, to the rank in the same place there. Frameworks do this by hand where the network is the bottleneck.
+"""
 
-from gpubench.model.terms.operation import DataType, Layout, ReduceOp, Segment
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+
+from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
+from gpubench.model.terms.statistics import Sampling
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.launch import Launch
 from gpubench.ports.memory import Region
@@ -77,3 +82,115 @@ def every_block(layout: Layout, ranks: int) -> tuple[Segment, ...]:
     """Block r is what rank r sent."""
     block = layout.count
     return tuple(Segment(offset=source * block, count=block, start=0, source=source) for source in range(ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Elements that have to leave a rank, and to arrive there, at least."""
+
+    sent: int
+    received: int
+
+
+def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, root: int) -> Movement:
+    """A rank's part: what others end up with of its data has left it, what it ends up with of others' has arrived.
+
+    Algorithms may move more (a ring forwards what others sent), multicast moves no less.
+    """
+    others = [each for each in range(ranks) if each != rank]
+    wanted = (
+        (segment.start, segment.start + segment.count)
+        for other in others
+        for segment in collective.expected(layout, other, ranks, root)
+        if segment.source in (None, rank)
+    )
+    arriving = (
+        segment.count for segment in collective.expected(layout, rank, ranks, root) if others and segment.source != rank
+    )
+    return Movement(sent=_covered(wanted), received=sum(arriving))
+
+
+def _covered(spans: Iterable[tuple[int, int]]) -> int:
+    covered = end = 0
+    for first, last in sorted(set(spans)):
+        covered += max(0, last - max(first, end))
+        end = max(end, last)
+    return covered
+
+
+def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> Iterator[tuple[int, int]]:
+    """The ordered pairs of ranks that a collective made of sends and receives connects."""
+    for rank in range(ranks):
+        for segment in collective.expected(layout, rank, ranks, root):
+            if segment.source not in (None, rank):
+                yield segment.source, rank
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One rank's part: the collectives among all ranks, in its node, and among the ranks with its place in theirs."""
+
+    whole: CollectiveCalls
+    node: CollectiveCalls
+    across: CollectiveCalls
+    place: int
+    ranks_a_node: int
+    in_order: Callable[[Sequence[Launch]], Launch]
+
+    @staticmethod
+    def fits(count: int, dtype: DataType, ranks_a_node: int) -> bool:
+        """True where there is a block for every rank of a node; of less nothing would be hierarchical."""
+        return per_rank_count(count, dtype, ranks_a_node) > 0
+
+    def all_reduce(self, call: Call) -> Launch:
+        """The operation, in place where the call is; it has to fit. What 16-byte blocks leave over is reduced flat."""
+        block = per_rank_count(call.count, call.dtype, self.ranks_a_node)
+        own = _from(call.receive, self.place * block, call.dtype)
+        parts = [
+            self.node.reduce_scatter(call.send, own, block, call.dtype, call.op),
+            self.across.all_reduce(own, own, block, call.dtype, call.op),
+            self.node.all_gather(own, call.receive, block, call.dtype),
+        ]
+        done = block * self.ranks_a_node
+        if done < call.count:
+            send, receive = (_from(region, done, call.dtype) for region in (call.send, call.receive))
+            parts.append(self.whole.all_reduce(send, receive, call.count - done, call.dtype, call.op))
+        return self.in_order(parts)
+
+
+def _from(region: Region, elements: int, dtype: DataType) -> Region:
+    return Region(region.memory, region.offset_bytes + elements * dtype.size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The request for any collective, as plain data.
+
+    `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce.
+    """
+
+    sizes: tuple[int, ...]
+    dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
+    ops: tuple[ReduceOp, ...] = (ReduceOp.SUM,)
+    placements: tuple[Placement, ...] = (Placement.OUT_OF_PLACE,)
+    root: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    warmup: int = 5
+    graph_replays: int = 0
+    check: bool = True
+
+    def request(self, collective: Collective) -> "SweepRequest":
+        """The request for one collective."""
+        return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest(Asked):
+    """The request for one collective."""
+
+    collective: Collective
+
+    @property
+    def asked(self) -> Asked:
+        """The same without the collective; `request` is the inverse."""
+        return Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)})

@@ -1,8 +1,7 @@
 """reduce: the root ends with the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Collective, whole
-from gpubench.model.terms.bandwidth import whole_factor
-from gpubench.model.terms.operation import Segment
+from gpubench.model.terms.operation import Segment, whole_factor
 
 REDUCE = Collective(
     name="reduce",

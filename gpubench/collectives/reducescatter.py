@@ -1,8 +1,7 @@
 """reducescatter: rank r ends with block r of the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Collective, scattered
-from gpubench.model.terms.bandwidth import all_but_own_factor
-from gpubench.model.terms.operation import Segment
+from gpubench.model.terms.operation import Segment, all_but_own_factor
 
 REDUCESCATTER = Collective(
     name="reducescatter",

@@ -1,8 +1,7 @@
 """sendrecv: every rank sends its buffer to the next rank and receives the previous one's, around a ring."""
 
 from gpubench.collectives.record import Call, Collective, whole
-from gpubench.model.terms.bandwidth import whole_factor
-from gpubench.model.terms.operation import Segment
+from gpubench.model.terms.operation import Segment, whole_factor
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.launch import Launch
 

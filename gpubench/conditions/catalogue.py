@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 
 from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
-from gpubench.conditions.definition.severity import SEVERITIES
+from gpubench.conditions.definition.policy import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
 
 _HEAD = """\

@@ -11,10 +11,9 @@ from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.measurements import Need
-from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
+from gpubench.model.results.figures import Need
+from gpubench.model.results.report import Effect
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,25 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Unread, joined
-from gpubench.conditions.definition.log_evidence import LoggedReason, Staged, by_rdma, remark_in_log
-from gpubench.conditions.definition.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
+from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged, by_rdma, remark_in_log
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Look,
+    Unread,
+    joined,
+    of_gpu,
+    of_node,
+    of_pairs,
+    rdma_nics,
+    unread,
+)
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, is_within, level, nccl_type
-from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import DEFAULT_LEVEL, Topology, allows, is_within, level, nccl_type
+from gpubench.model.paths.transport import Confidence, Pair, State
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _C2C = "NCCL_NET_GDR_C2C"

@@ -4,19 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
-from gpubench.model.paths.links import loaded_link, pcie_ceiling_gb_s
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import Topology, loaded_link, pcie_ceiling_gb_s
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, odd_among, of_copy
+from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.above_limit import ABOVE_LIMIT, MOST_PERCENT, times_limit
-from gpubench.model.results.measured_copies import host_rows, is_by_design, memory_row, peer_rows
-from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.figures import Measurements, host_rows, is_by_design, memory_row, peer_rows
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.speed import Slowness, is_slow
-from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.units import format_size
+from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT, Slowness, is_slow, times_limit
+from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5

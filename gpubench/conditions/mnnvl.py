@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
-from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, joined
-from gpubench.conditions.definition.log_evidence import remark_in_log
-from gpubench.conditions.definition.sightings import of_node, unread
+from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Unread,
+    doubted,
+    joined,
+    of_node,
+    unread,
+)
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.paths.busbw_limit import joined_by_nics, most_busbw_gb_s
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
+from gpubench.model.paths.transport import Confidence
+from gpubench.model.paths.wiring import joined_by_nics, most_busbw_gb_s
 from gpubench.model.results.speed import LARGE_BYTES, is_slow
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict

@@ -3,11 +3,18 @@
 from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
-from gpubench.conditions.definition.sightings import of_every_rank, of_ranks, unread
-from gpubench.model.facts.mpi_support import MpiSupport
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.paths.evidence import Confidence
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    joined,
+    of_every_rank,
+    of_ranks,
+    unread,
+)
+from gpubench.model.facts.process import MpiSupport, RankFacts
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Finding, Verdict

@@ -1,21 +1,85 @@
 """NCCL's policy, and variables of the environment or of NCCL's files that keep it off a direct path."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, joined
-from gpubench.conditions.definition.log_evidence import ASK_FOR_MORE, OFF, LoggedReason, Staged
-from gpubench.conditions.definition.sightings import of_pairs, rank_names
+from gpubench.conditions.definition.circumstances import (
+    ASK_FOR_MORE,
+    OFF,
+    Circumstances,
+    LoggedReason,
+    Staged,
+    places_of,
+    removal,
+)
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Look,
+    Sighting,
+    joined,
+    of_pairs,
+    rank_names,
+)
 from gpubench.conditions.peer_access import has_nvlinks
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.paths.evidence import Confidence
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
-from gpubench.model.paths.peer_policy import NCCL_POLICY, is_beyond_policy
-from gpubench.model.paths.selection import Pair
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.paths.topology import (
+    DEFAULT_LEVEL,
+    NCCL_POLICY,
+    allows,
+    amd_takes_all,
+    is_beyond_policy,
+    is_within,
+    level,
+    nccl_type,
+)
+from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
+
+Chosen = Mapping[str, frozenset[str]]
+"""The names that a list leaves to NCCL, by the collective that it is for; '' is for all."""
+
+_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
+
+
+def nccl_number(value: str) -> int | None:
+    """The number at the beginning, hexadecimal after 0x and octal after 0 as in C: '4M' is 4.
+
+    What begins with no number is 0, and what is empty counts as not set: None.
+    """
+    if not value:
+        return None
+    match = _NUMBER.match(value)
+    if match is None:
+        return 0
+    sign, digits = match.groups()
+    return (-1 if sign == "-" else 1) * _unsigned(digits)
+
+
+def _unsigned(digits: str) -> int:
+    if digits[:2].lower() == "0x":
+        return int(digits, 16)
+    octal = re.match(r"0[0-7]*", digits)
+    return int(octal[0], 8) if octal else int(digits)
+
+
+def chosen(value: str, known: frozenset[str]) -> Chosen:
+    """The names that a list of NCCL_ALGO or NCCL_PROTO leaves: 'ring,tree', '^ll', 'ring;allreduce:tree'.
+
+    What names nothing that is known is passed over.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for part in value.lower().split(";"):
+        collective, _, names = part.rpartition(":")
+        named = frozenset(each.strip() for each in names.strip().removeprefix("^").split(",")) & known
+        if named:
+            found[collective.strip()] = known - named if names.strip().startswith("^") else named
+    return found
+
 
 P2P_DISABLE, P2P_LEVEL, SHM_DISABLE, HOSTID = "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID"
 

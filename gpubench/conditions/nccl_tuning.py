@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting
-from gpubench.conditions.definition.nccl_values import Chosen, chosen, number
-from gpubench.conditions.definition.sightings import of_ranks
-from gpubench.conditions.nccl_settings import blame
-from gpubench.model.facts.performance_settings import logs_every_operation
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, of_ranks
+from gpubench.conditions.nccl_settings import Chosen, blame, chosen, nccl_number
+from gpubench.model.facts.environment import logs_every_operation
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
-from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.transport import Confidence
 
 Weighed = Callable[[int], Confidence | None]
 """How sure it is that a value slows NCCL down; None where it does not."""
@@ -47,7 +45,7 @@ def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     for name, weigh in weighed.items():
-        found = {value: weigh(count) for value in run.values(name) if (count := number(value)) is not None}
+        found = {value: weigh(count) for value in run.values(name) if (count := nccl_number(value)) is not None}
         slow = {value: confidence for value, confidence in found.items() if confidence is not None}
         if slow:
             blamed[name] = list(slow)
@@ -76,7 +74,7 @@ def _few_channels(run: Circumstances) -> Found:
     of NCCL_MAX_CTAS it ignores what is below 1.
     """
     own = _own_channels(run)
-    least = max((count for name in _LEAST for value in run.values(name) if (count := number(value))), default=0)
+    least = max((count for name in _LEAST for value in run.values(name) if (count := nccl_number(value))), default=0)
 
     def few(count: int) -> Confidence | None:
         taken = max(count, least, 1)
@@ -165,7 +163,7 @@ def _memcpy(run: Circumstances) -> Found:
         ("NCCL_P2P_USE_CUDA_MEMCPY", Confidence.PROVEN),
         ("NCCL_P2P_DIRECT_DISABLE", Confidence.WEAK),
     ):
-        on = [value for value in run.values(name) if number(value)]
+        on = [value for value in run.values(name) if nccl_number(value)]
         if on:
             yield blame(run, {name: on}, confidence, None)
 

@@ -3,11 +3,14 @@
 from functools import partial
 from itertools import permutations
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.complaints import doubted
-from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
-from gpubench.conditions.definition.log_evidence import remark_in_log
-from gpubench.conditions.definition.sightings import (
+from gpubench.conditions.definition.circumstances import Circumstances, remark_in_log
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    doubted,
+    in_each_node,
+    joined,
     of_every_gpu,
     of_every_node,
     of_gpu,
@@ -16,16 +19,20 @@ from gpubench.conditions.definition.sightings import (
     sureness,
     unread,
 )
-from gpubench.model.facts.error_counts import nvlink_errors
-from gpubench.model.facts.fabric_health import decode_health, describe_health
+from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.links import active_links, usual_active_links
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.peer_policy import is_switched, lost_its_switches, lost_links_between
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import (
+    Topology,
+    active_links,
+    is_switched,
+    lost_its_switches,
+    lost_links_between,
+    usual_active_links,
+)
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"

@@ -1,15 +1,392 @@
-"""CUDA's settings and attached tools that have a process wait for what it launches."""
+"""Processes and their containers: shared memory, namespaces, devices, rights, CPUs, CUDA settings, attached tools."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
-from gpubench.conditions.definition.nccl_values import number
-from gpubench.conditions.definition.sightings import of_ranks
-from gpubench.conditions.nccl_settings import blame
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.paths.evidence import Confidence
+from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Unread,
+    complained,
+    joined,
+    of_ranks,
+    rank_names,
+    unread,
+)
+from gpubench.conditions.nccl_settings import blame, nccl_number
+from gpubench.conditions.node import cpus_in
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.terms.units import ranges_of
+
+_SMALLEST_SHM_BYTES = 64 * 2**20
+"""Docker's default."""
+
+_SMALLEST_MEMLOCK_BYTES = 64 * 2**20
+"""Less than any library of RDMA registers; the usual limit of a login is 8 MiB or less, in a container 64 KiB."""
+
+_UNLIMITED = -1
+_PTRACE_OF_ADMINS = 2
+_EXPANDABLE = "expandable_segments:true"
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any, list[RankFacts]]:
+    """Ranks by what is known of each; those of which nothing is known are left out."""
+    found: dict[Any, list[RankFacts]] = {}
+    for each in ranks:
+        if key(each) is not None:
+            found.setdefault(key(each), []).append(each)
+    return found
+
+
+def _nodes(run: Circumstances) -> Iterator[tuple[int, list[RankFacts]]]:
+    for number in dict.fromkeys(each.node for each in run.facts):
+        yield number, run.ranks_of(number)
+
+
+def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[Pair]:
+    """The ordered pairs of GPUs whose ranks are in different groups."""
+    sides = [frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each)) for ranks in groups.values()]
+    return frozenset(
+        (one, other)
+        for mine in sides
+        for theirs in sides
+        if mine is not theirs
+        for one in mine
+        for other in theirs
+        if one != other
+    )
+
+
+def _shm_not_shared(run: Circumstances) -> Found:
+    for _, ranks in _nodes(run):
+        groups = _groups(ranks, lambda each: each.shm_device)
+        if len(groups) > 1:
+            yield of_ranks(
+                run,
+                ranks,
+                f"{len(groups)} different /dev/shm among {len(ranks)} ranks of one host",
+                gpus=None,
+                pairs=_apart(run, groups),
+                names=(f"ranks {', '.join(str(rank.rank) for rank in ranks)} on {ranks[0].host}",),
+            )
+
+
+def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
+    if not staged.inside or staged.network is None or staged.settings("NCCL_HOSTID"):
+        return None
+    counted = "" if staged.one_node else ", for NCCL they are of several"
+    return LoggedReason(
+        f"ranks of one host use the network, as they do in containers that share no /dev/shm{counted}",
+        "run the ranks in one container, or share it: docker run --ipc=host",
+    )
+
+
+def _shm_small(run: Circumstances) -> Found:
+    for _, ranks in _nodes(run):
+        small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
+        if small:
+            size = (small[0].shm_bytes or 0) // 2**20
+            yield of_ranks(run, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
+
+
+def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
+    """Ranks of a host that use UCX and differ: NCCL would not mind."""
+    for _, ranks in _nodes(run):
+        with_ucx = [each for each in ranks if "libucp" in each.libraries]
+        groups = _groups(with_ucx, key)
+        if len(groups) > 1:
+            seen = f"{len(groups)} {what} among ranks of one host, with UCX loaded"
+            yield of_ranks(run, with_ucx, seen, confidence)
+
+
+def _namespaces(run: Circumstances) -> Found:
+    """UCX takes no CUDA IPC between PID namespaces."""
+    yield from _differ_with_ucx(run, "pid namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
+    yield from _differ_with_ucx(run, "ipc namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
+
+
+def _ptrace(run: Circumstances) -> Found:
+    """Handing on descriptors, which PyTorch's expandable segments need to share GPU memory."""
+    for _, ranks in _nodes(run):
+        asking = [
+            each for each in ranks if any(_EXPANDABLE in each.environment.get(name, "").lower() for name in _ALLOCATORS)
+        ]
+        refused = [each for each in asking if each.pidfd_getfd is False or _is_kept_from_ptrace(each)]
+        if refused:
+            scope = refused[0].ptrace_scope
+            seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
+            yield of_ranks(run, refused, f"{seen}, and expandable_segments is on", Confidence.LIKELY)
+        elif asking and all(each.pidfd_getfd is None for each in asking):
+            yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
+
+
+def _is_kept_from_ptrace(facts: RankFacts) -> bool:
+    allowed = facts.capabilities is None or "SYS_PTRACE" in facts.capabilities
+    return (facts.ptrace_scope or 0) >= _PTRACE_OF_ADMINS and not allowed
+
+
+def _gpu_files(facts: RankFacts) -> tuple[str, ...] | None:
+    files = tuple(name for name in facts.device_files if name.startswith("/dev/nvidia"))
+    return files or None
+
+
+def _gpus_hidden(run: Circumstances) -> Found:
+    """Ranks of one host that have device files of different GPUs cannot open each other's memory."""
+    for _, ranks in _nodes(run):
+        groups = _groups(ranks, _gpu_files)
+        if len(groups) > 1:
+            shown = joined([f"{rank_names(members)}: {joined(files)}" for files, members in groups.items()], 2)
+            yield of_ranks(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
+
+
+def _denied(run: Circumstances) -> Found:
+    for _, ranks in _nodes(run):
+        groups = _groups(
+            ranks, lambda each: tuple(file for file in each.denied_device_files if "/nvidia" in file) or None
+        )
+        for files, members in groups.items():
+            seen = f"may not open {joined(files)}: its mode, or the device list of its control group"
+            yield of_ranks(run, members, seen, Confidence.LIKELY)
+
+
+def _visible(run: Circumstances) -> Found:
+    """Only where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
+    what = "values of CUDA_VISIBLE_DEVICES"
+    return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
+
+
+def _memlock(run: Circumstances) -> Found:
+    """Locked memory, of ranks on nodes with RDMA NICs: verbs cannot register buffers beyond it."""
+    for number, ranks in _nodes(run):
+        node = run.nodes.get(number)
+        if node is None or not any(nic.rdma for nic in node.nics):
+            continue
+        low = [
+            each
+            for each in ranks
+            if each.memlock_bytes not in (None, _UNLIMITED)
+            and (each.memlock_bytes or 0) < _SMALLEST_MEMLOCK_BYTES
+            and "IPC_LOCK" not in (each.capabilities or ())
+        ]
+        if low:
+            seen = f"{(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
+            yield of_ranks(run, low, seen, Confidence.LIKELY)
+
+
+_DATA_SHARING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+
+CONTAINER = Family.of(
+    "container",
+    "Containers and processes",
+    Condition(
+        id="shm-not-shared",
+        title="Ranks of one host in separate containers share no /dev/shm: NCCL uses NET/Socket inside the node",
+        seen_as=("via NET/Socket/0",),
+        detection="st_dev of /dev/shm differs between ranks of one host; in NCCL's log `via NET` inside a node",
+        settles="stat -c %d /dev/shm in every rank",
+        check="ranks_alike",
+        expected="one /dev/shm for all ranks of a host",
+        likely="a container of its own for each rank: NCCL then uses the network inside the host",
+        cure="run the ranks in one container, or share it: docker run --ipc=host, hostIPC: true in Kubernetes",
+        link="https://github.com/NVIDIA/nccl/pull/248",
+        look=_shm_not_shared,
+        in_log=_log_shm_not_shared,
+        in_job=complained(r"attaching to shared memory segment|could not map /dev/shm"),
+        implies=("namespaces-differ", "gpus-not-visible", "nccl-net-in-node"),
+    ),
+    Condition(
+        id="shm-too-small",
+        title="/dev/shm is too small (Docker's 64 MB): NCCL `failed to extend /dev/shm`, no shared memory",
+        seen_as=(
+            "Error while creating shared memory segment /dev/shm/nccl-",
+            "No space left on device",
+            "failed to extend /dev/shm/nccl-",
+            "ncclSystemError",
+        ),
+        detection="size of /dev/shm of every rank, at most 64 MiB",
+        settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
+        expected="room for NCCL's segments, up to 33 MB each",
+        likely="Docker gives a container 64 MB of /dev/shm unless told otherwise; or segments of dead jobs fill it",
+        cure="docker run --shm-size=1g --ulimit memlock=-1, or --ipc=host; df -h /dev/shm shows what is left",
+        link=_DATA_SHARING,
+        look=_shm_small,
+        in_job=complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
+    ),
+    Condition(
+        id="gpus-not-visible",
+        title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
+        detection="device files /dev/nvidiaN differ between ranks of one host",
+        settles="ls /dev/nvidia* in every rank",
+        cure="give every rank all GPUs of the host, and let it choose by its local rank",
+        link="https://github.com/NVIDIA/nccl/issues/1647",
+        look=_gpus_hidden,
+    ),
+    Condition(
+        id="device-file-denied",
+        title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
+        seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
+        detection="access(2) on the device files of every rank",
+        settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
+        cure="docker run --gpus all, or the launcher's list of devices (Slurm ConstrainDevices)",
+        link="https://github.com/NVIDIA/nccl/issues/324",
+        look=_denied,
+    ),
+    Condition(
+        id="memlock-limited",
+        title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
+        seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
+        detection="RLIMIT_MEMLOCK of ranks on nodes with RDMA NICs, below 64 MiB and without CAP_IPC_LOCK",
+        settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
+        cure="ulimit -l unlimited (LimitMEMLOCK=infinity of slurmd and sshd); docker run --ulimit memlock=-1",
+        link=_DATA_SHARING,
+        look=_memlock,
+    ),
+    Condition(
+        id="namespaces-differ",
+        title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
+        detection="/proc/self/ns/pid and ipc of ranks of one host, where UCX is loaded",
+        settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
+        cure="docker run --pid=host --ipc=host, or one container a host",
+        link="https://github.com/vllm-project/vllm/pull/55906",
+        look=_namespaces,
+    ),
+    Condition(
+        id="ptrace-blocked",
+        title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
+        detection="pidfd_getfd tried on the process itself, yama's ptrace_scope, CapEff; where expandable_segments "
+        "is asked for",
+        settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
+        cure="docker run --cap-add SYS_PTRACE, or sysctl kernel.yama.ptrace_scope=0",
+        link="https://github.com/pytorch/pytorch/issues/130890",
+        look=_ptrace,
+    ),
+    Condition(
+        id="visible-devices-differ",
+        title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
+        detection="CUDA_VISIBLE_DEVICES of ranks of one host, where UCX is loaded",
+        settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
+        cure="show every rank all GPUs, in CUDA_DEVICE_ORDER=PCI_BUS_ID, and choose by local rank",
+        link="https://github.com/openucx/ucx/issues/5022",
+        look=_visible,
+    ),
+)
+
+
+_WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
+"""Of its time that a rank was ready to run and had no CPU. On a machine with a CPU to spare for each rank it is below
+one percent; with three busy loops on the CPU of each it is three quarters."""
+
+
+_WIDER = (
+    "start it without taskset or numactl -C, and with mpirun --bind-to none; a job with more CPUs: "
+    "srun --cpus-per-task=8, docker run without --cpuset-cpus"
+)
+_CPUS_A_RANK = 2
+"""One for the thread that launches, one for those of NCCL and MPI."""
+
+
+def _shared(run: Circumstances) -> Found:
+    """Ranks that together may use fewer CPUs than they are: a rank keeps one busy while it waits for the GPU."""
+    for node in sorted({each.node for each in run.facts}):
+        for ranks, cpus in _crowded(run.ranks_of(node)):
+            shown = ranges_of(sum(1 << cpu for cpu in cpus))
+            count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
+            # All bound alike: that comes from outside of mpirun, which binds ranks apart.
+            outside = len(ranks) == len(run.ranks_of(node))
+            yield of_ranks(run, ranks, f"{len(ranks)} ranks may run on {count} only", cure=_WIDER if outside else "")
+        for each in run.ranks_of(node):
+            yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
+
+
+def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
+    """The ranks of a node that are more than their CPUs: of those bound alike first, then of all that overlap."""
+    known = [(each, frozenset(cpus)) for each in ranks if (cpus := cpus_in(each.affinity or ""))]
+    for common in dict.fromkeys(mask for _, mask in known):
+        alike = [each for each, mask in known if mask == common]
+        if len(alike) > len(common):
+            yield alike, set(common)
+            known = [(each, mask) for each, mask in known if mask != common]
+    while known:
+        union, within = set(known[0][1]), [known[0]]
+        while more := [each for each in known if each not in within and not union.isdisjoint(each[1])]:
+            within += more
+            union.update(*(mask for _, mask in more))
+        if len(within) > len(union):
+            yield [each for each, _ in within], union
+        known = [each for each in known if each not in within]
+
+
+def _quota(run: Circumstances) -> Found:
+    """Less than a CPU for each rank of a control group; ranks of separate containers have separate groups."""
+    groups: dict[tuple[int, int | None, str], list[RankFacts]] = {}
+    for each in run.facts:
+        if each.cpu_quota is not None:
+            key = each.node, each.namespaces.get("cgroup"), each.cpu_quota.by
+            groups.setdefault(key, []).append(each)
+    for (_, _, by), ranks in groups.items():
+        cpus = min(each.cpu_quota.cpus for each in ranks if each.cpu_quota is not None)
+        if cpus < len(ranks):
+            count, enough = len(ranks), _CPUS_A_RANK * len(ranks)
+            cure = f"docker run --cpus={enough}, limits.cpu: {enough} of the pod, or systemd CPUQuota={enough}00%"
+            seen = f"{by} grants {cpus:g} CPUs to {count} rank{'s' * (count > 1)}"
+            yield of_ranks(run, ranks, seen, cure=cure)
+
+
+def _oversubscribed(run: Circumstances) -> Found:
+    for node in sorted({each.node for each in run.facts}):
+        waited = {each.rank: run.waited.get(each.rank, 0.0) for each in run.ranks_of(node)}
+        late = [each for each in run.ranks_of(node) if waited[each.rank] >= _WAITED_SHARE]
+        if late:
+            most = max(waited.values())
+            sure = Confidence.PROVEN if most >= _SURELY_WAITED_SHARE else Confidence.LIKELY
+            yield of_ranks(run, late, f"waited for a CPU for {most:.0%} of their time", sure)
+
+
+_BINDING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ignore-cpu-affinity"
+_CONTROL_GROUPS = "https://github.com/kubernetes/kubernetes/issues/67577"
+_LATENCY = "gpubench allreduce --sizes 1K, and the same "
+
+CORES = Family.of(
+    "cores",
+    "CPUs of the ranks",
+    Condition(
+        id="cores-shared",
+        title="Ranks share CPU cores: several are bound to the same (mpirun --bind-to core, taskset, cpuset)",
+        detection="sched_getaffinity of all ranks of a node: fewer CPUs than ranks that may use them",
+        settles=f"{_LATENCY}with mpirun --bind-to none",
+        cure="mpirun --bind-to none, or --bind-to numa --map-by numa; srun --cpus-per-task=8 --cpu-bind=cores",
+        link=_BINDING,
+        look=_shared,
+        implies=("cpu-oversubscribed",),
+    ),
+    Condition(
+        id="cpu-quota",
+        title="A control group grants fewer CPUs than there are ranks (cpu.max, cfs quota, Kubernetes limits)",
+        seen_as=("nr_throttled",),
+        detection="cpu.max of the control groups of every rank, or cpu.cfs_quota_us over cpu.cfs_period_us",
+        settles="grep throttled /sys/fs/cgroup/cpu.stat, before and after",
+        cure="a limit of at least two CPUs a rank: docker run --cpus, resources.limits.cpu of the pod, or none",
+        link=_CONTROL_GROUPS,
+        look=_quota,
+        implies=("cpu-oversubscribed",),
+    ),
+    Condition(
+        id="cpu-oversubscribed",
+        title="Ranks wait for a CPU: other programs use the same cores (oversubscription, load above the CPUs)",
+        detection=f"/proc/self/schedstat of every rank before and after: {_WAITED_SHARE:.0%} of its time without a CPU",
+        settles=f"top, then 1, while it runs; {_LATENCY}when nothing else runs",
+        cure="ps -eo pid,psr,pcpu,comm --sort=-pcpu | head, and end or move what else runs there",
+        link=_BINDING,
+        look=_oversubscribed,
+    ),
+)
+
 
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -17,13 +394,13 @@ _INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 
 
 def _blocking(run: Circumstances) -> Found:
-    on = [value for value in run.values(_BLOCKING) if number(value)]
+    on = [value for value in run.values(_BLOCKING) if nccl_number(value)]
     if on:
         yield blame(run, {_BLOCKING: on}, Confidence.PROVEN, None)
 
 
 def _connections(run: Circumstances) -> Found:
-    few = [value for value in run.values(_CONNECTIONS) if number(value) == 1]
+    few = [value for value in run.values(_CONNECTIONS) if nccl_number(value) == 1]
     if few:
         found = blame(run, {_CONNECTIONS: few}, Confidence.WEAK, None)
         yield replace(found, cure=f"{found.cure}, unless the framework asks for 1, as Megatron does")

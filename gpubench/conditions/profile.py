@@ -5,12 +5,20 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Unread, in_each_node, joined
-from gpubench.conditions.definition.sightings import of_gpu, of_node, rdma_nics
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Unread,
+    in_each_node,
+    joined,
+    of_gpu,
+    of_node,
+    rdma_nics,
+)
 from gpubench.conditions.definition.subjects import is_mesh
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer
-from gpubench.model.paths.links import active_links, pcie_gb_s
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import SOCKET, Circumstances, Staged
 from gpubench.conditions.definition.condition import (
     BESIDE,
     Condition,
@@ -13,14 +13,11 @@ from gpubench.conditions.definition.condition import (
     joined_seen,
     with_ids,
 )
-from gpubench.conditions.definition.explains import Medium, PathKind, Relation, Slowed
-from gpubench.conditions.definition.log_evidence import SOCKET, Staged
-from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.transport import Transport, TransportKind
+from gpubench.conditions.definition.policy import Medium, PathKind, Relation, Slowed
+from gpubench.model.paths.transport import Confidence, Pair, Transport, TransportKind
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.results.explanation import Explanation
-from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.fallback import Explanation
+from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Verdict, overall
 
 UNKNOWN = Explanation(

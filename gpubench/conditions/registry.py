@@ -4,32 +4,22 @@ They are in the order in which to look at them where they are equally sure: what
 somebody set, since a setting is often somebody's answer to it.
 """
 
-from gpubench.conditions.container import CONTAINER
-from gpubench.conditions.contention import CONTENTION
-from gpubench.conditions.cores import CORES
 from gpubench.conditions.definition.condition import Condition, Family
-from gpubench.conditions.disputed_access import DISPUTED_ACCESS
-from gpubench.conditions.driver import DRIVER
-from gpubench.conditions.failures.hardware_errors import HARDWARE_ERRORS
-from gpubench.conditions.failures.nccl_diagnostics import NCCL_DIAGNOSTICS
-from gpubench.conditions.failures.nccl_start import NCCL_START
-from gpubench.conditions.failures.nccl_transfers import NCCL_TRANSFERS
-from gpubench.conditions.gpu import GPU
+from gpubench.conditions.failures import HARDWARE_ERRORS, NCCL_DIAGNOSTICS, NCCL_START, NCCL_TRANSFERS
+from gpubench.conditions.gpu import CONTENTION, GPU
 from gpubench.conditions.gpudirect import GPUDIRECT
 from gpubench.conditions.measured import MEASURED
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.mpi import MPI
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
 from gpubench.conditions.nccl_tuning import NCCL_TUNING
-from gpubench.conditions.network import NETWORK
-from gpubench.conditions.node import NODE
+from gpubench.conditions.network import NETWORK, RDMA_PORTS
+from gpubench.conditions.node import DRIVER, NODE
 from gpubench.conditions.nvlink import NVLINK
-from gpubench.conditions.pcie import PCIE
-from gpubench.conditions.peer_access import PEER_ACCESS
-from gpubench.conditions.process import PROCESS
+from gpubench.conditions.pcie import PCIE, REDIRECTION
+from gpubench.conditions.peer_access import DISPUTED_ACCESS, PEER_ACCESS
+from gpubench.conditions.process import CONTAINER, CORES, PROCESS
 from gpubench.conditions.profile import PROFILE
-from gpubench.conditions.rdma_ports import RDMA_PORTS
-from gpubench.conditions.redirection import REDIRECTION
 
 FAMILIES: tuple[Family, ...] = (
     DRIVER,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, TextIO
 
-from gpubench.formats.writer import Style, Target
-from gpubench.model.results.csv_text import WIDE_COLUMNS, marked_text, wide_cells
+from gpubench.formats.registry import Style, Target
 from gpubench.model.results.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
+from gpubench.model.results.result_file import WIDE_COLUMNS, marked_text, wide_cells
 
 
 class CsvWriter:

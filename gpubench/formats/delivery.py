@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from gpubench.errors import GpubenchError, InterruptedRunError, OutputError, output_failed, rows_kept
-from gpubench.model.terms.foreign_text import error_text, printable_line
+from gpubench.model.terms.units import error_text, printable_line
 
 
 class Delivered(Protocol):

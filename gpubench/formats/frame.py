@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpubench.errors import UsageError
-from gpubench.model.results.csv_text import unmarked_text
 from gpubench.model.results.report import ROWS_SECTION, CollectiveRow
+from gpubench.model.results.result_file import unmarked_text
 
 if TYPE_CHECKING:
     import pandas

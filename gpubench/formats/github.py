@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, documents
+from gpubench.formats.json import DocumentRun, documents
 from gpubench.model.results.report import FINDINGS_SECTION
-from gpubench.model.terms.foreign_text import printable_line
+from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
-    from gpubench.model.results.judged_cases import JudgedCase
+    from gpubench.model.results.sentence import JudgedCase
 
 _MOST = 10
 _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
@@ -22,8 +22,8 @@ _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
 def render(run: DocumentRun) -> Iterator[str]:
     """The workflow commands, a line each."""
     from gpubench.formats.blocks import outcome, title
-    from gpubench.formats.text.machine.fallback import fallback_lines
-    from gpubench.model.results.judged_cases import worst_first
+    from gpubench.formats.table import fallback_lines
+    from gpubench.model.results.sentence import worst_first
 
     name = title(run.metadata)
     worst = worst_first(_annotated(run))
@@ -39,7 +39,7 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
     """Findings as they stand, not subject by subject; where nothing was found, whatever else went wrong."""
-    from gpubench.model.results.judged_cases import JudgedCase, cases
+    from gpubench.model.results.sentence import JudgedCase, cases
 
     findings = run.report.findings
     for finding in findings:

@@ -1,11 +1,534 @@
-"""A self-contained HTML file: verdict, findings, curves, heat maps, all figures; no script, no network."""
+"""A self-contained HTML file: verdict, findings, curves, heat maps, all figures; no script, no network.
 
-from collections.abc import Iterator
+Colours are those of Okabe and Ito, which people with any colour vision tell apart; nothing is told by colour alone.
+"""
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.web.page import render
-from gpubench.formats.web.trend import Past
-from gpubench.formats.writer import Style, Target
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain, groupby
+from pathlib import Path
+from statistics import median
+
+from gpubench.errors import UsageError
+from gpubench.formats.blocks import Block, Grid, GridCell, Listing, blocks, copies_of_report, facts, outcome, title
+from gpubench.formats.json import DocumentRun, DocumentWriter
+from gpubench.formats.machine_picture import html_text, machines
+from gpubench.formats.machine_picture import machine_figure as picture_of
+from gpubench.formats.registry import Style, Target
+from gpubench.formats.table import fallback_lines
+from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
+from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
+from gpubench.model.results.plan import TIMELINE_SECTION, TimelineRow
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
+from gpubench.readers.results.history import PastRun, past_runs
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #57606a; --line: #d0d7de; --card: #f6f8fa;
+  --heat: 0,114,178; --pass: #00694e; --warn: #8f5a00; --fail: #b03a00; --error: #84335f; --c0: #0072b2; --c1: #b84f00;
+  --c2: #00785a; --c3: #a4447c; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #9da7b3; --line: #30363d;
+  --card: #161b22; --heat: 86,180,233; --pass: #3ddbaa; --warn: #f0b429; --fail: #ff8552; --error: #e39ac3;
+  --c0: #56b4e9; --c1: #ff8c42; --c2: #2fd6a3; --c3: #dd9ac2; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1340px; padding: 1rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; margin: .2rem 0 .8rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+.verdict { border: 2px solid currentColor; border-radius: .5rem; padding: .6rem .9rem; font-weight: 700; }
+.PASS { color: var(--pass); } .WARN, .INCONCLUSIVE { color: var(--warn); } .FAIL { color: var(--fail); }
+.ERROR { color: var(--error); } .SKIP { color: var(--faint); }
+.verdict p { color: var(--ink); font-weight: 400; margin: .3rem 0 0; }
+.finding { border-left: 4px solid currentColor; background: var(--card); padding: .5rem .8rem; margin: .8rem 0; }
+.finding dl, .finding span { color: var(--ink); } .finding code { font-size: .9em; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; margin: .4rem 0 0; font-size: .9rem; }
+dt { color: var(--faint); } dd { margin: 0; min-width: 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .55rem; border: 1px solid var(--line); text-align: left; overflow-wrap: normal; }
+th { background: var(--card); font-weight: 600; } td.n { text-align: right; white-space: nowrap; }
+td.h { text-align: right; background: rgba(var(--heat), calc(var(--s) * .55)); white-space: nowrap; }
+td.low { outline: 2px dashed var(--fail); outline-offset: -2px; font-weight: 700; }
+td b { color: inherit; } td.own { color: var(--faint); text-align: center; }
+summary { cursor: pointer; color: var(--faint); font-size: .9rem; margin: .3rem 0; }
+.hit { fill: transparent; stroke: none; }
+.note { color: var(--faint); font-size: .85rem; margin: .3rem 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1rem; }
+figure { margin: 0; border: 1px solid var(--line); border-radius: .5rem; padding: .6rem; max-width: 620px; }
+figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .3rem; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 14px system-ui, sans-serif; }
+.grid { stroke: var(--line); stroke-width: 1; } .curve { fill: none; stroke-width: 2.5; }
+.limit { fill: none; stroke: var(--ink); stroke-width: 2; stroke-dasharray: 9 4; }
+.expected { fill: none; stroke: var(--faint); stroke-width: 2.5; stroke-dasharray: 2 4; }
+.k0 { stroke: var(--c0); } .k1 { stroke: var(--c1); stroke-dasharray: 12 3; } .k2 { stroke: var(--c2); }
+.k3 { stroke: var(--c3); stroke-dasharray: 6 3 2 3; } .m { fill: var(--paper); stroke-width: 2; }
+.t { fill: var(--paper); stroke: currentColor; stroke-width: 2; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; padding: 0; margin: .3rem 0 0; }
+.legend li { list-style: none; display: flex; align-items: center; gap: .4rem; }
+.legend svg { width: 34px; height: 12px; flex: none; }
+.box, .gpu, .nic { fill: var(--card); stroke: var(--line); stroke-width: 1.5; } .gpu { fill: var(--paper); }
+.gpu { stroke: var(--faint); } rect.odd { stroke: currentColor; stroke-width: 3; }
+svg .b { fill: var(--ink); font-weight: 600; font-size: 13px; }
+svg .d { font-weight: 400; font-size: 11px; fill: var(--faint); }
+svg .f { font-size: 11px; } svg .tag { fill: currentColor; font-weight: 700; font-size: 13px; }
+svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
+.w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
+.s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
+.s0 { stroke: var(--fail); stroke-width: 4; stroke-dasharray: 3 3; } .w.odd { stroke-width: 4.5; }
+figure.timeline { max-width: none; } rect.compute { fill: var(--c0); } rect.hidden { fill: var(--c2); }
+rect.exposed { fill: var(--fail); } rect.bubble { fill: var(--line); }
+footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
+"""
+"""CSS of the whole page."""
+
+
+_WIDTH, _HEIGHT = 480, 310
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 12, 54
+_HIT = 8
+"""Radius of what answers a pointer where no marker is drawn."""
+
+_MOST_TICKS = 7
+_KINDS = 4
+"""Colours and dashes that the style sheet has for curves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The scales of a picture: sizes along x, values along y."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+    logarithmic: bool
+
+    def x(self, size: int) -> float:
+        """Of a size in bytes."""
+        span = self.last - self.first or 1.0
+        return _LEFT + (math.log2(max(size, 1)) - self.first) / span * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        """Of a value."""
+        at = math.log10(max(value, 1e-12)) if self.logarithmic else value
+        return _HEIGHT - _BOTTOM - (at - self.low) / (self.high - self.low or 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def curves_figure(chart: Chart) -> Iterator[str]:
+    """The picture with its caption and legend."""
+    scale = _scale(chart)
+    yield f"<figure><figcaption>{html_text(chart.title)}, {html_text(chart.unit)}</figcaption>"
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html_text(chart.title)}">'
+    yield from _axes(chart, scale)
+    for kind, points in (("limit", chart.limit), ("expected", chart.expected)):
+        if points:
+            yield _path(points, scale, kind)
+            for size, value in points:
+                told = html_text(f"{kind}: {format_size(size)}, {value:.4g} {chart.unit}")
+                yield f'<circle class="hit" cx="{scale.x(size):.1f}" cy="{scale.y(value):.1f}" r="{_HIT}">'
+                yield f"<title>{told}</title></circle>"
+    for number, line in enumerate(chart.lines):
+        kind = f"k{number % _KINDS}"
+        yield _path(line.points, scale, f"curve {kind}")
+        for size, value in line.points:
+            yield _marker(
+                number, scale.x(size), scale.y(value), f"{line.name}: {format_size(size)}, {value:.4g} {chart.unit}"
+            )
+    yield '</svg><ul class="legend">'
+    yield from _legend(chart)
+    yield "</ul></figure>\n"
+
+
+def _scale(chart: Chart) -> _Scale:
+    drawn: Sequence[Points] = (*(line.points for line in chart.lines), chart.limit, chart.expected)
+    sizes = [math.log2(max(size, 1)) for points in drawn for size, _ in points]
+    values = [value for points in drawn for _, value in points if value > 0] or [1.0]
+    if chart.logarithmic:
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        return _Scale(min(sizes), max(sizes), low, max(high, low + 1), logarithmic=True)
+    return _Scale(min(sizes), max(sizes), 0.0, (chart.highest or 1.0) * 1.05, logarithmic=False)
+
+
+def _axes(chart: Chart, scale: _Scale) -> Iterator[str]:
+    for value in _ticks(scale):
+        y = scale.y(value)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:g}</text>'
+    sizes = sorted({size for line in chart.lines for size, _ in line.points})
+    for size in sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]:
+        yield f'<text x="{scale.x(size):.1f}" y="{_HEIGHT - 32}" text-anchor="middle">{format_size(size)}</text>'
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+    yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">size, log scale</text>'
+    _, named, what = chart.title.rpartition(": ")
+    what = what.partition(",")[0] if named else ""
+    words = ", ".join(filter(None, (what, chart.unit, "log scale" if scale.logarithmic else "")))
+    yield f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">{html_text(words)}</text>'
+
+
+def _ticks(scale: _Scale) -> list[float]:
+    if scale.logarithmic:
+        step = math.ceil((scale.high - scale.low) / _MOST_TICKS)
+        return [10.0**power for power in range(int(scale.low), int(scale.high) + 1, step)]
+    step = 10 ** math.floor(math.log10(scale.high))
+    step = next(each for each in (step / 5, step / 2, step, step * 2) if scale.high / each <= _MOST_TICKS)
+    return [step * number for number in range(int(scale.high / step) + 1)]
+
+
+def _path(points: Points, scale: _Scale, kind: str) -> str:
+    at = [(scale.x(size), scale.y(value)) for size, value in points]
+    if len(at) == 1:
+        at = [(float(_LEFT), at[0][1]), (float(_WIDTH - _RIGHT), at[0][1])]
+    return f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>'
+
+
+def _marker(number: int, x: float, y: float, words: str) -> str:
+    """A circle, square, diamond or triangle: curves can be told apart without colours."""
+    shape = (
+        f'<circle class="m k{number % _KINDS}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">',
+        f'<rect class="m k{number % _KINDS}" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6">',
+        f'<path class="m k{number % _KINDS}" d="M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z">',
+        f'<path class="m k{number % _KINDS}" d="M{x:.1f} {y - 5:.1f}l5 8h-10z">',
+    )[number % _KINDS]
+    return f"{shape}<title>{html_text(words)}</title></{shape[1 : shape.index(' ')]}>"
+
+
+def _legend(chart: Chart) -> Iterator[str]:
+    for number, line in enumerate(chart.lines):
+        yield _key(f"curve k{number % _KINDS}", line.name, _marker(number, 17, 6, line.name))
+    for line in (CurveLine("limit", chart.limit), CurveLine("expected of a healthy machine", chart.expected)):
+        if line.points:
+            yield _key(line.name.split(" ")[0], f"{line.name}{_level(line)}")
+    if chart.is_open_ended:
+        yield f"<li>{html_text(OPEN_ENDED)}</li>"
+
+
+def _level(line: CurveLine) -> str:
+    levels = {value for _, value in line.points}
+    return f" {levels.pop():g}" if len(levels) == 1 else ""
+
+
+def _key(kind: str, words: str, marker: str = "") -> str:
+    sample = f'<svg viewBox="0 0 34 12" aria-hidden="true"><polyline class="{kind}" points="0,6 34,6"/>{marker}</svg>'
+    return f"<li>{sample}{html_text(words)}</li>"
+
+
+_TIMELINE_WIDTH, _TIMELINE_LEFT, _TIMELINE_RIGHT = 1160, 150, 12
+_LANE, _GAP, _AXIS = 22, 6, 24
+_MOST_SPANS = 6000
+_MOST_DEVICES = 8
+_LEAST_WIDTH = 0.4
+_TICKS = 8
+
+_COMPUTE, _WAITING = "compute", "waiting"
+
+
+def timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
+    """The picture, and what the step follows from; nothing of a report that has no such section."""
+    rows = report.rows(TIMELINE_SECTION, TimelineRow)
+    if not rows:
+        return
+    devices = sorted({row.device for row in rows})[:_MOST_DEVICES]
+    shown = [row for row in rows if row.device in devices]
+    lanes = [lane for device in devices for lane in _lanes(device, shown)]
+    end_us = max(row.end_us for row in shown)
+    height = len(lanes) * (_LANE + _GAP) + _AXIS
+    yield "<h2>The step: computation above communication</h2>"
+    yield '<figure class="timeline"><div class="scroll">'
+    label = f"timeline of a step of {end_us / 1e3:.1f} ms"
+    yield f'<svg viewBox="0 0 {_TIMELINE_WIDTH} {height}" role="img" aria-label="{label}">'
+    yield from _axis(end_us, height)
+    for place, (device, stream) in enumerate(lanes):
+        top = place * (_LANE + _GAP)
+        label = stream if len(devices) == 1 else f"{stream} {device}"
+        yield f'<text x="{_TIMELINE_LEFT - 8}" y="{top + 16}" text-anchor="end">{html_text(label)}</text>'
+        own = [row for row in shown if (row.device, row.stream) == (device, stream)]
+        for row in own[:_MOST_SPANS]:
+            yield _span(row, top, end_us)
+    yield '</svg></div><ul class="legend">'
+    for kind, words in (
+        ("compute", "computes"),
+        ("hidden", "communicates beside computation"),
+        ("exposed", "communicates, and is waited for"),
+        ("bubble", "waits for another stage"),
+    ):
+        sample = f'<rect class="{kind}" width="34" height="12"/>'
+        yield f'<li><svg viewBox="0 0 34 12" aria-hidden="true">{sample}</svg>{words}</li>'
+    yield "</ul></figure>\n"
+    yield '<h2>What it follows from</h2><ul class="note">'
+    yield from (f"<li>{html_text(str(note))}</li>" for note in metadata.options.get("notes", ()))
+    yield "</ul>\n"
+
+
+def _lanes(device: int, rows: Sequence[TimelineRow]) -> list[tuple[int, str]]:
+    """Computation, what was waited for, then what communicates."""
+    streams = list(dict.fromkeys(row.stream for row in rows if row.device == device))
+    order = {_COMPUTE: 0, _WAITING: 1}
+    return [(device, stream) for stream in sorted(streams, key=lambda name: (order.get(name, 2), name))]
+
+
+def _axis(end_us: float, height: int) -> Iterator[str]:
+    for tick in range(_TICKS + 1):
+        at = _TIMELINE_LEFT + tick / _TICKS * (_TIMELINE_WIDTH - _TIMELINE_LEFT - _TIMELINE_RIGHT)
+        yield f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height - _AXIS}"/>'
+        anchor = "end" if tick == _TICKS else "middle"
+        shown = f"{end_us * tick / _TICKS / 1e3:.1f}" + (" ms" if tick == _TICKS else "")
+        yield f'<text x="{at:.1f}" y="{height - 6}" text-anchor="{anchor}">{shown}</text>'
+
+
+def _span(row: TimelineRow, top: int, end_us: float) -> str:
+    scale = (_TIMELINE_WIDTH - _TIMELINE_LEFT - _TIMELINE_RIGHT) / (end_us or 1.0)
+    kind = _COMPUTE if row.stream == _COMPUTE else "exposed" if row.exposed else "hidden"
+    if row.stream == _WAITING and not row.exposed:
+        kind = "bubble"
+    width = max(_LEAST_WIDTH, (row.end_us - row.start_us) * scale)
+    words = f"{row.name}: {row.start_us / 1e3:.3f} to {row.end_us / 1e3:.3f} ms"
+    left = _TIMELINE_LEFT + row.start_us * scale
+    return (
+        f'<rect class="{kind}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_LANE}">'
+        f"<title>{html_text(words)}</title></rect>"
+    )
+
+
+_TREND_WIDTH, _TREND_HEIGHT = 480, 150
+_TREND_LEFT, _TREND_RIGHT, _TREND_TOP, _TREND_BOTTOM = 58, 24, 14, 34
+_LEAST_SPAN = 0.1
+"""Of the largest value: what differs by less than that runs flat, and is no drama."""
+
+
+class Past:
+    """The runs before this one on its machine, from a folder of dated results that is read once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._runs: list[PastRun] | None = None
+        self._problem = ""
+
+    def section(self, run: DocumentRun) -> Iterator[str]:
+        """The part of the page; nothing without a folder, or where neither this run nor those before have figures."""
+        if self._folder is None:
+            return
+        runs = list(self._read(self._folder, run))
+        if run.report.complete:
+            runs.append((_utc(run.metadata.started_at), run.report.verdict, headline_figures(run.rows)))
+        found = list(trends(runs))
+        if not found and not self._problem:
+            return
+        yield f"<h2>Trend of {html_text(DatedName.host_of(run.metadata.hosts))}</h2>"
+        words = self._problem or "A point is a run with its verdict, by date; the axes do not begin at 0."
+        yield f'<p class="note">{html_text(words)}</p>'
+        yield '<div class="charts">\n'
+        for trend in found:
+            yield from trend_figure(trend)
+        yield "</div>\n"
+
+    def _read(self, folder: Path, run: DocumentRun) -> list[PastRun]:
+        if self._runs is None:
+            try:
+                self._runs = past_runs(folder, run.metadata)
+            except UsageError as error:
+                self._runs, self._problem = [], error.seen
+        return self._runs
+
+
+def _utc(started_at: str) -> str:
+    return _time(started_at).isoformat(timespec="seconds")
+
+
+def _time(started_at: str) -> datetime:
+    return datetime.fromisoformat(started_at).astimezone(UTC)
+
+
+def trend_figure(trend: Trend) -> Iterator[str]:
+    """The picture: the line over dates, the newest value, the median of those before it, marks of verdicts."""
+    *before, newest = trend.points
+    words = f"{trend.name}, {newest.gb_s:.4g} GB/s"
+    if before:
+        words += f"; median of {len(before)} before {median(point.gb_s for point in before):.4g}"
+    yield f"<figure><figcaption>{html_text(words)}</figcaption>"
+    yield f'<svg viewBox="0 0 {_TREND_WIDTH} {_TREND_HEIGHT}" role="img" aria-label="{html_text(words)}">'
+    low, high = _range(trend.points)
+    for value in (low, high):
+        y = _y(value, low, high)
+        yield f'<line class="grid" x1="{_TREND_LEFT}" x2="{_TREND_WIDTH - _TREND_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{_TREND_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:.4g}</text>'
+    yield from _dates(trend.points)
+    at = [(x, _y(point.gb_s, low, high)) for x, point in zip(_xs(trend.points), trend.points, strict=True)]
+    yield f'<polyline class="curve k0" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>'
+    for (x, y), point in zip(at, trend.points, strict=True):
+        told = f"{point.started_at}: {point.gb_s:.4g} GB/s, {point.verdict}"
+        yield _mark(point.verdict, x, y, told)
+    yield '</svg><ul class="legend">'
+    seen = {point.verdict for point in trend.points}
+    for verdict in reversed(WORST_FIRST):
+        if verdict in seen:
+            yield f'<li><svg viewBox="0 0 34 12" aria-hidden="true">{_mark(verdict, 17, 6, verdict)}</svg>'
+            yield f"{'not judged' if verdict is Verdict.SKIP else verdict}</li>"
+    yield "</ul></figure>\n"
+
+
+def _range(points: Sequence[TrendPoint]) -> tuple[float, float]:
+    """The lowest and the highest value that the picture has, both as numbers beside it: it does not begin at 0."""
+    low, high = min(point.gb_s for point in points), max(point.gb_s for point in points)
+    missing = max(_LEAST_SPAN * high - (high - low), 0.0)
+    low = max(low - missing / 2, 0.0)
+    return low, max(high + missing / 2, low + 1e-9)
+
+
+def _y(value: float, low: float, high: float) -> float:
+    return _TREND_HEIGHT - _TREND_BOTTOM - (value - low) / (high - low) * (_TREND_HEIGHT - _TREND_TOP - _TREND_BOTTOM)
+
+
+def _xs(points: Sequence[TrendPoint]) -> list[float]:
+    """By time; a single run stands in the middle."""
+    times = [_time(point.started_at).timestamp() for point in points]
+    span = times[-1] - times[0]
+    width = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT
+    return [_TREND_LEFT + (width * (time - times[0]) / span if span else width / 2) for time in times]
+
+
+def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
+    """The beginning of the first and the last run: days, or times of one day."""
+    first, last = (_time(points[number].started_at) for number in (0, -1))
+    layout = "%Y-%m-%d" if first.date() != last.date() else "%Y-%m-%d %H:%M"
+    ends = ((_TREND_LEFT, "start", first), (_TREND_WIDTH - _TREND_RIGHT, "end", last)) if first != last else ()
+    for x, anchor, time in ends or ((_TREND_LEFT + (_TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT) / 2, "middle", first),):
+        yield f'<text x="{x:.0f}" y="{_TREND_HEIGHT - 10}" text-anchor="{anchor}">{time.strftime(layout)}</text>'
+
+
+def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
+    """A shape for each verdict, so that none is told by its colour alone."""
+    title = f"<title>{html_text(words)}</title>"
+    if verdict is Verdict.FAIL:
+        return f'<path class="t {verdict}" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0-10l-10 10">{title}</path>'
+    if verdict is Verdict.ERROR:
+        return f'<rect class="t {verdict}" x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8">{title}</rect>'
+    if verdict in (Verdict.WARN, Verdict.INCONCLUSIVE):
+        return f'<path class="t {verdict}" d="M{x:.1f} {y - 6:.1f}l6 10h-12z">{title}</path>'
+    return f'<circle class="t {verdict}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">{title}</circle>'
+
+
+_SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
+_MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""No script and nothing from elsewhere, should text ever become markup; the page's own style is inline."""
+
+_LOW_SHARE = 2 / 3
+"""Cells below this share are framed."""
+
+
+def render(run: DocumentRun, past: Past) -> Iterator[str]:
+    """The page; `past` has what dated results tell of the machine."""
+    name = html_text(title(run.metadata))
+    verdict = run.report.verdict
+    yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{name}: {verdict}</title><style>{STYLE}</style></head>\n<body><h1>{name}</h1>\n"
+    yield f'<div class="verdict {verdict}">{_SIGNS.get(verdict, "~")} {html_text(outcome(run))}</div>\n'
+    yield from (f'<p class="note">{html_text(line)}</p>' for line in fallback_lines(run.report))
+    for finding in run.report.findings:
+        yield from _finding(finding)
+    drawn = machines(run)
+    if drawn:
+        yield '<h2>The machine</h2><div class="charts">\n'
+        for machine in drawn:
+            yield from picture_of(machine)
+        yield "</div>\n"
+    yield "<h2>The run</h2><dl>"
+    yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
+    yield "</dl>\n"
+    yield from past.section(run)
+    yield from timeline_figure(run.metadata, run.report)
+    for is_chart, members in groupby(
+        chain(blocks(run), copies_of_report(run.report)), key=lambda block: isinstance(block, Chart)
+    ):
+        if is_chart:
+            yield '<h2>Curves</h2><div class="charts">\n'
+        for block in members:
+            yield from _block(block)
+        if is_chart:
+            yield "</div>\n"
+    yield "<footer>GB/s is 1e9 bytes/s, K, M and G in sizes are 1024-based; ✗ FAIL, ! WARN, ~ INCONCLUSIVE, "
+    yield "? ERROR; dashed frames: below two thirds of what is expected, else of the best over the same kind of link."
+    yield "</footer></body></html>\n"
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f'<section class="finding {finding.severity}"><strong>{finding.severity} {html_text(finding.id)}</strong> '
+    yield f"<span>{html_text(finding.subject)}</span><dl>"
+    for label, words in finding.details:
+        if words:
+            shown = f"<code>{html_text(words)}</code>" if label == "try" else html_text(words)
+            yield f"<dt>{label}</dt><dd>{shown}</dd>"
+    yield "</dl></section>\n"
+
+
+def _block(block: Block) -> Iterator[str]:
+    if isinstance(block, Chart):
+        yield from curves_figure(block)
+    elif isinstance(block, Grid):
+        yield from _grid(block)
+    else:
+        yield from _listing(block)
+
+
+def _grid(grid: Grid) -> Iterator[str]:
+    yield f'<h2>{html_text(grid.title)}</h2><div class="scroll"><table><tr><th>{html_text(grid.corner)}</th>'
+    yield from (f"<th>{html_text(column)}</th>" for column in grid.columns)
+    yield "</tr>\n"
+    for name, cells in grid.lines.items():
+        yield f"<tr><th>{html_text(name)}</th>"
+        for column in grid.columns:
+            cell = cells.get(column)
+            own = "X" if name == column else ""
+            yield f'<td class="own">{own}</td>' if cell is None else _cell(cell)
+        yield "</tr>\n"
+    yield "</table></div>\n"
+
+
+def _cell(cell: GridCell) -> str:
+    mark = "" if cell.verdict is None else _MARKS.get(cell.verdict, "")
+    words = html_text(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
+    if cell.share is None:
+        return f"<td>{words}</td>"
+    low = " low" if cell.share < _LOW_SHARE else ""
+    return f'<td class="h{low}" style="--s:{cell.share:.2f}">{words}</td>'
+
+
+def _listing(listing: Listing) -> Iterator[str]:
+    """A table; where it folds, lines that pass are behind their number."""
+    yield f"<h2>{html_text(listing.title)}</h2>"
+    lines = list(zip(listing.lines, listing.verdicts, strict=False))
+    passed = [each for each in lines if each[1] is Verdict.PASS] if listing.folds else []
+    others = [each for each in lines if each not in passed]
+    if others or not passed:
+        yield from _table(listing.heads, others)
+    if passed:
+        is_cut = " of those shown" if listing.left_out else ""
+        yield f"<details><summary>{len(passed)} passed{is_cut}</summary>"
+        yield from _table(listing.heads, passed)
+        yield "</details>\n"
+    if listing.left_out:
+        yield f'<p class="note">{html_text(listing.left_out)}</p>\n'
+
+
+def _table(heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Verdict | None]]) -> Iterator[str]:
+    yield '<div class="scroll"><table><tr>'
+    yield from (f"<th>{html_text(head)}</th>" for head in heads)
+    yield "</tr>\n"
+    for line, verdict in lines:
+        yield "<tr>"
+        for words in line:
+            kinds = ("n" if _is_number(words) else "") + (f" {verdict}" if verdict and words == verdict.value else "")
+            kind = f' class="{kinds.strip()}"' if kinds.strip() else ""
+            yield f"<td{kind}>{html_text(words)}</td>"
+        yield "</tr>\n"
+    yield "</table></div>\n"
+
+
+def _is_number(words: str) -> bool:
+    return words.rstrip("%KMGT").replace(".", "", 1).isdigit()
 
 
 def writer(target: Target, style: Style) -> DocumentWriter:

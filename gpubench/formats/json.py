@@ -1,15 +1,16 @@
-"""JSON: one document with metadata, sections, findings, verdict; `report.schema.json` beside this file describes it."""
+"""JSON: one document a run, in a file, a folder of dated results, or a baseline; and all documents written whole."""
 
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
-from gpubench.formats.writer import Style, Target
-from gpubench.model.results.alike import ALIKE, alike_rows
+from gpubench.formats.registry import Style, Target
+from gpubench.model.results.history import DatedName
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     SCHEMA_VERSION,
@@ -21,6 +22,7 @@ from gpubench.model.results.report import (
     Section,
     Table,
 )
+from gpubench.model.results.result_file import ALIKE, alike_rows
 from gpubench.model.terms.verdict import Verdict
 
 UNFINISHED = Report(
@@ -174,3 +176,102 @@ def replace_atomically(path: Path, text: Iterable[str]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRun:
+    """All that is known of a run: its metadata, the rows until now, and how it ended."""
+
+    metadata: Metadata
+    rows: Sequence[Row]
+    report: Report
+
+
+Render = Callable[[DocumentRun], Iterable[str]]
+
+
+class DocumentWriter:
+    """Writes what a function makes of a run: a file when it begins, as unfinished, and again when it ends.
+
+    In between rows are kept and the machine left alone: making a document of each of them would cost time between
+    measurements. csv, json, jsonl and table have every row on disk.
+    """
+
+    def __init__(self, target: Target, render: Render, *, marks_unfinished: bool = True) -> None:
+        self._target = target
+        self._marks_unfinished = marks_unfinished
+        self._render = render
+        self._metadata: Metadata | None = None
+        self._rows: list[Row] = []
+
+    def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
+        """A file that says ERROR: nothing of an earlier run may pass for this one's."""
+        self._metadata = metadata
+        if self._marks_unfinished and self._target.path is not None:
+            self._write(UNFINISHED)
+
+    def row(self, row: Row) -> None:
+        """Keep it."""
+        self._rows.append(row)
+
+    def end(self, report: Report) -> None:
+        """The document."""
+        self._write(report)
+
+    def _write(self, report: Report) -> None:
+        if self._metadata is None:
+            return
+        pieces = self._render(DocumentRun(self._metadata, self._rows, report))
+        if self._target.path is not None:
+            replace_atomically(self._target.path, pieces)
+        elif self._target.stream is not None:
+            self._target.stream.writelines(pieces)
+            self._target.stream.flush()
+
+
+def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Style], DocumentWriter]:
+    """Makes the writers of a format that `render` makes of a run."""
+    return lambda target, _style: DocumentWriter(target, render, marks_unfinished=marks_unfinished)
+
+
+class DatedWriter(JsonWriter):
+    """The JSON format in a file of its own in the folder that is its target."""
+
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
+        """A document without rows, under a name that nobody has."""
+        if self._target.path is None:
+            raise ValueError("dated results go to a folder")
+        self._target = Target(path=_claimed(self._target.path, metadata))
+        super().begin(metadata, columns)
+
+
+def _claimed(folder: Path, metadata: Metadata) -> Path:
+    """A new file: who creates it has its name, also among runs that begin in the same second on several hosts."""
+    for number in count(1):
+        path = folder / str(DatedName.of(metadata, number))
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("numbers do not end")
+
+
+class BaselineWriter(JsonWriter):
+    """The JSON format; the file of before stays until there is a result to take its place."""
+
+    def _replace_file(self, report: Report) -> None:
+        if is_kept(report):
+            super()._replace_file(report)
+
+
+def is_kept(report: Report) -> bool:
+    """True for a result that others can be held against: of a whole run, that could be measured."""
+    return report.complete and report.verdict is not Verdict.ERROR
+
+
+def fate(report: Report) -> str:
+    """'is kept', or why not; of a run that failed it is said that others are then held against that."""
+    if not is_kept(report):
+        return f"is not kept: {report.verdict}"
+    return "is kept" if report.verdict is not Verdict.FAIL else "is kept, though the run is FAIL: it is no healthy one"

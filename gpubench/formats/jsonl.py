@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.json import json_text
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.registry import Style, Target
 from gpubench.model.results.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
 
 

@@ -7,14 +7,14 @@ skipped; a warning passes, with its words as the case's output.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, documents
-from gpubench.model.terms.foreign_text import printable_line
+from gpubench.formats.json import DocumentRun, documents
+from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from gpubench.model.results.judged_cases import JudgedCase
+    from gpubench.model.results.sentence import JudgedCase
 
 
 _OUTCOMES = {
@@ -30,7 +30,7 @@ def render(run: DocumentRun) -> Iterator[str]:
     """The document."""
     from xml.etree.ElementTree import indent, tostring
 
-    from gpubench.model.results.judged_cases import cases
+    from gpubench.model.results.sentence import cases
 
     metadata = run.metadata
     name = f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin})")

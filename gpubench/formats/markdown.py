@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, documents
-from gpubench.model.terms.foreign_text import printable_line
+from gpubench.formats.json import DocumentRun, documents
+from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
-    from gpubench.formats.sections import Grid
+    from gpubench.formats.blocks import Grid
 
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.ERROR: "🟣", Verdict.SKIP: "⏭️"}
 _MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE: " **~**"}
@@ -23,9 +23,8 @@ _LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mail
 
 def render(run: DocumentRun) -> Iterator[str]:
     """The document."""
-    from gpubench.formats.blocks import blocks, facts, outcome, title
-    from gpubench.formats.sections import Grid, Listing
-    from gpubench.formats.text.machine.fallback import fallback_lines
+    from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
+    from gpubench.formats.table import fallback_lines
 
     sign = _SIGNS.get(run.report.verdict, "")
     yield f"# {_text(title(run.metadata))}: {' '.join(filter(None, (sign, _text(outcome(run)))))}\n"

@@ -1,17 +1,106 @@
-"""Formats, files and looks that a run was asked to present its report in."""
+"""Formats, files, looks and exit style that a run was asked to present its report in.
 
-from collections.abc import Mapping
+A Nagios plugin ends with 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN; a plugin of node-problem-detector with 0 no problem, 1
+problem, anything else unknown.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.formats.exit_style import ExitStyle
-from gpubench.formats.registry import DATED, TABLE
-from gpubench.formats.writer import Format
+from gpubench.formats.registry import DATED, NAGIOS, NPD, TABLE, Format
+from gpubench.model.terms.units import printable_line
+from gpubench.model.terms.verdict import Verdict, exit_code
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata, Report
+
+OPTION = "--exit-style"
+MOST_CHARACTERS = 80
+"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
+
+MOST_BYTES = 1024
+"""Bytes of a line that every way to Nagios carries, its end included: those of NRPE 2."""
+
+_SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
+"""A bar begins figures; the others mean something to printf, to shells or to Nagios' macros."""
+
+_IN_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "·": ".", "−": "-", "–": "-", "±": "+-", "°": "", "…": "..."})
+
+STATES = {
+    Verdict.PASS: "OK",
+    Verdict.SKIP: "UNKNOWN",
+    Verdict.WARN: "WARNING",
+    Verdict.INCONCLUSIVE: "WARNING",
+    Verdict.FAIL: "CRITICAL",
+    Verdict.ERROR: "UNKNOWN",
+}
+"""Nagios' word for each verdict; what was not judged is never OK."""
+
+_NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
+_NPD_PROBLEM, _NPD_UNKNOWN = 1, 2
+
+
+class ExitStyle(StrEnum):
+    """The monitoring system whose exit codes are used."""
+
+    NAGIOS = "nagios"
+    NPD = "npd"
+
+    @property
+    def line_format(self) -> Format:
+        """The line that belongs on stdout."""
+        return NAGIOS if self is ExitStyle.NAGIOS else NPD
+
+    def code(self, verdict: Verdict, *, strict: bool = False) -> int:
+        """The exit code of a verdict. A warning is no problem to node-problem-detector: `--strict` makes it one."""
+        if self is ExitStyle.NAGIOS:
+            return _NAGIOS_CODES[STATES[verdict]]
+        if verdict in (Verdict.ERROR, Verdict.SKIP) or (verdict is Verdict.INCONCLUSIVE and not strict):
+            return _NPD_UNKNOWN
+        return _NPD_PROBLEM if strict and verdict is not Verdict.PASS else exit_code(verdict)
+
+    def line(self, verdict: Verdict, text: str) -> str:
+        """The line on stdout of a run that never came to a report."""
+        if self is ExitStyle.NAGIOS:
+            return nagios_line("gpubench", STATES[verdict], text)
+        return npd_line(f"{verdict}: {text}")
+
+
+def nagios_line(subject: str, state: str, text: str, figures: str = "") -> str:
+    """A plugin's line with performance figures."""
+    behind = f" | {figures}" if figures else ""
+    return f"{_cut(_inert(f'{subject.upper()} {state} - {text}'), MOST_BYTES - len(behind) - 1)}{behind}\n"
+
+
+def npd_line(text: str) -> str:
+    """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
+    words = _inert(text.translate(_IN_ASCII)).encode("ascii", "replace").decode("ascii")
+    return _cut(words, MOST_CHARACTERS) + "\n"
+
+
+def _inert(text: str) -> str:
+    """A text that monitoring passes on: no figure begins in it, and no shell, macro or printf takes it for more."""
+    return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    if len(text.encode()) <= most_bytes:
+        return text
+    return text.encode()[: most_bytes - 3].decode(errors="ignore") + "..."
+
+
+def exit_style_in(arguments: Sequence[str]) -> ExitStyle | None:
+    """The style that a command line asks for, also one that cannot be read otherwise."""
+    words = [*arguments, ""]
+    for word, following in pairwise(words):
+        value = following if word == OPTION else word.partition("=")[2] if word.startswith(f"{OPTION}=") else ""
+        if value in tuple(ExitStyle):
+            return ExitStyle(value)
+    return None
 
 
 class Color(StrEnum):

@@ -11,15 +11,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
-from gpubench.model.results.curves import HOST
+from gpubench.formats.json import DocumentRun, DocumentWriter
+from gpubench.formats.registry import Style, Target
+from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of
-from gpubench.model.results.report import PAIRS_SECTION, Metadata, Report, Table
-from gpubench.model.results.rows.checks import VERDICTS_SECTION, VerdictRow
-from gpubench.model.terms.copies import HostMemory
-from gpubench.model.terms.foreign_text import printable_line
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.results.report import PAIRS_SECTION, VERDICTS_SECTION, Metadata, Report, Table, VerdictRow
+from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, printable_line
 from gpubench.model.terms.verdict import Verdict
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})

@@ -1,6 +1,84 @@
-"""The output formats. A new one is one file and one line here."""
+"""The output formats and the parts of each: a new format is one file and one line here."""
 
-from gpubench.formats.writer import Format
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from gpubench.model.results.report import Metadata, Report, Row
+
+
+class Writer(Protocol):
+    """One output. `begin`, then rows, then `end`; `end` is called also when the run was cut short."""
+
+    def begin(self, metadata: "Metadata", columns: Sequence[str]) -> None:
+        """The run is set up. `columns` are those of the rows that follow; none where all comes with the report."""
+        ...
+
+    def row(self, row: "Row") -> None:
+        """One more row; on disk when this returns."""
+        ...
+
+    def end(self, report: "Report") -> None:
+        """The run is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The look of an output: columns of the terminal or page, and whether colours may be used.
+
+    `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
+    `history` is a folder of dated results, whose trend a page shows; `verbose` has headers in full; `wide` has every
+    line of CSV say of which run it is.
+    """
+
+    width: int = 100
+    color: bool = False
+    section: str | None = None
+    plot: bool = False
+    history: Path | None = None
+    verbose: bool = False
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The place of an output: an open stream, or a file that is opened when the run begins."""
+
+    stream: TextIO | None = None
+    path: Path | None = None
+
+    def open(self) -> TextIO:
+        """The stream to write to."""
+        if self.stream is not None:
+            return self.stream
+        if self.path is None:
+            raise ValueError("a target has a stream or a path")
+        return self.path.open("w", encoding="utf-8", newline="")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """An output format: its name on the command line, the file suffix that picks it, and what makes its writers.
+
+    A format without a suffix is for stdout alone. `maker` is 'module:name', imported when the first writer is made.
+    """
+
+    name: str
+    suffix: str | None
+    summary: str
+    maker: str
+
+    @property
+    def writer(self) -> Callable[[Target, Style], Writer]:
+        """Makes a writer for a target."""
+        module, _, name = self.maker.partition(":")
+        make: Callable[[Target, Style], Writer] = getattr(import_module(f"gpubench.formats.{module}"), name)
+        return make
+
 
 TABLE = Format("table", ".txt", "for people", "table:TableWriter")
 CSV = Format("csv", ".csv", "one line a row, unknown values empty", "csv:CsvWriter")
@@ -17,23 +95,23 @@ FORMATS = (
     Format("html", ".html", "one page with curves and heat maps, light and dark, no network", "html:writer"),
 )
 
-DATED = Format("dated json", None, "a json of every run, in a folder", "dated:DatedWriter")
+DATED = Format("dated json", None, "a json of every run, in a folder", "json:DatedWriter")
 """The format of an output that is a folder; it is none of FORMATS, since nobody asks for it by name."""
 
-BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "baseline:BaselineWriter")
+BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "json:BaselineWriter")
 """The format of `--save-baseline`."""
 
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 """The formats of `--exit-style`, for stdout."""
 
-QUIET = Format("quiet", None, "findings and the last sentence", "text.quiet:QuietWriter")
+QUIET = Format("quiet", None, "findings and the last sentence", "table:QuietWriter")
 """The format of `--quiet` in the place of the table, for stdout."""
 
 VETO = Format(
-    "veto", None, "one line of shell that keeps programs off peer access that does not work", "text.veto:VetoWriter"
+    "veto", None, "one line of shell that keeps programs off peer access that does not work", "status_line:VetoWriter"
 )
 """The format of `p2p --veto`, for stdout."""
 
-SUMMARY = Format("summary", None, "the last sentence alone", "summary:writer")
+SUMMARY = Format("summary", None, "the last sentence alone", "status_line:summary_writer")
 """The format of `--summary`, for stdout."""

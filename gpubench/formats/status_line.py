@@ -1,14 +1,22 @@
-"""One line for monitoring: a Nagios plugin's, with performance data, and a node-problem-detector plugin's.
+"""Formats of one line: for monitoring, the last sentence alone, and a line of shell for a launcher.
 
 They come with `--exit-style`, which also chooses the exit code; they are no formats of their own.
+
+The driver's word is a list of models and chipsets: platforms exist on which it says yes and the fabric drops what GPUs
+write to each other (https://github.com/vllm-project/vllm/issues/51513). The line is shell, so that a launcher takes it
+with `eval "$(gpubench p2p --veto)"`: an export, or a comment alone where nothing has to be avoided.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpubench.formats.document import DocumentRun, documents
-from gpubench.formats.exit_style import STATES, nagios_line, npd_line
-from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.formats.json import DocumentRun, documents
+from gpubench.formats.presentation import STATES, nagios_line, npd_line
+from gpubench.formats.registry import Style, Target
+from gpubench.model.paths.transport import Conclusion, State
+from gpubench.model.results.report import EVIDENCE_SECTION, CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
+from gpubench.model.terms.units import counted, printable_line, some_of
+from gpubench.model.terms.verdict import Origin
 
 
 class _Figure(NamedTuple):
@@ -43,7 +51,7 @@ def summary(run: DocumentRun) -> str:
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:
-    from gpubench.model.results.curves import HOST
+    from gpubench.model.results.compare import HOST
 
     rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
     if rows:
@@ -65,3 +73,74 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
 
 
 nagios_writer, npd_writer = documents(_nagios), documents(_npd)
+
+
+def summary_text(run: DocumentRun) -> Iterator[str]:
+    """The sentence."""
+    yield printable_line(run.report.sentence or run.report.verdict) + "\n"
+
+
+summary_writer = documents(summary_text)
+
+
+OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0"
+"""NCCL goes through shared memory, and vLLM looks for itself before it uses peer access."""
+
+OFF_OVER_PCIE = "NCCL_P2P_LEVEL=NVL VLLM_SKIP_P2P_CHECK=0"
+"""The same where only pairs without NVLinks are to be avoided."""
+
+_MOST_PAIRS = 3
+_NVLINK = "NV"
+
+_SAID = {
+    Conclusion.WRONG: "P2P corrupts data",
+    Conclusion.STAGED: "P2P drops to host memory",
+    Conclusion.DISPUTED: "P2P is not known to work",
+    Conclusion.UNKNOWN: "P2P is not known to work",
+}
+"""What is said of the gravest, in this order."""
+
+
+class VetoWriter:
+    """Prints the line at the end, and nothing before."""
+
+    def __init__(self, target: Target, _style: Style) -> None:
+        self._target = target
+        self._simulated = False
+
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:  # noqa: ARG002
+        """Nothing is written yet."""
+        self._simulated = metadata.origin == Origin.SIMULATED
+
+    def row(self, row: Row) -> None:
+        """Nothing."""
+
+    def end(self, report: Report) -> None:
+        """The line."""
+        line = veto_line(report.rows(EVIDENCE_SECTION, EvidenceRow), complete=report.complete)
+        # A line break in foreign text would end the comment, and the shell would run what follows.
+        self._target.open().write(printable_line(line + ("; simulated" if self._simulated else "")) + "\n")
+
+
+def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
+    """The line on these paths; a run that was cut short knows no path that works."""
+    if not complete:
+        return f"export {OFF}  # P2P was not measured to the end"
+    for conclusion, said in _SAID.items():
+        found = [path for path in paths if path.conclusion == conclusion]
+        if found:
+            names = some_of([f"{path.source} → {path.destination}" for path in found], _MOST_PAIRS)
+            first = found[0]
+            seen = first.correctness_seen if conclusion is Conclusion.WRONG else first.selection_seen
+            reason = first.by_design or seen or first.measurement_seen
+            told = f"{said} on {len(found)} of {counted(len(paths), 'pair')}: {names}"
+            return f"export {_avoiding(found, paths)}  # {told}{f' ({reason})' if reason else ''}"
+    if not paths:
+        return "# P2P: one GPU, which has no other to reach"
+    verified = all(path.correctness == State.PRESENT for path in paths)
+    return f"# P2P works: {counted(len(paths), 'pair')} direct, data {'' if verified else 'not '}verified"
+
+
+def _avoiding(found: Sequence[EvidenceRow], paths: Sequence[EvidenceRow]) -> str:
+    has_nvlinks = [path for path in paths if (path.path_class or "").startswith(_NVLINK)]
+    return OFF_OVER_PCIE if has_nvlinks and not any(path in has_nvlinks for path in found) else OFF

@@ -12,15 +12,12 @@ from itertools import count, islice
 from pathlib import Path
 
 from gpubench.errors import UsageError, advising, naming_output
-from gpubench.model.facts.libraries import LIBRARIES_VERSION, LibrariesFacts
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.process import LIBRARIES_VERSION, LibrariesFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.readers.documents.json_lines import json_line, read_json_line
-from gpubench.readers.documents.opened import opened
-from gpubench.readers.machines import limits
+from gpubench.readers import limits
+from gpubench.readers.documents import json_line, opened, read_json_line
+from gpubench.readers.machines.snapshot import check_rank, write_snapshot
 from gpubench.readers.machines.snapshot import read as read_snapshot
-from gpubench.readers.machines.snapshot import write_snapshot
-from gpubench.readers.machines.snapshot_rules import check_rank
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
@@ -163,7 +160,7 @@ def _read_nodes(paths: Sequence[Path], directory: Path) -> Iterator[Snapshot]:
 
 
 def _read_ranks(path: Path) -> Iterator[RankFacts]:
-    for line, where in _lines(path, limits.MOST_RANKS_BYTES, limits.MOST_RANKS) if path.exists() else ():
+    for line, where in _lines(path, limits.MOST_RANKS_BYTES, limits.MOST_RECORDED_RANKS) if path.exists() else ():
         rank = read_json_line(RankFacts, line, where)
         check_rank(rank, where)
         yield rank

@@ -7,13 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gpubench.errors import invalid_choice, no_gpu
-from gpubench.model.facts.backends import HOST, NCCL, TORCH
-from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.facts.process import HOST, NCCL, TORCH
+from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
 
 if TYPE_CHECKING:
-    from gpubench.hardware.cuda.device import CudaDevice
+    from gpubench.hardware.cuda import CudaDevice
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
     from gpubench.hardware.watchdog.rank import RankProgress
@@ -90,7 +89,7 @@ def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
 
 def _nccl(*, gated: bool) -> "type[NcclBackend]":
     if gated:
-        from gpubench.hardware.nccl.gated import GatedNccl
+        from gpubench.hardware.nccl.backend import GatedNccl
 
         return GatedNccl
     from gpubench.hardware.nccl.backend import NcclBackend
@@ -99,19 +98,19 @@ def _nccl(*, gated: bool) -> "type[NcclBackend]":
 
 
 def _open_host(setup: BackendSetup) -> MultiGroupBackend:
-    from gpubench.hardware.mpi.host import HostBackend
+    from gpubench.hardware.mpi.backends import HostBackend
 
     return HostBackend(cast("MpiGroup", setup.group), setup.ranks_on_node, progress=setup.progress)
 
 
 def _check_mpi_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    from gpubench.hardware.mpi.calls import check_types
+    from gpubench.hardware.mpi.group import check_types
 
     check_types(backend, dtypes, ops)
 
 
 def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
-    from gpubench.hardware.mpi.device import MpiOnCuda
+    from gpubench.hardware.mpi.backends import MpiOnCuda
 
     if setup.device is None:
         raise no_gpu("this rank opened none", for_what="--backend mpi")
@@ -119,19 +118,19 @@ def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
 
 
 def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
-    from gpubench.hardware.torch.opening import open_backend
+    from gpubench.hardware.torch.backend import open_backend
 
     return open_backend(name, setup.group, setup.progress, setup.device, setup.ranks_on_node, setup.local_rank)
 
 
 def _check_torch() -> None:
-    from gpubench.hardware.torch.library import check_installed
+    from gpubench.hardware.torch.distributed import check_installed
 
     check_installed()
 
 
 def _load_torch(name: str, driver_cuda: int) -> object:
-    from gpubench.hardware.torch.opening import load
+    from gpubench.hardware.torch.backend import load
 
     return load(name, driver_cuda)
 

@@ -1,26 +1,312 @@
-"""Compare two sets of results, or the dated ones of a folder."""
+"""Stored results: two sets compared, this machine's past, those that a plan uses, and a profile learned from some."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.measure.compare.circumstances import describe_file
-from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
-from gpubench.measure.compare.history_report import compare_history
-from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.judge import Rules, describe_file
 from gpubench.measure.compare.report import SECTIONS as SECTIONS
-from gpubench.measure.compare.report import compare
-from gpubench.measure.compare.series import choose
-from gpubench.model.results.report import Metadata, Report
+from gpubench.measure.compare.report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
+from gpubench.measure.compare.report import choose, compare, compare_history
+from gpubench.measure.p2p.rows import PastBandwidth
+from gpubench.measure.plan.events import MeasuredContention
+from gpubench.model.profiles.learning import learn, samples_of, toml_text
+from gpubench.model.profiles.profile import Expected, Profile, check_expected
+from gpubench.model.results.history import PastFigures
+from gpubench.model.results.overlap import OverlapRow
+from gpubench.model.results.report import Metadata, PairRow, Report
 from gpubench.model.results.result_file import ResultFile, Told
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.units import counted
-from gpubench.readers.results.history import list_results
-from gpubench.readers.results.registry import read_results
+from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
+from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.profiles import find, match, own_profiles, read_profile
+from gpubench.readers.registry import read_results
+from gpubench.readers.results.gpubench_json import read_stored
+from gpubench.readers.results.history import list_results, past_figures
+
+
+def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
+    """The bandwidth of a pair in earlier results, for `gpubench p2p`."""
+
+    def look_up(row: PairRow) -> tuple[float, str] | None:
+        figure = None if past is None else past.copy_of(row)
+        return None if figure is None or figure.gb_s is None else (figure.gb_s, figure.source)
+
+    return look_up
+
+
+def past_of(folder: Path | None, metadata: Metadata) -> PastFigures | None:
+    """What earlier results in the folder of `--output results/` let a run expect; None without such a folder.
+
+    To be called before the first measurement, by the process that judges. A folder that cannot be read stops no run:
+    `note` of what is returned says so.
+    """
+    if folder is None:
+        return None
+    try:
+        return past_figures(folder, metadata)
+    except UsageError as error:
+        return PastFigures(f"{folder}", problem=error.seen)
+
+
+_SUFFIXES = (".json", ".jsonl", ".csv", ".txt")
+_MOST_FILES = 2000
+_HEAD_BYTES = 2**20
+_POSITIVE = (
+    *("size_bytes", "partner_count", "partner_alone_us", "communication_alone_us"),
+    *("compute_slowdown", "communication_slowdown"),
+)
+_OVERLAP = re.compile(r'"subject":\s*"overlap"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundResults:
+    """Files of collectives, contention with where it is from, and files of a folder that could not be used.
+
+    `contention_gpus` are the models that it was measured on, `unusable` how many of its rows tell nothing.
+    """
+
+    files: Sequence[ResultFile]
+    contention: Sequence[MeasuredContention]
+    contention_source: str
+    contention_gpus: Sequence[str]
+    unusable: int
+    passed_over: Sequence[str]
+
+
+def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
+    """Read everything; in a folder what is no result is passed over, a file that was named has to be one.
+
+    Raises UsageError where a file that was named cannot be read, or a folder holds no result at all.
+    """
+    files: list[ResultFile] = []
+    passed_over: list[str] = []
+    beside = list(overlap)
+    for path in results:
+        own = list(_paths(path))
+        before = len(files) + len(beside)
+        for each in own:
+            if _holds_overlap(each):
+                beside.append(each)
+                continue
+            try:
+                file = read_results(each)
+            except UsageError:
+                if each == path:
+                    raise
+                passed_over.append(each.name)
+                continue
+            if file.rows:
+                files.append(file)
+        if len(files) + len(beside) == before:
+            raise UsageError(
+                f"{path} holds no results of a collective",
+                expected="what gpubench allreduce --output wrote, or nccl-tests' text",
+                next_step=f"gpubench allreduce --output {path}/",
+            )
+    stored = [_overlap_rows(path) for path in beside]
+    rows = [row for own, _ in stored for row in own]
+    contention = [found for row in rows if (found := _contention(row)) is not None]
+    simulated = ", simulated" if any(row.origin == Origin.SIMULATED for row in rows) else ""
+    return FoundResults(
+        files=files,
+        contention=contention,
+        contention_gpus=list(dict.fromkeys(name for _, gpus in stored for name in gpus)),
+        unusable=len(rows) - len(contention),
+        contention_source=", ".join(path.name for path in beside) + simulated,
+        passed_over=passed_over,
+    )
+
+
+def _paths(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES and not each.name.startswith("."))
+    if len(found) > _MOST_FILES:
+        raise UsageError(f"{path} holds {len(found)} files", expected=f"at most {_MOST_FILES}")
+    yield from found
+
+
+def _holds_overlap(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            beginning = file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return _OVERLAP.search(beginning) is not None
+
+
+def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
+    """The rows of a file, and the GPUs that they are of; UsageError where it cannot be read, has none, or nonsense."""
+    stored = read_stored(path)
+    rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
+    if not rows:
+        raise UsageError(
+            f"{path} has no rows of overlap",
+            expected="a result of gpubench overlap, .json or .jsonl",
+            reason="it is of another command, or its run ended before the first row",
+            next_step=f"gpubench overlap --output {path.name}",
+        )
+    for number, row in enumerate(rows):
+        for name in _POSITIVE:
+            value = getattr(row, name)
+            if value is not None and value <= 0:
+                raise UsageError(
+                    f"{path}: overlap[{number}].{name} is {value}",
+                    expected="a number above 0",
+                    reason="edited by hand",
+                    next_step="the same command again, with --output",
+                )
+    return rows, [each.gpu for each in stored.metadata.ranks if each.gpu]
+
+
+def _contention(row: OverlapRow) -> MeasuredContention | None:
+    """What the simulation needs of a row; None of wrong data, and where computation lost nearly all of its time."""
+    if row.compute_slowdown is None or row.wrong:
+        return None
+    return MeasuredContention(
+        collective=row.collective,
+        size_bytes=row.size_bytes,
+        partner=row.partner,
+        compute_slowdown=row.compute_slowdown,
+        communication_slowdown=row.communication_slowdown,
+        alone_seconds=row.communication_alone_us / MICROSECONDS_PER_SECOND,
+        sharing_slowdown=row.sharing_slowdown,
+        kernel_seconds=row.partner_alone_us / row.partner_count / MICROSECONDS_PER_SECOND,
+        ctas=row.ctas,
+    )
+
+
+_SOURCE = "learned"
+_EXPECTED = "what gpubench allreduce, p2p, check and the like write with --output FILE.json on a healthy machine"
+
+
+def learned(
+    results: Sequence[Path], *, name: str, like: str | None, environment: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """The text of the profile, and what a person should know of it: outliers, how much was used.
+
+    Raises UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a
+    profile that cannot be right.
+    """
+    files = [_healthy(path) for path in dict.fromkeys(results)]
+    samples = [sample for file in files for sample in samples_of(file)]
+    if not samples:
+        raise UsageError(
+            "the results hold no figure that a profile could",
+            expected=_EXPECTED,
+            reason="they are of CPU buffers, of one GPU, or of facts alone",
+            next_step="gpubench p2p --output p2p.json and gpubench allreduce --output allreduce.json, on that machine",
+        )
+    machine = find(like, environment) if like is not None else _matching(files, environment)
+    found = learn(samples, _SOURCE)
+    started = sorted((file.circumstances.started_at or "")[:10] for file in files)
+    text = f"{files[0].circumstances.tool}, {counted(len(files), 'result')}, {started[0]} to {started[-1]}"
+    bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, curve=(), sha256="")
+    # All GPUs of the machine are what a value is for where it says nothing.
+    visible = machine.match.visible
+    values = [replace(each, gpus=None) if each.gpus == visible else each for each in found.expected]
+    expected, refused = _believable(bare, values)
+    if not expected:
+        raise UsageError(
+            "no figure of the results can be right",
+            expected="figures that the links of the machine can carry, and that a bad one would miss",
+            reason="; ".join(refused),
+        )
+    profile = replace(bare, expected=tuple(expected))
+    written = toml_text(to_plain(profile))
+    read_profile(written.encode(), f"{name}.toml")
+    notes = [
+        f"{counted(len(samples), 'figure')} of {counted(len(files), 'result')} became {counted(len(expected), 'value')}"
+    ]
+    far = (
+        f"left out: {each.key.quantity} {each.value:.4g}, {each.subject} of {each.file}: far from the median"
+        for each in found.outliers
+    )
+    return written, [*notes, *far, *refused]
+
+
+def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Expected], list[str]]:
+    """The values that a profile may have, and why not the others: a result can be odd on a healthy machine."""
+    kept, refused = [], []
+    for each in expected:
+        size = "" if each.size_bytes is None else f" of {format_size(each.size_bytes)}"
+        try:
+            check_expected(profile, each, f"{each.quantity}{size}")
+        except UsageError as error:
+            refused.append(f"left out: {error.seen}, and not {error.expected}")
+        else:
+            kept.append(each)
+    return kept, refused
+
+
+def _healthy(path: Path) -> ResultFile:
+    """A result of gpubench.
+
+    Raises UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
+    """
+    file = read_results(path)
+    if file.verdict is None:
+        raise UsageError(
+            f"{path} is {file.kind}, which does not say whether the machine was healthy",
+            expected=_EXPECTED,
+            next_step="the same run with --output FILE.json",
+        )
+    if not file.complete or file.verdict in (Verdict.FAIL, Verdict.ERROR):
+        how = f"ended with {file.verdict}" if file.complete else "was cut short"
+        raise UsageError(
+            f"{path} is the result of a run that {how}",
+            expected="whole results of healthy machines",
+            next_step="gpubench check says what is wrong with that machine; leave this result out",
+        )
+    origin = file.circumstances.origin
+    if origin != Origin.MEASURED:
+        raise UsageError(
+            f"{path} was {origin}", expected="measured results: a model is no evidence", next_step="leave it out"
+        )
+    return file
+
+
+def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
+    """The profile whose machine the results are of.
+
+    Raises UsageError: none is, or they are of machines of several kinds.
+    """
+    kinds = {_gpus(file) for file in files}
+    if len(kinds) > 1:
+        shown = "; ".join(f"{count} of {', '.join(names)}" for names, count in sorted(kinds))
+        raise UsageError(
+            f"the results are of several kinds of machine: {shown}",
+            expected="one kind for a profile",
+            next_step="learn one profile of each kind; --like NAME where they are one kind",
+        )
+    names, count = kinds.pop()
+    found = match(names, count, among=own_profiles(environment)) or match(names, count)
+    if found is None:
+        raise UsageError(
+            f"no profile has {counted(count, 'GPU')} of {', '.join(names) or 'a name'}",
+            expected="a profile whose machine the new one can have",
+            next_step="--like NAME, or --like FILE with the machine and no values",
+        )
+    return found.profile
+
+
+def _gpus(file: ResultFile) -> tuple[tuple[str, ...], int]:
+    """The GPU models of a result, and how many GPUs a node has."""
+    told = file.circumstances
+    names = tuple(sorted(set(told.gpus or told.models)))
+    if file.rows:
+        return names, max(row.ranks // row.nodes for row in file.rows)
+    ends = {end for pair in file.pairs for end in (pair.source_bus_id, pair.destination_bus_id) if end}
+    return names, len(told.gpus) or len(ends)
+
 
 NAME = "compare"
 

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.timing.clock import no_garbage_collection
+from gpubench.hardware.timing import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
-from gpubench.model.terms.origin import Origin
-from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
-from gpubench.readers.nccl_log.stream import NcclLogReader
-from gpubench.readers.results.registry import is_result
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers.nccl_log.stream import STDIN, LogFile, NcclLogReader, ReadSoFar, read_logs
+from gpubench.readers.registry import is_result
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

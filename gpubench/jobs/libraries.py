@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware import recorded
-from gpubench.hardware.libraries.read import read_libraries
-from gpubench.jobs.agreement import agree
+from gpubench.hardware.probe import read_libraries
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
-from gpubench.jobs.recording import Recording
-from gpubench.jobs.sources import Here, Replayed, gathered, own_process, refuse_under_launcher
-from gpubench.measure.libraries.report import SECTIONS as SECTIONS
-from gpubench.measure.libraries.report import HostLibraries, report_on_libraries
-from gpubench.model.facts.launched_by import launched_by
-from gpubench.model.facts.libraries import LibrariesFacts
+from gpubench.jobs.rank import agree
+from gpubench.jobs.sources import Here, Recording, Replayed, gathered, own_process, refuse_under_launcher
+from gpubench.measure.libraries import SECTIONS as SECTIONS
+from gpubench.measure.libraries import HostLibraries, report_on_libraries
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.process import LibrariesFacts
 from gpubench.model.facts.snapshot import Snapshot
 
 if TYPE_CHECKING:

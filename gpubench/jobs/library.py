@@ -1,4 +1,4 @@
-"""gpubench for programs: `from gpubench import check, topo, p2p, allreduce` run a command and return what it found.
+"""Commands of gpubench in processes of their own, for jobs and for programs that import gpubench.
 
 Each is a process of its own, as on the command line, so that MPI, CUDA and signals of the calling program are left
 alone, and a driver that hangs costs the call and not the program.
@@ -6,19 +6,97 @@ alone, and a driver that hangs costs the call and not the program.
 
 import math
 import os
+import signal
+import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.hardware.launch.interpreter import module_command
-from gpubench.jobs.child_process import Ended, run_child
-from gpubench.model.facts.launched_by import launched_by
+from gpubench.hardware.launch import module_command, with_package
+from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report, Row
 from gpubench.model.terms.verdict import Finding, Verdict
-from gpubench.readers.results.stored import read_stored
+from gpubench.readers.results.gpubench_json import read_stored
+
+_OWN_ERROR = "gpubench: error: "
+_SECONDS_TO_END = 5.0
+
+
+class Ended(NamedTuple):
+    """What a child has left: its exit code, its stdout, and what it said on stderr."""
+
+    code: int
+    output: bytes
+    said: str
+
+    @property
+    def own_words(self) -> str:
+        """The last error of gpubench's on stderr, without what stands before it; all of stderr where there is none."""
+        return self.said.rpartition(_OWN_ERROR)[2]
+
+
+def run_child(
+    command: Sequence[str], timeout_s: float | None, environment: Mapping[str, str] = os.environ
+) -> Ended | None:
+    """Run it, without defaults of options from the environment or a file; None where it did not end in time."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=with_package(as_if_alone(environment) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ}),
+        start_new_session=True,
+    ) as child:
+        try:
+            output, said = child.communicate(timeout=timeout_s)
+        except BaseException as broken:
+            _end(child)
+            if isinstance(broken, subprocess.TimeoutExpired):
+                return None
+            raise
+        return Ended(child.returncode, output, said.decode(errors="replace"))
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End a command with all that it started: politely, then not."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, how)
+            child.wait(_SECONDS_TO_END)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def run_command(arguments: Sequence[str], timeout_s: float) -> None:
+    """Run it; CouldNotMeasureError where it cannot measure, or does not end in time."""
+    name = f"gpubench {arguments[0]}"
+    environment = with_package(as_if_alone(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
+    try:
+        done = subprocess.run(
+            module_command("gpubench", *arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CouldNotMeasureError(
+            f"{name} did not end within {timeout_s:g} s", next_step=f"gpubench {' '.join(arguments[:1])}"
+        ) from None
+    if done.returncode not in (0, 1):
+        said = " ".join(done.stderr.decode(errors="replace").split())[-300:]
+        raise CouldNotMeasureError(
+            f"{name} ended with exit code {done.returncode}: {said or 'it said nothing'}",
+            next_step=f"gpubench {arguments[0]} shows more",
+        )
+
 
 R = TypeVar("R", bound=Record)
 One = str | float | os.PathLike[str]

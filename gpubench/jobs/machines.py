@@ -1,15 +1,15 @@
-"""The machines of a run: nodes, processes, where they come from, and the settings in force."""
+"""The machines of a run: nodes, processes, and where they come from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.errors import CouldNotMeasureError, no_gpu
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.health import given
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.facts.visible_gpus import given
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
-from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Origin
 
 _NEEDED = ("nvml", "cuda")
 """Sources of facts without which nothing is measured."""

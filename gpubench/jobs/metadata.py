@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gpubench import __version__
-from gpubench.hardware.launch import launcher
-from gpubench.model.facts.gpu_process import MPS, MPS_SETTINGS, mps_in_use
+from gpubench.hardware import launch
+from gpubench.model.facts.environment import MPS, MPS_SETTINGS
 from gpubench.model.results.report import Metadata
 
 if TYPE_CHECKING:
     from gpubench.jobs.machines import Machines
-    from gpubench.profiles.matching import ProfileMatch
+    from gpubench.profiles import ProfileMatch
 
 _SETTINGS = (
     *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),
@@ -43,7 +43,7 @@ def stamp(arguments: Sequence[str]) -> dict[str, Any]:
 
 def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
-    own = launcher.own_settings(environment)
+    own = launch.own_settings(environment)
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -67,6 +67,8 @@ def metadata_of(
     """
     known: dict[str, Any] = {}
     if machines is not None:
+        from gpubench.model.facts.gpu_use import mps_in_use
+
         driver = machines.nodes[0].snapshot.driver
         mps = mps_in_use((gpu for node in machines.nodes for gpu in node.gpus), machines.environment)
         known = {

@@ -1,4 +1,4 @@
-"""Outputs are tried before anything is measured, and then presented to."""
+"""The outputs of a run, tried before anything is measured, and listeners of what it measures."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from gpubench.formats.registry import BASELINE, DATED
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
+    from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report, Row
 
 
 @contextmanager
@@ -73,3 +74,46 @@ def _try_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
         pass
+
+
+class NullListener:
+    """The listener of every rank but the first: the first rank hands on the rows of all."""
+
+    def begin(self, metadata: "Metadata") -> None:
+        """Nothing."""
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Nothing."""
+
+    def row(self, row: "Row") -> None:
+        """Nothing."""
+
+    def end(self, report: "Report") -> None:
+        """Nothing."""
+
+
+class ReportCollector(NullListener):
+    """Keeps metadata, rows and report of a measurement that is a part of another job."""
+
+    def __init__(self) -> None:
+        self.metadata: Metadata | None = None
+        self.pairs: list[PairRow] = []
+        self.collectives: list[CollectiveRow] = []
+        self.report: Report | None = None
+
+    def begin(self, metadata: "Metadata") -> None:
+        """Keep the metadata."""
+        self.metadata = metadata
+
+    def row(self, row: "Row") -> None:
+        """Keep the row."""
+        from gpubench.model.results.report import CollectiveRow, PairRow
+
+        if isinstance(row, PairRow):
+            self.pairs.append(row)
+        elif isinstance(row, CollectiveRow):
+            self.collectives.append(row)
+
+    def end(self, report: "Report") -> None:
+        """Keep the report."""
+        self.report = report

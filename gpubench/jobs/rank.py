@@ -1,29 +1,246 @@
-"""One rank of a job from its first line to its last, whether it ends in order or not."""
+"""One rank of a job from its first line to its last: agreement with the other ranks, and its GPU."""
 
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, OutputError, UsageError
+from gpubench.errors import (
+    FIRST_NCCL_FOR_SHARED_GPUS,
+    SHARED_GPU_VARIABLE,
+    CouldNotMeasureError,
+    GpubenchError,
+    InterruptedRunError,
+    OutputError,
+    UsageError,
+    different_nccl,
+    nccl_refuses_shared_gpu,
+    no_gpu,
+    no_gpu_of_its_own,
+    shared_gpu,
+    shared_gpu_is_not_enabled,
+    shared_gpu_without_percentage,
+)
 from gpubench.formats.delivery import ReaderGoneError, full_output, tell
-from gpubench.hardware.launch import launcher
-from gpubench.hardware.launch.channel_sender import ChannelSender
+from gpubench.hardware import cuda, launch
+from gpubench.hardware.environment import NODE_VARIABLE, nccl_settings
+from gpubench.hardware.host import sm_percent
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.process.nccl_settings import NODE_VARIABLE, nccl_settings
-from gpubench.hardware.torch.meeting import RanksMissingError
-from gpubench.hardware.torch.refusals import lost_connection
+from gpubench.hardware.node.nvml import Driver, read_driver
+from gpubench.hardware.torch.distributed import RanksMissingError, lost_connection
 from gpubench.hardware.watchdog import rank as watchdog
+from gpubench.hardware.watchdog.messages import ChannelSender
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.agreement import AgreedError, agree_on_defaults
-from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy
-from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy
+from gpubench.model.terms.ranks import Phase, RankIdentity, by_device
+from gpubench.model.terms.units import spans
 from gpubench.ports.group import Group
+
+T = TypeVar("T")
+
+
+class AgreedError(Exception):
+    """An error that every rank of the job has raised alike, so that all can end in order."""
+
+    def __init__(self, error: GpubenchError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
+    """The outcome of `action` on this rank, once it has succeeded on all.
+
+    `place` names this rank, for errors that may be one rank's own. Raises AgreedError: on every rank, the error of the
+    lowest rank on which it failed.
+    """
+    outcome: T | None = None
+    error: GpubenchError | None = None
+    try:
+        outcome = action()
+    except GpubenchError as raised:
+        error = raised
+        error.where = error.where or place
+    errors = [record for record in group.gather(error.to_record() if error else None) if record]
+    if errors:
+        raise AgreedError(GpubenchError.from_record(errors[0]))
+    return cast("T", outcome)
+
+
+def agree_on_defaults(group: Group, defaults: Mapping[str, str]) -> None:
+    """Raise AgreedError where ranks have other options than the first, from the environment or a file of their host."""
+    first, *others = group.gather(dict(defaults))
+    for rank, other in enumerate(others, 1):
+        differing = next((each for each in {**first, **other} if first.get(each) != other.get(each)), None)
+        if differing is not None:
+            had = [f"rank {number}: {each.get(differing, 'not set')}" for number, each in ((0, first), (rank, other))]
+            raise AgreedError(
+                UsageError(
+                    f"ranks do not agree on {differing}: {', '.join(had)}",
+                    expected="the same option on every rank",
+                    reason="a launcher hands variables on to other hosts only where it is told to, and a file of the "
+                    "current folder is read on each host",
+                    next_step=f"give {differing} on the command line",
+                )
+            )
+
+
+_WHOLE_PERCENT = 100
+
+
+def open_gpu(
+    group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver, *, shared: bool = False
+) -> tuple[cuda.CudaDevice, RankIdentity]:
+    """The GPU for this rank, and the rank with it; `shared` where several ranks may have the same.
+
+    Raises AgreedError: a rank gets no GPU, or two the same that may not share it.
+    """
+    device = agree(
+        group,
+        lambda: cuda.open_device(identity.local_rank, ranks_on_node, identity.host, driver, shared=shared),
+        place=str(identity),
+    )
+    driving = identify(identity, device.identity)
+    all_driving = group.gather(driving)
+    if not shared:
+        agree(group, lambda: check_one_rank_a_gpu(all_driving, driver.gpus))
+    device.sharing = sum(each.device == driving.device for each in all_driving)
+    return device, driving
+
+
+def identify(identity: RankIdentity, gpu: cuda.GpuIdentity) -> RankIdentity:
+    """A rank with the GPU it drives."""
+    return replace(
+        identity,
+        gpu=gpu.name,
+        gpu_index=gpu.index,
+        gpu_bus_id=gpu.bus_id,
+        gpu_uuid=gpu.uuid,
+        sm_percent=sm_percent(os.environ) if gpu.mps else None,
+    )
+
+
+def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) -> None:
+    """Raise UsageError where two ranks drive the same GPU, or a host has more ranks than GPUs."""
+    for first, *others in by_device(identities):
+        if not others:
+            continue
+        ranks = sum(each.node == first.node for each in identities)
+        if ranks > gpus_on_host:
+            raise no_gpu_of_its_own(ranks, gpus_on_host, first.host)
+        raise _same_gpu(first, others[0])
+
+
+class NcclVersion(Protocol):
+    """A loaded NCCL: its version in words and as a number, and its file."""
+
+    @property
+    def version(self) -> str:
+        """'2.28.9'."""
+
+    @property
+    def version_code(self) -> int:
+        """22809."""
+
+    @property
+    def path(self) -> str:
+        """The file it was loaded from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankNccl:
+    """A rank and the NCCL that it loaded: version, number and file, and whether ranks may share a GPU with it."""
+
+    rank: RankIdentity
+    version: str
+    code: int
+    path: str
+    shares_gpus: bool
+
+
+def check_nccl_of_ranks(
+    group: Group, identity: RankIdentity, library: NcclVersion, driver: Driver, kernels_at_once: int = 1
+) -> None:
+    """Check that the ranks have one NCCL, and that it lets those share a GPU that do.
+
+    `kernels_at_once` are those of a rank that have to fit on its GPU beside each other.
+
+    Raises AgreedError: ranks have different versions, or share a GPU and this NCCL, its settings or MPS's do not let
+    them.
+    """
+    enabled = nccl_settings(os.environ).get(SHARED_GPU_VARIABLE, "0") not in ("0", "")
+    own = RankNccl(identity, library.version, library.version_code, library.path, enabled)
+    ranks = group.gather(own)
+    agree(group, lambda: check_versions(ranks))
+    agree(group, lambda: check_shared_gpus(ranks, driver, kernels_at_once))
+
+
+def check_versions(ranks: Sequence[RankNccl]) -> None:
+    """Raise UsageError where ranks loaded NCCL libraries of different versions."""
+    found: dict[str, list[int]] = {}
+    for each in ranks:
+        found.setdefault(f"{each.version} from {each.path}", []).append(each.rank.rank)
+    if len({each.code for each in ranks}) > 1:
+        raise different_nccl([f"rank {spans(numbers)} {text}" for text, numbers in found.items()])
+
+
+def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
+    """Raise UsageError where ranks share a GPU and NCCL refuses them, or where their kernels may not fit on it.
+
+    NCCL minds ranks that share a GPU inside what it takes for one host; all of them have to fit on it.
+    """
+    for sharing in by_device([each.rank for each in ranks]):
+        total = sum(each.sm_percent or 0 for each in sharing)
+        if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
+            raise shared_gpu_without_percentage(_who(sharing), total, len(sharing), kernels_at_once)
+        theirs = [each for each in ranks if each.rank in sharing]
+        for host in dict.fromkeys(each.nccl_host for each in sharing):
+            alike = [each for each in theirs if each.rank.nccl_host == host]
+            if len(alike) > 1:
+                on_node = sum(each.rank.node == sharing[0].node for each in ranks)
+                _check_sharing(alike, driver, is_needed=on_node > driver.gpus)
+
+
+def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool) -> None:
+    """Raise UsageError where NCCL refuses ranks of one host on one GPU; `is_needed` where the host has too few GPUs."""
+    nccl, members = ranks[0], [each.rank for each in ranks]
+    enabled = all(each.shares_gpus for each in ranks)
+    if not enabled and not is_needed:
+        first, second = members[:2]
+        raise _same_gpu(first, second)
+    if nccl.code < FIRST_NCCL_FOR_SHARED_GPUS:
+        raise nccl_refuses_shared_gpu(_who(members), f"{nccl.version} from {nccl.path}", driver.cuda // 1000)
+    if not enabled:
+        raise shared_gpu_is_not_enabled(_who(members), len(members))
+
+
+def _who(ranks: Sequence[RankIdentity]) -> str:
+    """'rank 0-3 on node1 share GPU 0000:18:00.0'."""
+    numbers = spans([each.rank for each in ranks])
+    return f"rank {numbers} on {ranks[0].host} share GPU {ranks[0].gpu_bus_id}"
+
+
+def _same_gpu(first: RankIdentity, second: RankIdentity) -> UsageError:
+    return shared_gpu(f"rank {first.rank}", f"rank {second.rank} on {second.host}", str(second.gpu_bus_id))
+
+
+def usable_driver(for_what: str) -> Driver:
+    """The driver of this host.
+
+    Raises:
+        CouldNotMeasureError: no GPU is visible, or what is needed to use one is not installed.
+    """
+    from gpubench.hardware.cuda import check_installed
+
+    driver = read_driver(os.environ)
+    if not driver.visible:
+        raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host", for_what=for_what)
+    check_installed(driver)
+    return driver
+
 
 SECONDS_TO_BE_HEARD = 0.5
 """Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
@@ -66,11 +283,11 @@ def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
     """MPI's, or torch's where torchrun started the ranks; to start takes twice `timeout_s` at the most, or a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
-    from gpubench.hardware.torch import group, meeting
+    from gpubench.hardware.torch import distributed
 
-    start = partial(group.start, seconds=max(meeting.LEAST_SECONDS, 2 * timeout_s))
-    place = f"torch.distributed at {meeting.store_place(os.environ)}"
-    return Rendezvous(start, group.finish, group.abort, place)
+    start = partial(distributed.start, seconds=max(distributed.LEAST_SECONDS, 2 * timeout_s))
+    place = f"torch.distributed at {distributed.store_place(os.environ)}"
+    return Rendezvous(start, distributed.finish, distributed.abort, place)
 
 
 def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
@@ -108,7 +325,7 @@ def run(
     _check_launch(launched_by, rendezvous)
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:
-        launcher.die_with_parent()
+        launch.die_with_parent()
     group: Any = None
     job: RankJob | None = None
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)

@@ -1,12 +1,617 @@
-"""Show a stored result again."""
+"""Show a stored result again, or judge another program's results as if gpubench had measured them."""
 
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.collectives.registry import SUMMARIES, collective_named
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.jobs.outputs import presenting
-from gpubench.readers.results.gpubench_document import EXPECTED
-from gpubench.readers.results.stored import StoredRun
+from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
+from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import NullListener, presenting
+from gpubench.measure.collective.judged_rows import check_figures, check_limits, judge_rows
+from gpubench.measure.collective.report import SpeedJudge
+from gpubench.measure.p2p.request import (
+    NVBANDWIDTH,
+    Bench,
+    Copy,
+    CopyMachine,
+    HostCopy,
+    P2pRequest,
+    PairCopy,
+    wiring_of_process,
+)
+from gpubench.measure.p2p.run import P2pRun
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.facts.traffic import IdleGpu
+from gpubench.model.paths.nodes import topologies
+from gpubench.model.paths.p2p import Cell, Pair, Series
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.profiles.profile import NicKindOfMachine, Profile
+from gpubench.model.results.compare import HOST
+from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    FINDINGS_SECTION,
+    PAIR_COLUMNS,
+    ROWS_SECTION,
+    CollectiveRow,
+    Metadata,
+    PairRow,
+    Row,
+    made_of,
+)
+from gpubench.model.results.result_file import ResultFile, Told
+from gpubench.model.results.topo import TREE_SECTION
+from gpubench.model.terms.operation import ALGORITHM_VARIABLE, Algorithm, CopyGpu, Direction, Engine, HostMemory
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.units import BYTES_PER_GB, counted
+from gpubench.model.terms.verdict import Origin
+from gpubench.ports.listener import Listener
+from gpubench.profiles import ProfileMatch, domain_of, load, match, own_profiles
+from gpubench.readers.registry import results_in
+from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
+
+_NO_FIGURE = "no figure of this pair in the file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ReadRequest(P2pRequest):
+    """A request for what a file has: of host memory the copies that it names."""
+
+    with_host: tuple[HostCopy, ...] = ()
+
+    def host_copies(self, gpus: int) -> Iterator[HostCopy]:
+        """Those of the file."""
+        del gpus
+        yield from self.with_host
+
+
+@dataclass(frozen=True)
+class _ReadBench(Bench):
+    """Hands over what a file has of each copy; nothing is measured, and nothing again."""
+
+    cells: Mapping[str, Cell]
+
+    def enable_peer_access(self) -> dict[Pair, str]:
+        """Whoever measured had it."""
+        return {}
+
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        """The cells in the order of the copies."""
+        return (self.cells.get(str(copy), Cell(error=_NO_FIGURE)) for copy in copies)
+
+    def measure_again(self, copy: Copy, before: Cell) -> Cell:
+        """The same."""
+        del copy
+        return before
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """Nobody looked."""
+        return ()
+
+
+@dataclass(frozen=True)
+class _WithOwnIds(NullListener):
+    """Hands rows on with the bus ids of the file, in the place of those of the machine that they are judged by."""
+
+    listener: Listener[PairRow]
+    bus_ids: Mapping[str, str | None]
+
+    def row(self, row: Row) -> None:
+        """A row."""
+        assert isinstance(row, PairRow)
+        source, destination = self.bus_ids.get(row.source), self.bus_ids.get(row.destination)
+        self.listener.row(replace(row, source_bus_id=source, destination_bus_id=destination))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCopies:
+    """The copies of a file by GPU: their names in its rows, in order, and of each row its series, or its host copy."""
+
+    names: tuple[str, ...]
+    rows: tuple[PairRow, ...]
+    host: str
+
+    @classmethod
+    def of(cls, file: ResultFile) -> "ReadCopies":
+        """Those of nvbandwidth, or of gpubench's CSV, on one host; UsageError for others, which name no GPU."""
+        rows = tuple(row for row in file.pairs if row.bandwidth_gb_s is not None and row.size_bytes)
+        hosts = {host for row in rows for host in (row.source_node, row.destination_node)}
+        unfit = next((row for row in rows if row.engine not in tuple(Engine) or row.direction is None), None)
+        if not rows or unfit is not None or len(hosts) > 1:
+            what = "copies between several hosts" if len(hosts) > 1 else "copies that name no GPU, or no engine"
+            raise UsageError(
+                f"{file.name} has {what}",
+                expected="matrices of nvbandwidth, or rows of gpubench p2p, of one host",
+                reason="osu_bw names ranks alone" if unfit is not None else "",
+                next_step=f"gpubench compare {file.name} other.txt holds it against another such file",
+            )
+        ends = {name for row in rows for name in (row.source, row.destination)} - {HOST}
+        return cls(tuple(sorted(ends, key=lambda name: (len(name), name))), rows, hosts.pop())
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Ordered pairs of GPUs that any matrix has."""
+        place = {name: number for number, name in enumerate(self.names)}
+        return tuple(
+            sorted(
+                {(place[r.source], place[r.destination]) for r in self.rows if HOST not in (r.source, r.destination)}
+            )
+        )
+
+    def request(self) -> _ReadRequest:
+        """What the file has, as a request."""
+        between = [row for row in self.rows if HOST not in (row.source, row.destination)]
+        with_host = [row for row in self.rows if HOST in (row.source, row.destination)]
+        return _ReadRequest(
+            pairs=self.pairs,
+            series=tuple(dict.fromkeys(map(_series, between))),
+            host_bytes=with_host[0].size_bytes if with_host else None,
+            pattern_bytes=self.rows[0].size_bytes or 1,
+            method=NVBANDWIDTH,
+            check=False,
+            with_host=tuple(self._host_copy(row) for row in with_host),
+        )
+
+    def cells(self) -> dict[str, Cell]:
+        """The figures by the name of each copy: seconds of one, of both directions those that both take."""
+        place = {name: number for number, name in enumerate(self.names)}
+        found = {}
+        for row in self.rows:
+            size, gb_s = row.size_bytes or 0, row.bandwidth_gb_s or 0.0
+            copies = 2 if row.direction == Direction.BOTH else 1
+            if HOST in (row.source, row.destination):
+                name = str(self._host_copy(row))
+            else:
+                name = str(PairCopy(_series(row), (place[row.source], place[row.destination])))
+            found[name] = Cell(seconds=(copies * size / (gb_s * BYTES_PER_GB),))
+        return found
+
+    def _host_copy(self, row: PairRow) -> HostCopy:
+        to_gpu = row.source == HOST
+        memory = HostMemory.of_note(row.note) or HostMemory.PINNED
+        return HostCopy(memory, self.names.index(row.destination if to_gpu else row.source), to_gpu)
+
+
+def _series(row: PairRow) -> Series:
+    return Series(
+        Engine(row.engine or ""), Direction(row.direction or ""), peer=row.peer != "off", size_bytes=row.size_bytes or 1
+    )
+
+
+def judge_copies(
+    shown: Presentation,
+    file: ResultFile,
+    copies: ReadCopies,
+    machine: SimulatedMachine,
+    arguments: Sequence[str],
+    *,
+    strict: bool,
+) -> int:
+    """Show the copies of a file, judged by a healthy machine of the kind; the exit code."""
+    # What a model says of peer access is no evidence of the machine that the file is of.
+    node = Topology(replace(snapshots(machine)[0], host=copies.host, pairs=()))
+    gpus = [
+        CopyGpu(device=name, index=number, bus_id=gpu.bus_id or "", uuid="", name=gpu.name or "")
+        for number, (name, gpu) in enumerate(zip(copies.names, node.gpus, strict=False))
+    ]
+    matched = ProfileMatch(machine.profile)
+    model = CopyMachine(wiring_of_process(node, gpus), gpus, (), matched, Origin.RECORDED)
+    ids = {row.source: row.source_bus_id for row in copies.rows} | {
+        row.destination: row.destination_bus_id for row in copies.rows
+    }
+    request = copies.request()
+    with presenting(shown) as presenter:
+        presenter.begin(_metadata_of_copies(file, request, model, ids, arguments, strict=strict), PAIR_COLUMNS)
+        report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
+        sections = {name: section for name, section in report.sections.items() if name != TREE_SECTION}
+        presenter.end(replace(report, sections=sections))
+    return presenter.exit_code
+
+
+def _metadata_of_copies(
+    file: ResultFile,
+    request: P2pRequest,
+    machine: CopyMachine,
+    bus_ids: Mapping[str, str | None],
+    arguments: Sequence[str],
+    *,
+    strict: bool,
+) -> Metadata:
+    names = [machine.label(gpu) for gpu in range(len(machine.gpus))]
+    profile = None if machine.matched is None else machine.matched.profile
+    return metadata_of(
+        arguments,
+        "p2p",
+        origin=Origin.RECORDED,
+        hosts=[machine.host(0)],
+        libraries=dict(file.circumstances.libraries),
+        options={
+            "pairs": [[names[gpu] for gpu in pair] for pair in request.pairs],
+            "sizes": sorted({each.size_bytes for each in request.series}),
+            "warmup": request.method.warmup,
+            "samples": request.method.samples,
+            "repeats": request.method.repeats,
+            "sample_seconds": request.method.sample_seconds,
+            "as": file.kind,
+            "check": False,
+            "strict": strict,
+            "evidence": "kept",
+            "gpus": {
+                name: f"{bus_ids.get(name) or ''} {machine.gpus[number].name}".strip()
+                for number, name in enumerate(names)
+            },
+        },
+        profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
+        source="; ".join((f"{file.name}: {file.kind}", *file.remarks)),
+    )
+
+
+_NICS_ASSUMED = "NICs assumed, --nics tells others"
+_DOMAIN_ASSUMED = "one NVLink domain assumed, --machine tells others"
+
+SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
+
+_NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
+_ALGORITHMS = tuple(each.upper() for each in Algorithm)
+_USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
+"""The machine that a message takes for its example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nics:
+    """The NICs of a node, as a person tells them: how many, and Gbit/s of each; `is_ethernet` without RDMA."""
+
+    count: int
+    rate_gbit_s: float
+    is_ethernet: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> "Nics":
+        """The NICs of a text, '8x400'; UsageError for another form."""
+        found = _NICS.fullmatch(text.strip())
+        if found is None or not int(found[1]) or not float(found[2]):
+            raise UsageError(
+                f"--nics {text!r} is no number of NICs and their rate",
+                expected="NICs of a node, and Gbit/s of each: 8x400, or 4x200e of plain Ethernet",
+                next_step="--nics 8x400",
+            )
+        return cls(int(found[1]), float(found[2]), is_ethernet=bool(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.rate_gbit_s:g}{'e' if self.is_ethernet else ''}"
+
+    def on(self, profile: Profile) -> Profile:
+        """The machine with these NICs in the place of its own, spread over the places that its GPUs have."""
+        if [nic.rate_gbit_s for nic in profile.nic] == [self.rate_gbit_s] * self.count and not self.is_ethernet:
+            return profile
+        places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
+        return replace(
+            profile,
+            nic=tuple(
+                NicKindOfMachine(
+                    name=f"nic{number}",
+                    kind=NicKind.ETHERNET if self.is_ethernet else NicKind.INFINIBAND,
+                    rate_gbit_s=self.rate_gbit_s,
+                    place=places[number * max(len(places), self.count) // self.count % len(places)],
+                )
+                for number in range(self.count)
+            ),
+        )
+
+
+def machine_named(text: str, *, joined_by_nics: bool) -> SimulatedMachine:
+    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`.
+
+    Several trays of a rack are joined by its NVLinks, unless a person says which NICs join them.
+    """
+    machine = parse_machine(text, "--machine")
+    own = load(re.split(r"[*/\s]", text.strip())[0])
+    return SimulatedMachine(own, machine.nodes) if joined_by_nics and own.domain != machine.profile.domain else machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePlan:
+    """The text of the file and its name, what a person says of its machine and of its rows, and how to show them."""
+
+    text: str
+    name: str
+    machine: SimulatedMachine | None
+    nics: Nics | None
+    collective: str | None
+    strict: bool
+    presentation: Presentation
+
+    @property
+    def told(self) -> Told:
+        """What a reader needs of that."""
+        machine = self.machine
+        if machine is None:
+            return Told(collective=self.collective)
+        return Told(
+            collective=self.collective, ranks=machine.nodes * machine.profile.match.visible, nodes=machine.nodes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTable:
+    """Rows of one collective on as many ranks, and the machine that they are judged by; None where its kind is unknown.
+
+    `ranks` are told as the file names them, `located` as they are on the machine.
+    """
+
+    rows: Sequence[CollectiveRow]
+    machine: SimulatedMachine | None
+    ranks: tuple[RankIdentity, ...]
+    located: tuple[RankIdentity, ...]
+    circumstances: Circumstances | None
+
+    @property
+    def wiring(self) -> Wiring | None:
+        """The wiring of the machine."""
+        return None if self.circumstances is None else self.circumstances.wiring
+
+    def speed_judge(self, file: ResultFile, assumed: str) -> SpeedJudge:
+        """The judge that gpubench's own rows have."""
+        collective = collective_named(self.rows[0].collective)
+        nccl = file.circumstances.libraries.get("NCCL")
+        made = speed_judge_of(collective, self.located, nccl, None)(self.circumstances)
+        return SpeedJudge(replace(made.expected, assumed=assumed), made.hosts)
+
+
+def judge_results(plan: JudgePlan, arguments: Sequence[str]) -> int:
+    """Show what a file has, judged; the exit code.
+
+    Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
+    """
+    try:
+        file = results_in(plan.text, plan.name, plan.told)
+    except NotSaidError as error:
+        raise _asking(plan, gpus=plan.machine is None, error=error) from None
+    if file.pairs and not (file.rows or file.latencies):
+        return _run_copies(plan, file, arguments)
+    rows = _rows_of_one_table(plan, file)
+    check_figures(rows, file.name)
+    table = _table(plan, file, rows)
+    speed = table.speed_judge(file, _assumed(plan, table))
+    wiring, collective = table.wiring, speed.expected.collective
+    if wiring is not None:
+        check_limits(rows, collective, wiring, file.name)
+    with presenting(plan.presentation) as presenter:
+        presenter.begin(_metadata_of_results(plan, file, table, speed, arguments))
+        presenter.end(judge_rows(file, rows, collective, table.ranks, wiring, speed, presenter))
+    return presenter.exit_code
+
+
+def _run_copies(plan: JudgePlan, file: ResultFile, arguments: Sequence[str]) -> int:
+    """Show copies, judged by the machine that a person names, or that the GPUs of the file are."""
+    copies, models = ReadCopies.of(file), file.circumstances.gpus
+    machine = plan.machine or (_machine_of(models, len(copies.names), 1) if models else None)
+    if machine is None:
+        raise (
+            _asking(plan, gpus=True)
+            if not models
+            else UsageError(
+                f"{file.name} is of {counted(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
+                expected="GPUs of a kind that has a profile",
+                reason="no profile knows them, or they are of several models",
+                next_step=f"gpubench report {file.name} --machine NAME, with a name of gpubench profiles list",
+            )
+        )
+    if len(copies.names) > machine.profile.match.visible:
+        raise UsageError(
+            f"{file.name} is of {counted(len(copies.names), 'GPU')}, and --machine {machine} has "
+            f"{machine.profile.match.visible}",
+            expected="the machine that the matrices are of",
+        )
+    return judge_copies(plan.presentation, file, copies, machine, arguments, strict=plan.strict)
+
+
+def _assumed(plan: JudgePlan, table: JudgedTable) -> str:
+    """What joins several nodes, where neither the file nor a person tells it."""
+    if plan.machine is not None or table.machine is None:
+        return ""
+    if table.machine.domain_nodes == table.machine.nodes:
+        return _DOMAIN_ASSUMED
+    return "" if plan.nics is not None else _NICS_ASSUMED
+
+
+def _asking(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
+    """One message on all that a file does not say, with a command that says it."""
+    collectives = list(error.collectives) if error is not None and plan.collective is None else []
+    missing = ["which GPUs, on how many nodes"] if gpus else []
+    missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
+    ranks = None if error is None else error.likely_ranks
+    nodes, rest = divmod(ranks or _GPUS_A_NODE, _GPUS_A_NODE)
+    example = f"{_USUAL}/{rest}" if not nodes else _USUAL if nodes == 1 else f"{_USUAL}*{nodes}"
+    words = ["gpubench", "report", plan.name]
+    words += ["--machine", example] if gpus else []
+    words += ["--collective", collectives[0]] if len(collectives) > 1 else []
+    expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
+    expected += ["--collective NAME"] if len(collectives) > 1 else []
+    tells = f"; its figures are those of {counted(ranks, 'rank')}" if ranks else ""
+    return UsageError(
+        f"{plan.name} does not say {' or '.join(missing)}{tells}",
+        expected=" and ".join(expected),
+        reason="the lines above the rows, which name GPUs and hosts, were cut off",
+        next_step=f"{shlex.join(words)}, if that is what ran",
+    )
+
+
+def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+    """The rows of the collective that a person names, or of the only one.
+
+    Raises UsageError for none, or for tables of several collectives or numbers of ranks.
+    """
+    rows = [*file.rows, *_of_latencies(plan, file)]
+    tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
+    wanted = [each for each in tables if plan.collective in (None, each[0])]
+    if len(wanted) != 1:
+        held = " and ".join(f"{name} on {counted(ranks, 'rank')}" for name, ranks, _ in tables) or "no row"
+        names = list(dict.fromkeys(name for name, _, _ in wanted))
+        raise UsageError(
+            f"{file.name} has {held}" + (f", and none of {plan.collective}" if not wanted and rows else ""),
+            expected="one table: one collective on one number of ranks",
+            reason="several runs were kept in one file",
+            next_step=f"gpubench report {file.name} --collective {names[0]}" if len(names) > 1 else "a file a run",
+        )
+    name, algorithm = wanted[0][0], (file.circumstances.environment or {}).get(ALGORITHM_VARIABLE, "").upper()
+    if name not in SUMMARIES:
+        raise UsageError(
+            f"{file.name} is of {name}", expected=f"one of {', '.join(SUMMARIES)}", reason="only nccl-tests has it"
+        )
+    return [
+        replace(row, algorithm=algorithm) if row.algorithm is None and algorithm in _ALGORITHMS else row
+        for row in rows
+        if (row.collective, row.ranks, row.nodes) == wanted[0]
+    ]
+
+
+def _of_latencies(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+    """Rows of OSU's, whose ranks a person has to tell."""
+    if file.latencies and any(row.ranks is None or row.busbw_gb_s is None for row in file.latencies):
+        raise _asking(plan, gpus=True)
+    nodes = 1 if plan.machine is None else plan.machine.nodes
+    return [
+        made_of(
+            CollectiveRow,
+            row,
+            nodes=nodes,
+            count=row.size_bytes,
+            graph=0,
+            slowest_rank=None,
+            algbw_gb_s=row.size_bytes / row.time_us / 1e3,
+            verdict=None,
+        )
+        for row in file.latencies
+    ]
+
+
+def _table(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
+    """The rows with the machine that a person names, or that the GPUs and hosts of the file are."""
+    first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
+    on_gpus = first.backend != "host"
+    if plan.machine is None and not models and on_gpus:
+        raise _asking(plan, gpus=True)
+    per_node, rest = divmod(first.ranks, first.nodes)
+    machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
+    _check_told(plan, first, models)
+    if machine is not None and plan.nics is not None:
+        machine = replace(machine, profile=plan.nics.on(machine.profile))
+    names = hosts if len(hosts) == first.nodes else [f"node{number}" for number in range(first.nodes)]
+    gpus: Sequence[str | None] = models if len(models) == first.ranks else [None] * first.ranks
+    if machine is not None and plan.machine is not None:
+        gpus = [machine.profile.gpu.name] * first.ranks
+    ranks = (
+        tuple(
+            RankIdentity(
+                rank=rank,
+                host=names[rank // per_node],
+                node=rank // per_node,
+                local_rank=rank % per_node,
+                pid=0,
+                gpu=gpu,
+            )
+            for rank, gpu in enumerate(gpus)
+        )
+        if not rest
+        else ()
+    )
+    if machine is None:
+        return JudgedTable(rows, None, ranks, ranks, None)
+    nodes = dict(enumerate(topologies(snapshots(machine))))
+    located = tuple(replace(each, gpu_bus_id=nodes[each.node].gpus[each.local_rank].bus_id) for each in ranks)
+    return JudgedTable(rows, machine, ranks, located, Circumstances(wiring=Wiring(located, nodes)))
+
+
+def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMachine | None:
+    """So many nodes of the kind that has these GPUs; None where no profile of ours or a person's own knows them.
+
+    Several nodes whose GPUs an NVLink domain may join are taken for one: what is slower is what fell out of it.
+    """
+    if len(set(models)) != 1 or nodes > MOST_NODES:
+        return None
+    domain = domain_of(models[:1]) if nodes > 1 else None
+    if domain is not None and per_node == domain.match.visible:
+        return SimulatedMachine(domain, nodes)
+    own = own_profiles(os.environ)
+    found = match(models[:1], per_node, among=own) or match(models[:1], per_node)
+    return None if found is None else SimulatedMachine(found.profile, nodes)
+
+
+def _check_told(plan: JudgePlan, row: CollectiveRow, models: Sequence[str]) -> None:
+    """Raise UsageError where a person names another machine than the file does."""
+    machine = plan.machine
+    if machine is None:
+        return
+    profile, per_node = machine.profile, row.ranks // row.nodes
+    known = match(sorted(set(models)), 1) if models else None
+    if known is not None and not set(models) <= set(profile.match.gpus):
+        seen = f"{plan.name} names {', '.join(dict.fromkeys(models))}"
+    elif machine.nodes != row.nodes or per_node > profile.match.visible:
+        seen = f"{plan.name} has {counted(row.ranks, 'rank')} on {counted(row.nodes, 'node')}"
+    else:
+        return
+    raise UsageError(
+        f"{seen}, and --machine {machine} has {counted(machine.nodes, 'node')} of {profile.match.visible} × "
+        f"{profile.gpu.name}",
+        expected="the machine that the table is of",
+        reason="the file is of another run",
+        next_step=f"gpubench report {plan.name} without --machine",
+    )
+
+
+def _metadata_of_results(
+    plan: JudgePlan, file: ResultFile, table: JudgedTable, speed: SpeedJudge, arguments: Sequence[str]
+) -> Metadata:
+    known, rows = file.circumstances, table.rows
+    profile = speed.expected.profile
+    return metadata_of(
+        arguments,
+        rows[0].collective,
+        collective=rows[0].collective,
+        backend=rows[0].backend,
+        origin=Origin.SIMULATED if Origin.SIMULATED in {row.origin for row in rows} else Origin.RECORDED,
+        hosts=list(dict.fromkeys(rank.host for rank in table.ranks)) or ["unknown"],
+        ranks=table.ranks,
+        libraries=dict(known.libraries),
+        environment=dict(known.environment or {}),
+        options=_options(plan, file, rows),
+        profile=None if table.machine is None or profile is None else {"name": profile.name, "sha256": profile.sha256},
+        source=f"{file.name}, {file.kind}",
+    )
+
+
+def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
+    """The options of the run, as far as its rows and its file tell them, by the names that gpubench's own have."""
+    warmup = file.circumstances.options.get("warmup")
+    return {
+        "sizes": sorted({row.size_bytes for row in rows}),
+        "dtypes": list(dict.fromkeys(row.dtype for row in rows)),
+        "ops": list(dict.fromkeys(row.op for row in rows if row.op is not None)),
+        "root": rows[0].root,
+        "placements": list(dict.fromkeys(row.placement for row in rows)),
+        "mode": rows[0].mode,
+        "iters": rows[0].iterations,
+        "warmup": None if warmup is None else int(warmup),
+        "graph": rows[0].graph,
+        "check": any(row.wrong is not None for row in rows),
+        "allocator": None,
+        "strict": plan.strict,
+        "read_from": "; ".join((f"{file.name}: {file.kind}", *file.remarks)),
+        "machine": None if plan.machine is None else str(plan.machine),
+        "nics": None if plan.nics is None else str(plan.nics),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Sources of machines: this host, the ranks of a job, simulated machines, recordings, files of other tools."""
+"""Sources of machines: this host, simulated machines, recordings, and files of other tools."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -8,15 +8,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
-from gpubench.jobs.simulation import Simulation
-from gpubench.model.facts.launched_by import LaunchedBy
+from gpubench.model.facts.environment import LaunchedBy
 
 if TYPE_CHECKING:
+    from gpubench.hardware.simulated.machine import SimulatedMachine
     from gpubench.jobs.machines import Machines
-    from gpubench.model.facts.rank_facts import RankFacts
+    from gpubench.model.facts.process import RankFacts
     from gpubench.model.facts.snapshot import Snapshot
-    from gpubench.model.terms.rank_identity import RankIdentity
+    from gpubench.model.profiles.fault import Fault
+    from gpubench.model.terms.ranks import RankIdentity
     from gpubench.ports.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The folder to write to, and the one to read instead of a machine."""
+
+    record: Path | None = None
+    replay: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A simulated machine and what is broken in it. `text` is as the user wrote it."""
+
+    text: str
+    machine: "SimulatedMachine"
+    faults: "tuple[Fault, ...]"
+    seed: int
+
+    @property
+    def source(self) -> str:
+        """The options that made it."""
+        return f"--simulate {self.text}" + "".join(f" --fault {fault}" for fault in self.faults)
+
+    @property
+    def profile(self) -> dict[str, str]:
+        """The profile, for the metadata."""
+        return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
+
+    def check_effects(self, command: str, measured: str) -> None:
+        """Raise UsageError for a fault of which nothing would show in what the command measures."""
+        for fault in self.faults:
+            if key := fault.unmodelled(measured):
+                raise UsageError(
+                    f"--fault {fault} with {command}",
+                    expected="a fault that changes what it shows",
+                    reason=f"what {key} does to {measured} is not modelled; they would pass as healthy",
+                    next_step=f"gpubench check {self.source}",
+                )
+
+
+def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
+    """The simulated machine with this text, `hgx-h100-8*16`, and these faults, `node3.gpu5:nvlink=12`.
+
+    Raises UsageError: there is no such profile or fault.
+    """
+    from gpubench.hardware.simulated.machine import parse_machine
+    from gpubench.model.profiles.fault import parse_fault
+
+    return Simulation(text, parse_machine(text), tuple(map(parse_fault, faults)), seed)
+
 
 SECONDS_TO_READ_A_NODE = 10.0
 """Of a node that is read beside a measurement, which goes on without its facts."""
@@ -31,7 +83,7 @@ class Here:
 
     def machines(self) -> "Machines":
         """Read by the kernel, NVML and CUDA."""
-        from gpubench.hardware.node.probe import probe
+        from gpubench.hardware.probe import probe
 
         return _of_this_process(probe(self.timeout_s, os.environ))
 
@@ -41,14 +93,14 @@ class Here:
 
         What is yielded waits for their answers, `timeout_s` from then on.
         """
-        from gpubench.hardware.node.probe import Probe
+        from gpubench.hardware.probe import Probe
 
         with Probe(os.environ) as probe:
             yield lambda: _of_this_process(probe.snapshot(self.timeout_s))
 
 
 def _of_this_process(snapshot: "Snapshot") -> "Machines":
-    from gpubench.hardware.process.facts import read_rank_facts
+    from gpubench.hardware.process import read_rank_facts
     from gpubench.jobs.machines import Machines
     from gpubench.jobs.metadata import recorded_settings
 
@@ -111,7 +163,7 @@ class FromFile:
     def machines(self) -> "Machines":
         """As far as the file says."""
         from gpubench.jobs.machines import Machines
-        from gpubench.readers.machines.registry import read_file
+        from gpubench.readers.registry import read_file
 
         return Machines.of([read_file(self.path)], (), self.text)
 
@@ -164,7 +216,7 @@ def gathered(
 
 def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
-    from gpubench.hardware.process.facts import read_rank_facts
+    from gpubench.hardware.process import read_rank_facts
     from gpubench.jobs.metadata import recorded_settings
 
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

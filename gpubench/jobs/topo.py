@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.outputs import check_writable, presenting
-from gpubench.jobs.recording import Recording
-from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, Source, gathered, own_process
-from gpubench.model.facts.launched_by import launched_by
-from gpubench.model.results.topo.sections import SECTIONS as SECTIONS
+from gpubench.jobs.sources import FromFile, Here, Recording, Replayed, Simulated, Source, gathered, own_process
+from gpubench.model.facts.environment import launched_by
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs.machines import Machines
-    from gpubench.model.facts.libraries import LibrariesFacts
+    from gpubench.model.facts.process import LibrariesFacts
     from gpubench.model.facts.snapshot import Snapshot
 
 NAME = "topo"
@@ -61,8 +59,8 @@ def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], M
     is_here = isinstance(plan.source, Here)
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", _SECONDS_TO_READ)
-        import gpubench.measure.topo.report
-        import gpubench.profiles.nodes  # noqa: F401 - both are needed once the machines are there
+        import gpubench.measure.topo
+        import gpubench.profiles  # noqa: F401 - both are needed once the machines are there
 
         return _show(plan, arguments, machines(), _own_libraries(plan), presenter)
 
@@ -71,7 +69,7 @@ def _own_libraries(plan: TopoPlan) -> "list[LibrariesFacts]":
     """The libraries of this host, where they are recorded: of machines that are elsewhere there are none."""
     if plan.recording.record is None or not isinstance(plan.source, Here):
         return []
-    from gpubench.hardware.libraries.read import read_libraries
+    from gpubench.hardware.probe import read_libraries
 
     return [read_libraries(plan.timeout_s, os.environ)]
 
@@ -91,7 +89,7 @@ class TopoRankJob:
         Raises AgreedError: a rank cannot do its part, and every rank knows it.
         """
         from gpubench.formats.presenter import Presenter, rank_style
-        from gpubench.jobs.agreement import agree
+        from gpubench.jobs.rank import agree
 
         group, plan, shown = self._group, self._plan, self._plan.presentation
         agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
@@ -125,8 +123,8 @@ def _show(
     """Record where asked, then examine and present; the exit code."""
     from gpubench.jobs.machines import check_any_gpu
     from gpubench.jobs.metadata import metadata_of
-    from gpubench.measure.topo.report import examine
-    from gpubench.profiles.nodes import profiles_for
+    from gpubench.measure.topo import examine
+    from gpubench.profiles import profiles_for
 
     nodes = machines.nodes
     if plan.recording.record is not None:

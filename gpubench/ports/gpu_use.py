@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from gpubench.model.facts.idle_gpu import GpuUse
+from gpubench.model.facts.traffic import GpuUse
 
 
 class GpuUsers(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from gpubench.model.terms.statistics.lateness import ClockOffset
+    from gpubench.model.terms.statistics import ClockOffset
 
 T = TypeVar("T")
 

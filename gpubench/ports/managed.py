@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpubench.model.terms.copies import HostMemory, Place
-from gpubench.model.terms.managed import ManagedSupport
+from gpubench.model.terms.operation import HostMemory, ManagedSupport, Place
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.memory import Memory
 

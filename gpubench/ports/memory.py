@@ -1,11 +1,17 @@
-"""Memory that operations read and write."""
+"""Memory that operations read and write, and arrays of NumPy and CuPy over it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.ports.arrays import Array
+from gpubench.model.terms.operation import Block, DataPattern
+
+Array = Any
+"""A NumPy or CuPy array."""
+
+
+ArrayNamespace = Any
+"""The module of an array: `numpy` or `cupy`."""
 
 
 class Memory(Protocol):

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.overlap.asked import Partner
-from gpubench.model.terms.overlap.steps import StepMarks, StepOrder
+from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder
 from gpubench.ports.launch import Launch
 
 

@@ -28,8 +28,7 @@ from gpubench.model.profiles.profile import (
     Profile,
     SwitchKind,
 )
-from gpubench.profiles.files import load
-from gpubench.profiles.matching import match
+from gpubench.profiles import load, match
 
 NAME = "any"
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpubench.cli import process
-from gpubench.formats import progress
-from gpubench.hardware.launch import launcher
-from gpubench.profiles.files import all_profiles
+from gpubench.formats import presenter
+from gpubench.hardware import launch
+from gpubench.profiles import all_profiles
 from tests.modules import load_all_modules
 
 _LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core")
@@ -124,7 +124,7 @@ def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "su
             cwd=_ROOT,
             stdout=pipe,
             stderr=pipe,
-            preexec_fn=launcher.die_with_parent,
+            preexec_fn=launch.die_with_parent,
         )
 
 
@@ -205,10 +205,10 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     # Nothing here ends a rank because another one has ended, so that none has to wait until the first has spoken.
     vars(process).update(SECONDS_FOR_THE_FIRST_RANK=0.0)
     # A job of a test takes ten seconds only where others take the cores from it, of which stderr is not to speak.
-    vars(progress).update(SECONDS_TO_FIRST_LINE=600.0)
+    vars(presenter).update(SECONDS_TO_FIRST_LINE=600.0)
     if KEPT_RANKS in os.environ:
-        found = _KeptLauncher(os.environ[KEPT_RANKS], launcher.Flavour.OPEN_MPI)
-        launcher.find_launcher = lambda search_path=None: found
+        found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
+        launch.find_launcher = lambda search_path=None: found
 
 
 def _end(code: int) -> None:
@@ -229,7 +229,7 @@ def _end(code: int) -> None:
     ctypes.PyDLL(None).exit(code)
 
 
-class _KeptLauncher(launcher.Launcher):
+class _KeptLauncher(launch.Launcher):
     """Where `tests/mpi/kept.py` has that many ranks, they are taken in the place of an mpirun's."""
 
     def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpubench.hardware.launch.launcher import DAEMON_FAILED, find_launcher
+from gpubench.hardware.launch import DAEMON_FAILED, find_launcher
 from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]

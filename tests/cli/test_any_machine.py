@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED
-from gpubench.profiles.files import load
+from gpubench.profiles import load
 from tests.cli.any_machine import NAME, Machine, Planted, known, machines, planted, with_figures
 from tests.cli.test_healthy_machines import said
 from tests.examples import examples

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.readers.results.baselines import baseline_folder, baseline_names, baseline_path
+from gpubench.readers.results.history import baseline_folder, baseline_names, baseline_path
 from tests.cli.running import ROOT, environment, gpubench
 
 RUN = ("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1K:1G:32")

@@ -9,12 +9,10 @@ import pytest
 
 from gpubench.collectives.registry import collective_named
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.check import child_commands
-from gpubench.jobs.check.child_commands import ChildCommands
-from gpubench.jobs.check.measuring import measured
-from gpubench.jobs.check.plan import Depth
+from gpubench.jobs import check
+from gpubench.jobs.check import ChildCommands, Depth, measured
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.measurements import Need
+from gpubench.model.results.figures import Need
 from tests.cli.running import gpubench, mpirun
 from tests.formats.schema import VALIDATOR
 
@@ -117,7 +115,7 @@ def test_its_copies_are_few_and_what_it_leaves_out_is_said(monkeypatch: pytest.M
         asked.append(words)
         return ["echo", '{"complete": true, "verdict": "PASS", "findings": []}']
 
-    monkeypatch.setattr(child_commands, "module_command", command)
+    monkeypatch.setattr(check, "module_command", command)
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
     found = ChildCommands([node], Depth.BRIEF, 20.0).peer_and_host_copies()
     assert found.left_out == {Need.HOST_COPIES: "gpubench check measures them"}
@@ -131,7 +129,7 @@ def test_its_collectives_on_gpus_may_take_long_enough_to_be_sure(monkeypatch: py
         asked.append(words)
         return ["echo", '{"complete": true, "verdict": "PASS", "findings": [], "metadata": {"ranks": []}}']
 
-    monkeypatch.setattr(child_commands, "module_command", command)
+    monkeypatch.setattr(check, "module_command", command)
     snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
     for node in (Topology(snapshot), Topology(replace(snapshot, gpus=()))):
         ChildCommands([node], Depth.BRIEF, 20.0).collective(collective_named("allreduce"), (1024,))
@@ -160,7 +158,7 @@ def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPa
         asked.append(words)
         return ["false"]
 
-    monkeypatch.setattr(child_commands, "module_command", command)
+    monkeypatch.setattr(check, "module_command", command)
     by.peer_and_host_copies()
     assert "--no-patterns" in asked[0]
     assert "--sizes" not in asked[0]
@@ -168,7 +166,7 @@ def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 def test_a_machine_with_neither_gpu_nor_mpi_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "gpubench: error: no mpirun was found\n  try:      pip install 'gpubench[local]'"
-    monkeypatch.setattr(child_commands, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
+    monkeypatch.setattr(check, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
     node = Topology(replace(snapshots(parse_machine("hgx-h200-4"))[0], gpus=()))
     found = measured(Depth.BRIEF, [node], ChildCommands([node], Depth.BRIEF, 20.0))
     assert found.failed == {}
@@ -178,7 +176,7 @@ def test_a_machine_with_neither_gpu_nor_mpi_is_shown_all_the_same(monkeypatch: p
 
 def test_of_long_words_the_beginning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     words = f"gpubench: error: no MPI; {'for a reason ' * 50}"
-    monkeypatch.setattr(child_commands, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
+    monkeypatch.setattr(check, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
     (said,) = set(ChildCommands([node], Depth.BRIEF, 20.0).peer_and_host_copies().failed.values())
     assert "exit code 3: no MPI; for a reason" in said

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 
+from gpubench import profiles
 from gpubench.cli.commands.check import CheckOptions
 from gpubench.cli.signature import options_from
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.check import child_commands as check_measure
-from gpubench.jobs.check.child_commands import ChildCommands
-from gpubench.jobs.check.measuring import measured
-from gpubench.jobs.check.plan import GPU_SIZES, Depth
+from gpubench.jobs import check as check_measure
+from gpubench.jobs.check import GPU_SIZES, ChildCommands, Depth, measured
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.measurements import Need
+from gpubench.model.results.figures import Need
 from gpubench.model.results.report import FINDING_COLUMNS
-from gpubench.profiles import files as profiles
 from tests.cli.running import environment, gpubench, mpirun
 from tests.formats.schema import VALIDATOR
 

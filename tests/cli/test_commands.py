@@ -7,24 +7,23 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.collective import help_of
-from gpubench.cli.options.collective import CollectiveOptions
-from gpubench.cli.options.presentation import parse_outputs
+from gpubench.cli.commands.collective import CollectiveOptions, help_of
+from gpubench.cli.options import parse_outputs
 from gpubench.cli.signature import options_from
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.presentation import Color
 from gpubench.formats.presenter import rank_style, terminal_style
-from gpubench.formats.writer import Style
-from gpubench.hardware.launch import launcher
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.jobs.collective import launch as alone
-from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.formats.registry import Style
+from gpubench.hardware import launch
+from gpubench.hardware.node.nvml import Driver
+from gpubench.jobs.collective import job as alone
 from gpubench.jobs.outputs import check_writable
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.statistics.sampling import Mode, Sampling
+from gpubench.model.terms.statistics import Mode, Sampling
 from tests.cli.running import environment, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
@@ -244,7 +243,7 @@ HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
 def test_one_rank_a_gpu_else_two(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, ranks: int
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
     assert alone.choose_ranks(options(**given), driver) == ranks
 
 
@@ -262,7 +261,7 @@ def test_one_rank_a_gpu_else_two(
 def test_what_this_machine_cannot_do_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, error: type[GpubenchError], said: str
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
     with pytest.raises(error, match=said):
         alone.choose_ranks(options(**given), driver)
 
@@ -310,20 +309,20 @@ def test_what_an_encoding_cannot_show_is_spelled_out(arguments: tuple[str, ...])
     assert "?" not in result.stdout.replace("  ?", "")
 
 
-@pytest.mark.parametrize(("code", "starts"), [(launcher.DAEMON_FAILED, 2), (1, 1)])
+@pytest.mark.parametrize(("code", "starts"), [(launch.DAEMON_FAILED, 2), (1, 1)])
 def test_a_launcher_whose_own_daemon_did_not_start_is_started_once_more(
     code: int, starts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[Any] = []
-    real = launcher.start
+    real = launch.start
 
     def start(_command: Any, environment: Any) -> Any:
         jobs.append(real([sys.executable, "-c", f"raise SystemExit({code})"], environment))
         return jobs[-1]
 
-    monkeypatch.setattr(launcher, "start", start)
+    monkeypatch.setattr(launch, "start", start)
     with pytest.raises(CouldNotMeasureError, match=f"mpirun ended with exit code {code} before any rank started"):
-        alone.run(options(backend="host", sizes="1K"), ["allreduce"])
+        alone.launch_ranks(options(backend="host", sizes="1K"), ["allreduce"])
     assert len(jobs) == starts
     for job in jobs:
         job.stdout.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.measure.compare.report import SECTIONS
-from gpubench.model.results.rows.comparison import (
+from gpubench.model.results.compare import (
     FINDING_CHANGES_SECTION,
     CircumstanceRow,
     ComparisonRow,

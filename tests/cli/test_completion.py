@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.formats.registry import FORMATS
 from gpubench.model.terms.operation import DataType
-from gpubench.profiles.files import names
+from gpubench.profiles import names
 from tests.cli.running import ROOT, environment
 
 PROGRAM = "import sys; sys.argv = ['gpubench']; from gpubench.cli.app import main; main()"

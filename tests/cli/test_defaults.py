@@ -12,13 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.cli.defaults_file import MOST_BYTES, options_of_all_commands
-from gpubench.cli.option_names import variable_of
+from gpubench.cli.defaults import MOST_BYTES, options_of_all_commands, variable_of
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.launch.launcher import find_launcher
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.jobs.agreement import AgreedError, agree_on_defaults
+from gpubench.hardware.launch import find_launcher
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.jobs.rank import AgreedError, agree_on_defaults
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment, gpubench, mpirun
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.errors import GpubenchError
 from gpubench.formats.registry import FORMATS
-from gpubench.profiles.files import all_profiles
+from gpubench.profiles import all_profiles
 from tests.cli.running import ROOT
 from tests.formats.schema import VALIDATOR
 from tests.formats.test_documents import samples

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gpubench as package
-from gpubench.formats.exit_style import ExitStyle, exit_style_in
+from gpubench.formats.presentation import ExitStyle, exit_style_in
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench, mpirun
 

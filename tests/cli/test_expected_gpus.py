@@ -5,10 +5,10 @@ import json
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.node.nvml import Driver
 from gpubench.jobs.collective.gpu_count import gpus_by_host
-from gpubench.jobs.collective.launch import choose_ranks
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.jobs.collective.job import choose_ranks
+from gpubench.model.terms.ranks import RankIdentity
 from tests.cli.running import gpubench
 from tests.cli.test_commands import options
 

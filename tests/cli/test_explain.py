@@ -15,8 +15,8 @@ from gpubench.cli.commands.explain import ExplainOptions
 from gpubench.cli.signature import options_from
 from gpubench.errors import UsageError
 from gpubench.measure.explain.report import SECTIONS
-from gpubench.model.results.rows.causes import CauseRow
-from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.report import CauseRow
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.schema import SCHEMA, VALIDATOR

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gpubench.cli import app as program
 from gpubench.errors import GpubenchError
 from gpubench.formats.registry import FORMATS
-from gpubench.model.terms.foreign_text import error_text
+from gpubench.model.terms.units import error_text
 from tests.cli.running import ROOT
 from tests.formats.hostile import HOSTILE, PROBLEMS, line_problems
 from tests.together import together

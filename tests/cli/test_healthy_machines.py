@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import COULD_NOT_MEASURE, DONE
-from gpubench.profiles.files import all_profiles, load
+from gpubench.profiles import all_profiles, load
 from tests.machines.test_machines import FOLDER as RECORDED
 
 MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]

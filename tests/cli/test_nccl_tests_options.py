@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.options.nccl_tests import NcclTestsOptions
+from gpubench.cli.options import NcclTestsOptions
 from tests.cli.running import environment, gpubench
 
 THEIRS = "-b 8 -e 64M -f 2 -n 30 -w 3 -g 4 -c 0 -d half"

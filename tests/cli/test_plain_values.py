@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.core import TyperCommand
 
-from gpubench.cli.plain_values import TYPERS_OWN, PlainValuesCommand, plain_value
+from gpubench.cli.signature import TYPERS_OWN, PlainValuesCommand, plain_value
 from tests.together import together
 
 ARGUMENTS = [

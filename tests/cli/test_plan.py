@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.jobs.plan.curves_found import SIZES, measured_now
+from gpubench.jobs.plan import SIZES, measured_now
 from gpubench.measure.plan.report import SECTIONS
 from tests.cli.running import ROOT, gpubench
 
@@ -349,7 +349,7 @@ def test_what_is_measured_now_is_announced_and_read(tmp_path: Path, monkeypatch:
         stored = gpubench(arguments[0], "--simulate", "hgx-h200-2", *options)
         assert stored.returncode == 0, stored.stderr
 
-    monkeypatch.setattr("gpubench.jobs.plan.child.run_command", run_command)
+    monkeypatch.setattr("gpubench.jobs.library.run_command", run_command)
     rows = measured_now(60, lambda label, seconds: announced.append((label, seconds)))("allreduce", 2)
     ((label, seconds),) = announced
     assert label == "measuring allreduce among 2 ranks"

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.jobs.plan.fault_cases import fault_cases
-from gpubench.jobs.plan.machine import PlannedMachine
-from gpubench.measure.plan.curves import CommunicatorRanks
-from gpubench.measure.plan.faults import FaultCase
+from gpubench.jobs.planned_machine import PlannedMachine, fault_cases
+from gpubench.measure.plan.program import CommunicatorRanks
+from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, ValueKind
 from gpubench.model.profiles.profile import NicKindOfMachine
-from gpubench.readers.results.registry import read_results
+from gpubench.readers.registry import read_results
 from tests.cli.running import ROOT, gpubench
 from tests.measure.plan.jobs import planned_machine
 from tests.together import together

@@ -11,7 +11,7 @@ from gpubench.cli.app import run_command_line
 from gpubench.formats import presenter as presenting
 from gpubench.jobs import compare as compare_job
 from gpubench.jobs import explain as explain_job
-from gpubench.jobs.scan import progress as scan_progress
+from gpubench.jobs import rounds as scan_progress
 
 LOG = "tests/logs/h200x4-p2p-disabled"
 

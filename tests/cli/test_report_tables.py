@@ -15,8 +15,8 @@ from benchmarks.published_collectives import FIGURES, Published, read
 from gpubench.collectives.registry import collective_named
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles.files import load, names
-from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
+from gpubench.profiles import load, names
+from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
 from tests.cli.running import ROOT, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
 

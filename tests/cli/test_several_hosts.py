@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpubench.cli.commands.check import CheckOptions
-from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.options import PresentationOptions
 from gpubench.cli.signature import given_words, options_from
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.launch.launcher import Flavour, Launcher
-from gpubench.hardware.launch.several_hosts import hosts_of, mpirun_command, named_in, srun_command
-from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.launch import Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
+from gpubench.hardware.node.nvml import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}

@@ -11,29 +11,28 @@ import pytest
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.formats.text.header import collective_lines
-from gpubench.hardware.cuda import device as cuda
-from gpubench.hardware.launch.launcher import OWN_SETTINGS_VARIABLE, Flavour, Launcher
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.process.mps import sharing_settings
+from gpubench.formats.lines import collective_lines
+from gpubench.hardware import cuda
+from gpubench.hardware.host import sharing_settings
+from gpubench.hardware.launch import OWN_SETTINGS_VARIABLE, Flavour, Launcher
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs import gpus
-from gpubench.jobs.check import child_commands
-from gpubench.jobs.check.plan import Depth
-from gpubench.jobs.collective import launch as alone
-from gpubench.jobs.collective.speed import speed_judge_of
-from gpubench.jobs.gpus import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
-from gpubench.jobs.scan import job as scan_job
+from gpubench.jobs import check
+from gpubench.jobs import rank as gpus
+from gpubench.jobs import scan as scan_job
+from gpubench.jobs.check import Depth
+from gpubench.jobs.collective import job as alone
+from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.rank import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
 from gpubench.measure.check.health import judge
-from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import State
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import Report
-from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
+from gpubench.model.results.report import CHECKS_SECTION, CheckRow, Report
 from gpubench.model.results.sentence import sentence
-from gpubench.model.terms.overlap.asked import OverlapAsked
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.overlap import OverlapAsked
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.cli.test_commands import HAS_GPUS, options
@@ -183,7 +182,7 @@ def test_copies_between_ranks_need_a_gpu_each(ranks: list[RankIdentity], driver:
 def test_so_many_ranks_are_launched_on_each_gpu(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, ranks: int
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
     assert alone.choose_ranks(options(**given), driver) == ranks
 
 
@@ -199,7 +198,7 @@ def test_so_many_ranks_are_launched_on_each_gpu(
 def test_more_ranks_than_asked_for_are_refused_with_the_number(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, said: str
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
     with pytest.raises(UsageError) as caught:
         alone.choose_ranks(options(**given), driver)
     assert said in caught.value.next_step
@@ -370,10 +369,10 @@ def test_a_check_of_one_gpu_reduces_between_ranks_that_share_it(monkeypatch: pyt
         }
         return ["printf", "%s", json.dumps(document)]
 
-    monkeypatch.setattr(child_commands, "module_command", command)
+    monkeypatch.setattr(check, "module_command", command)
     node = Topology(snapshots(parse_machine("hgx-h100-8/1"), [])[0])
-    by = child_commands.ChildCommands([node], Depth.DEFAULT, 20.0, ranks_per_gpu=2)
-    assert child_commands.ChildCommands([node], Depth.DEFAULT, 20.0).alone
+    by = check.ChildCommands([node], Depth.DEFAULT, 20.0, ranks_per_gpu=2)
+    assert check.ChildCommands([node], Depth.DEFAULT, 20.0).alone
     assert not by.alone
     found = by.collective(collective_named("allreduce"), (1024,))
     assert "--ranks-per-gpu 2" in " ".join(asked[0])
@@ -385,7 +384,7 @@ def test_a_check_of_one_gpu_reduces_between_ranks_that_share_it(monkeypatch: pyt
 def test_a_scan_launches_ranks_that_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any NCCL takes ranks with other host ids for ranks of other hosts, and lets them share a GPU."""
     started: list[tuple[Sequence[str], dict[str, str]]] = []
-    monkeypatch.setattr("gpubench.jobs.scan.job.usable_driver", lambda _what: ONE)
+    monkeypatch.setattr("gpubench.jobs.scan.usable_driver", lambda _what: ONE)
     monkeypatch.setattr("os.execve", lambda _path, words, variables: started.append((words, variables)))
     scan_job._become_launcher(8, ["scan", "--ranks-per-gpu", "8"])
     ((words, variables),) = started

@@ -99,7 +99,7 @@ def test_no_module_imports_a_foreign_library_before_it_is_used() -> None:
 
 
 def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:
-    program = "import sys, gpubench.jobs.collective.launch, gpubench.cli.commands.collective; print(*sys.modules)"
+    program = "import sys, gpubench.jobs.collective.job, gpubench.cli.commands.collective; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(result.stdout.split())
     later = (
@@ -115,16 +115,16 @@ def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:
 def test_drivers_are_asked_before_what_examines_their_answers_is_imported() -> None:
     program = "import sys, gpubench.jobs.topo, gpubench.cli.commands.topo; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    later = ("formats.presenter", "conditions", "measure", "hardware.node.probe", "model.paths.topology")
+    later = ("formats.presenter", "conditions", "measure", "hardware.probe", "model.paths.topology")
     assert not set(result.stdout.split()) & {*FOREIGN, *(f"gpubench.{each}" for each in later)}
 
 
 @pytest.mark.parametrize(
     ("stage", "needless"),
     [
-        ("cuda", ("hardware.node.nvml", "hardware.node.sysfs", "hardware.node.merge")),
-        ("nvml", ("hardware.node.sysfs", "hardware.node.merge")),
-        ("sysfs", ("hardware.node.cuda_driver", "hardware.node.nvml.gpu", "hardware.node.merge")),
+        ("cuda", ("hardware.node.nvml", "hardware.node.sysfs", "hardware.probe")),
+        ("nvml", ("hardware.node.sysfs", "hardware.probe")),
+        ("sysfs", ("hardware.node.drivers", "hardware.node.gpus", "hardware.probe")),
     ],
 )
 def test_a_child_that_reads_a_node_imports_its_own_source_alone(stage: str, needless: Sequence[str]) -> None:

@@ -15,14 +15,13 @@ import pytest
 from gpubench.cli.commands.topo import TopoOptions
 from gpubench.cli.signature import options_from
 from gpubench.errors import UsageError
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.node.probe import Probe, stage_commands
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.probe import Probe, stage_commands
 from gpubench.jobs import topo as topo_job
 from gpubench.jobs.sources import Here, Simulated, gathered, source_of
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.results.report import PAIR_COLUMNS
-from gpubench.model.results.topo.sections import SECTIONS
+from gpubench.model.results.report import PAIR_COLUMNS, TOPO_SECTIONS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.formats.schema import VALIDATOR
 
@@ -161,7 +160,7 @@ def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pyt
         asked.append(timeout_s)
         return real(probe, 3.0)
 
-    monkeypatch.setattr("gpubench.hardware.node.probe.stage_commands", hanging)
+    monkeypatch.setattr("gpubench.hardware.probe.stage_commands", hanging)
     monkeypatch.setattr(Probe, "snapshot", snapshot)
     assert topo_job.run(options_from(TopoOptions, {"timeout": 7.0}).plan(), ["topo"]) == 3
     assert asked == [7.0]
@@ -174,7 +173,7 @@ def test_options_are_read() -> None:
     assert isinstance(options.source, Simulated)
     assert (options.source.simulation.machine.nodes, len(options.source.simulation.faults)) == (2, 1)
     assert options.presentation.section == "gpus"
-    for section in SECTIONS:
+    for section in TOPO_SECTIONS:
         options_from(TopoOptions, {"section": section, "format_name": "csv"}).plan()
     with pytest.raises(UsageError):
         options_from(TopoOptions, {"section": "rows"}).plan()
@@ -185,7 +184,7 @@ def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     shown = json.loads(gpubench("topo", *machine, "--record", str(folder), "--format", "json").stdout)
     replayed = json.loads(gpubench("topo", "--replay", str(folder), "--format", "json").stdout)
-    for section in SECTIONS:
+    for section in TOPO_SECTIONS:
         assert replayed[section] == shown[section]
     assert replayed["verdict"] == shown["verdict"]
     again = gpubench("topo", *machine, "--record", str(folder))
@@ -242,7 +241,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
 def test_an_interrupt_is_one_line() -> None:
     environ = environment(PYTHONPATH=str(ROOT))
     code = (
-        "import sys, time; import gpubench.hardware.node.probe as probe; from gpubench.cli.app import main; "
+        "import sys, time; import gpubench.hardware.probe as probe; from gpubench.cli.app import main; "
         "probe.Probe.snapshot = lambda *_: (print('ready', flush=True), time.sleep(60)); "
         "sys.argv = ['gpubench', 'topo']; main()"
     )

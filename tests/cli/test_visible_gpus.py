@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpubench.hardware import recorded
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.health import HIDDEN
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
-from gpubench.model.facts.visible_gpus import HIDDEN
 from tests.cli.running import gpubench
 
 MACHINE = Path("tests/machines/h200x2-vm")

@@ -10,20 +10,15 @@ import pytest
 
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.recording import Recording
-from gpubench.jobs.sources import Replayed
-from gpubench.jobs.watch.loop import WatchLoop
-from gpubench.jobs.watch.pace import LeapingPace
-from gpubench.jobs.watch.plan import WatchedJobs, WatchPlan
-from gpubench.measure.watch.course import Course
-from gpubench.measure.watch.intervals import Intervals
-from gpubench.measure.watch.rows import Limits
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.jobs.sources import Recording, Replayed
+from gpubench.jobs.watch import LeapingPace, WatchedJobs, WatchLoop, WatchPlan
+from gpubench.measure.watch.report import Course, Intervals, Limits
+from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.traffic import GpuReading, NodeReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Row
-from gpubench.model.results.watch.frame import WatchFrame
-from gpubench.model.terms.origin import Origin
+from gpubench.model.results.watch import WatchFrame
+from gpubench.model.terms.verdict import Origin
 from tests.measure.watch.traffic import KEY, task
 
 NODE = Topology(snapshots(parse_machine("hgx-h200-4"))[0])

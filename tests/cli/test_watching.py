@@ -10,13 +10,13 @@ import pytest
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.process.cpu_time import RunDelay
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.process import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
 from gpubench.jobs.collective.opening_gpu import naming_holders
 from gpubench.jobs.collective.path_watch import PathWatch
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.link_counters import LinkBytes
 from tests.fakes.library_log import FakeLog
 from tests.fakes.ranks import ThreadGroup, run_ranks

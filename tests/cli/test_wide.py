@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.formats.frame import read_frame
-from gpubench.model.results.csv_text import WIDE_COLUMNS
+from gpubench.model.results.result_file import WIDE_COLUMNS
 from tests.cli.running import gpubench
 
 GPUS = ("--simulate", "hgx-h100-8*2", "--sizes", "1M,64M")

@@ -3,11 +3,11 @@
 import pytest
 
 from benchmarks.published_collectives import Bounds, read
-from gpubench.collectives.between_nodes import Inside, expected_between
+from gpubench.collectives.expected import Inside, expected_between
 from gpubench.collectives.registry import COLLECTIVES, collective_named
-from gpubench.model.paths.busbw_limit import NodeNetwork, network_limit
+from gpubench.model.paths.wiring import NodeNetwork, network_limit
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles.files import load
+from gpubench.profiles import load
 
 FIGURES = read()
 ALL_REDUCE = collective_named("allreduce")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.model.terms.bandwidth import algbw_gb_s
-from gpubench.model.terms.operation import DataType, Layout
+from gpubench.model.terms.operation import DataType, Layout, algbw_gb_s
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
 

@@ -11,7 +11,7 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, MODELLED_SENDS, OF_ANOTHER_NCCL, Tolerance
-from gpubench.profiles.files import load
+from gpubench.profiles import load
 from tests.fakes.measured_rows import row
 from tests.together import together
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpubench.collectives.movement import Movement, exchanges, least_moved
-from gpubench.collectives.record import Collective
+from gpubench.collectives.record import Collective, Movement, exchanges, least_moved
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.terms.operation import DataType
 

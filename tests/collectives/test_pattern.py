@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
-from gpubench.model.terms.data_pattern import Block, DataPattern, seed
-from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
+from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, seed
 from tests.together import together
 
 Array = npt.NDArray[Any]

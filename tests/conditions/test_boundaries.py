@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.circumstances import Facts, ProcessLog, Staged
 from gpubench.conditions.definition.condition import Unread, joined_seen
-from gpubench.conditions.definition.explains import Medium, PathKind, Relation
-from gpubench.conditions.definition.log_evidence import ProcessLog, Staged
+from gpubench.conditions.definition.policy import Medium, PathKind, Relation
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.rank_facts import MpiFacts
+from gpubench.measure.topo import examine
+from gpubench.model.facts.process import MpiFacts
 from gpubench.model.facts.snapshot import NicKind, Snapshot
 from gpubench.model.paths.nodes import group
-from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rows.checks import CHECKS_SECTION
+from gpubench.model.paths.transport import Pair
+from gpubench.model.results.report import CHECKS_SECTION
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, below_a_switch, job_of, simulated, with_nodes, with_ranks
 

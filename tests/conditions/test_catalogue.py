@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.condition import Condition
-from gpubench.conditions.definition.severity import SEVERITIES
+from gpubench.conditions.definition.policy import SEVERITIES
 from gpubench.conditions.registry import CONDITIONS, ids_now
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 from tests.together import together

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, WIRING, on_count, on_presence, run
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
@@ -28,12 +29,10 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.paths.nodes import group
-from gpubench.model.paths.peer_policy import nccl_keeps_off, refusal_of
-from gpubench.model.paths.topology import PeerAccess, Topology
+from gpubench.model.paths.topology import PeerAccess, Topology, nccl_keeps_off, refusal_of
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
-from gpubench.profiles import files as profiles
 from tests.fakes.planted_faults import findings
 
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench.conditions.definition.circumstances import LoggedReason, Staged
 from gpubench.conditions.definition.condition import Condition, Sighting
-from gpubench.conditions.definition.explains import EXPLAINS, Medium, PathKind, Relation, Slowed
-from gpubench.conditions.definition.log_evidence import LoggedReason, Staged
+from gpubench.conditions.definition.policy import EXPLAINS, Medium, PathKind, Relation, Slowed
 from gpubench.conditions.ranking import Diagnosis, Named, explain, path_kinds
 from gpubench.conditions.registry import CAUSES, CONDITIONS, FAMILIES
 from gpubench.model.facts.snapshot import Fabric
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import parse_transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.report import Effect
 from tests.fakes.planted import PLANTS, Plant, simulated
 from tests.together import together
 

@@ -6,25 +6,22 @@ from typing import Any
 
 import pytest
 
+from gpubench import profiles
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import NvLink, PcieLink, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.measured_copies import of_host_memory
-from gpubench.model.results.measurements import QUICK, FailedOnNode, Measurements, Need
-from gpubench.model.results.report import PairRow, Report, Table
-from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, of_host_memory
+from gpubench.model.results.report import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, PairRow, Report, Table, VerdictRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
-from gpubench.profiles import files as profiles
-from gpubench.profiles import matching
 from tests.conditions.test_checks import machine
 from tests.fakes.measured_rows import host_copies, pair, row
 
@@ -102,14 +99,14 @@ def test_a_limit_that_cannot_fail_or_cannot_pass_is_no_profile() -> None:
 
 def test_an_unknown_gpu_is_said_to_be_that_and_still_has_siblings() -> None:
     node = changed(HEALTHY, name="NVIDIA X999")
-    match = matching.match_any(["NVIDIA X999"], 8, switched=True, joined=True)
+    match = profiles.match_any(["NVIDIA X999"], 8, switched=True, joined=True)
     assert match is not None
     assert match.profile.name == "generic-nvlink"
     assert ids(report([node], match.profile)) == [("profile-unknown", "SKIP")]
     assert report([node], match.profile).verdict is Verdict.PASS
     odd = changed(node, 5, nvlinks=(node.gpus[5].nvlinks or ())[:12])
     assert ids(report([odd], match.profile)) == [("nvlink-down", "FAIL"), ("profile-unknown", "SKIP")]
-    cards = matching.match_any(["NVIDIA X999"], 8, switched=None, joined=False)
+    cards = profiles.match_any(["NVIDIA X999"], 8, switched=None, joined=False)
     assert cards is not None
     assert cards.profile.name == "generic-pcie"
 

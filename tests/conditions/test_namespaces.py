@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.terms.plain import from_plain
 from tests.cli.running import ROOT
 from tests.fakes.planted import Job, simulated, with_ranks
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is N
 READ = """
 import json, os
 from pathlib import Path
-from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.process import read_rank_facts
 from gpubench.model.terms.plain import to_plain
 names = ("NCCL_P2P_DISABLE",)
 print(json.dumps(to_plain(read_rank_facts(0, 0, 0, {name: os.environ[name] for name in names if name in os.environ}))))

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
+from gpubench import profiles
+from gpubench.model.results.report import CHECKS_SECTION, CheckRow
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles import files as profiles
 from tests.conditions.test_checks import machine
 from tests.conditions.test_health import ids, report
 

@@ -8,14 +8,13 @@ import pytest
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
 from gpubench.measure.check.health import judge
-from gpubench.measure.topo.report import examine
+from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles.files import all_profiles
-from gpubench.profiles.nodes import matched_profiles
+from gpubench.profiles import all_profiles, matched_profiles
 from tests.together import together
 
 BOARDS = [each for each in all_profiles() if each.match.visible and each.gpu.name]

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import with_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo.fallback import survey
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.measure.topo import examine, survey
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import group, topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles import files as profiles
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 from tests.machines.test_machines import read
 from tests.together import together

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.measure.topo.fallback import survey
+from gpubench.measure.topo import survey
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from tests.fakes.planted import CHECKED, PLANTS, Plant

@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.definition.explains import Slowed
-from gpubench.conditions.definition.nccl_values import chosen, number
+from gpubench.conditions.definition.policy import Slowed
+from gpubench.conditions.nccl_settings import chosen, nccl_number
 from gpubench.conditions.ranking import Named
 from gpubench.conditions.registry import ids_now
 from gpubench.measure.paths.diagnosis import Explained
-from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.gpu_limits import GpuLimits
-from gpubench.model.facts.rank_facts import CpuQuota, RankFacts
-from gpubench.model.facts.snapshot import GpuFacts, NicKind
-from gpubench.model.paths.evidence import Confidence
+from gpubench.model.facts.gpu_use import GpuCondition
+from gpubench.model.facts.process import CpuQuota, RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.report import Effect
 from tests.fakes.planted import Job, simulated, with_nodes, with_ranks, with_ranks_on_all
 
 PROVEN, LIKELY, WEAK = Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK
@@ -280,7 +279,7 @@ def test_the_id_of_earlier_versions_leads_to_all_of_these() -> None:
     [("", None), ("8", 8), ("-2", -2), ("4M", 4), ("0x10", 16), ("010", 8), ("all", 0), (" 3", 3), ("08", 0)],
 )
 def test_numbers_as_c_reads_them(text: str, value: int | None) -> None:
-    assert number(text) == value
+    assert nccl_number(text) == value
 
 
 def test_lists_of_algorithms() -> None:

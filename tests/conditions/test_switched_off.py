@@ -12,7 +12,7 @@ from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
+from gpubench.model.results.report import CHECKS_SECTION, CheckRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant
 

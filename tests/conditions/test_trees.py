@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.node.merge import merge
 from gpubench.hardware.node.sysfs import read_sysfs
-from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.probe import merge
+from gpubench.hardware.process import read_rank_facts
 from gpubench.measure.paths.diagnosis import Explained
-from gpubench.measure.topo.fallback import survey
+from gpubench.measure.topo import survey
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.mpi.host import NumpyMemory
-from gpubench.model.terms.copies import CopyGpu, Engine, Place
+from gpubench.hardware.mpi.backends import NumpyMemory
+from gpubench.model.terms.operation import CopyGpu, Engine, Place
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory

@@ -13,16 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Queue
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
-from gpubench.hardware.node.cuda_driver import MPS_ENABLED, CudaUnavailableError
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.hardware.node.drivers import MPS_ENABLED
+from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from tests.fakes.ranks import SECONDS_TO_MEET, World
 
 LIBRARY = "/fake/libnccl.so.2"
@@ -859,8 +858,7 @@ def install(
     monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
     """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
-    from gpubench.hardware.cuda import device as cuda_adapter
-    from gpubench.hardware.cuda import gate as cuda_gate
+    from gpubench.hardware import cuda as cuda_adapter
     from gpubench.hardware.nccl import backend as nccl_adapter
 
     cupy = Cupy(runtime)
@@ -871,14 +869,15 @@ def install(
     for module in (*backends, cublas):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(cuda_adapter, "find_spec", lambda _name: object())
-    monkeypatch.setattr(cuda_adapter, "load_cuda", CudaDriver)
 
-    def load_cuda() -> Cuda:
-        if cuda is None:
-            raise CudaUnavailableError("no libcuda.so.1")
-        return cuda
+    def load_cuda() -> CudaDriver:
+        driver: Any = CudaDriver()
+        for name in ("cuStreamWaitValue32_v2", "cuStreamWaitValue32"):
+            if hasattr(cuda, name):
+                setattr(driver, name, getattr(cuda, name))
+        return cast("CudaDriver", driver)
 
-    monkeypatch.setattr(cuda_gate, "load_cuda", load_cuda)
+    monkeypatch.setattr(cuda_adapter, "load_cuda", load_cuda)
     if nccl is not None:
         cupy.cuda.nccl = nccl  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)

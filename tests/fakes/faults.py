@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.ports.arrays import Array
 from gpubench.ports.backend import Backend
 from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Memory
+from gpubench.ports.memory import Array, Memory
 
 if TYPE_CHECKING:
     from gpubench.ports.collective_calls import CollectiveCalls

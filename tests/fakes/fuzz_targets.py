@@ -22,16 +22,15 @@ from gpubench.jobs.report import ReportPlan, run
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.measure.explain.report import explain
-from gpubench.measure.topo.report import examine
+from gpubench.measure.topo import examine
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.results.report import Report, Table
-from gpubench.profiles.files import folder as profiles_folder
-from gpubench.profiles.files import read_profile
-from gpubench.readers.machines.registry import read_file
+from gpubench.profiles import folder as profiles_folder
+from gpubench.profiles import read_profile
 from gpubench.readers.nccl_log.stream import NcclLogReader
+from gpubench.readers.registry import read_file, read_results
+from gpubench.readers.results.gpubench_json import read_stored
 from gpubench.readers.results.history import read_head
-from gpubench.readers.results.registry import read_results
-from gpubench.readers.results.stored import read_stored
 from tests.cli.running import ROOT
 from tests.fakes.nccl_logs import Job
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.mpi.host import NumpyMemory
-from gpubench.model.terms.copies import Place
-from gpubench.model.terms.managed import ManagedSupport
+from gpubench.hardware.mpi.backends import NumpyMemory
+from gpubench.model.terms.operation import ManagedSupport, Place
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.managed import HOST
 from gpubench.ports.memory import Memory

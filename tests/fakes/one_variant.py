@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from gpubench.collectives.request import SweepRequest
-from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
+from gpubench.collectives.record import SweepRequest
+from gpubench.measure.collective.sweep import NO_OBSERVERS, Observers
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener

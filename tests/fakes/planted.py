@@ -5,48 +5,48 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
+from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.definition.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
-from gpubench.model.facts.error_counts import REPLAYS
-from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.gpu_limits import GpuLimits
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
-from gpubench.model.facts.kernel_settings import IommuFacts
-from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.facts.rank_facts import CpuQuota, MpiFacts, RankFacts, TopologyFile
-from gpubench.model.facts.rdma_port import Gid
+from gpubench.model.facts.gpu_use import GpuCondition, GpuProcess
+from gpubench.model.facts.health import REPLAYS
+from gpubench.model.facts.process import CpuQuota, MpiFacts, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import (
+    AccessControl,
+    ConfidentialComputing,
     Fabric,
+    Gid,
     GpuDirectFacts,
     GpuFacts,
+    GpuLimits,
+    IommuFacts,
     NicFacts,
     NicKind,
     NvLink,
     NvlinkPeer,
     PairFacts,
     PciDevice,
+    PcieErrors,
     PcieLink,
+    PciKind,
     PciPlace,
     ProbeFailure,
+    Service,
     Snapshot,
 )
+from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.nodes import group
-from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.transport import parse_transport
+from gpubench.model.paths.transport import Pair, parse_transport
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.measured_copies import of_host_memory
-from gpubench.model.results.measurements import QUICK, Measurements, Need
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding
-from gpubench.profiles import files as profiles
 from tests.fakes.measured_rows import pair, row, slow_row
 
 GIB = 2**30

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.check.measuring import measured
-from gpubench.jobs.check.plan import Depth
-from gpubench.jobs.check.simulated import SimulatedMeasurer
-from gpubench.jobs.simulation import Simulation
+from gpubench.jobs.check import Depth, SimulatedMeasurer, measured
+from gpubench.jobs.sources import Simulation
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology

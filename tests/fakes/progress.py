@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from gpubench.hardware.watchdog.progress_block import ProgressBlock
-from gpubench.model.terms.hang import Phase, RankState
+from gpubench.hardware.watchdog.messages import ProgressBlock
+from gpubench.model.terms.ranks import Phase, RankState
 
 
 class FakeProgress:

@@ -6,8 +6,8 @@ from queue import Queue
 from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.mpi.host import NumpyMemory
-from gpubench.model.terms.copies import Direction
+from gpubench.hardware.mpi.backends import NumpyMemory
+from gpubench.model.terms.operation import Direction
 from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gpubench.model.terms.statistics.lateness import ClockOffset
+from gpubench.model.terms.statistics import ClockOffset
 
 T = TypeVar("T")
 

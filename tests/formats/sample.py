@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from gpubench.formats.registry import FORMATS
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
 
 _NAMED = {each.name: each for each in FORMATS}

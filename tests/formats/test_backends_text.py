@@ -3,13 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from gpubench.formats.registry import TABLE
-from gpubench.formats.text.backends import backend_lines, support_lines
-from gpubench.formats.text.header import collective_lines
-from gpubench.formats.writer import Style
-from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
-from gpubench.model.results.report import Report, Table
-from gpubench.model.results.rows.backends import (
+from gpubench.formats.lines import collective_lines
+from gpubench.formats.registry import TABLE, Style
+from gpubench.formats.text.collective import backend_lines, support_lines
+from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
+from gpubench.model.results.backends import (
     BACKENDS_SECTION,
     MPI_SUPPORT_SECTION,
     BackendRow,
@@ -17,6 +15,7 @@ from gpubench.model.results.rows.backends import (
     against_first,
     trial_rows,
 )
+from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
 from tests.formats.sample import METADATA

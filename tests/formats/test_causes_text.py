@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpubench.formats.text.machine.causes import all_causes, named_causes, top_causes, unread_lines
-from gpubench.measure.topo.report import examine
+from gpubench.formats.table import all_causes, named_causes, top_causes, unread_lines
+from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict

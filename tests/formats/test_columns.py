@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.matrices import matrix_lines
+from gpubench.formats.lines import Column, fitting, lines, matrix_lines
 from gpubench.model.terms.units import counted, spans
 
 

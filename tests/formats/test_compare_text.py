@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.registry import TABLE
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.registry import TABLE, Style, Target
+from gpubench.model.results.compare import CircumstanceRow, ComparisonRow
 from gpubench.model.results.report import Report, Table
-from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA
 

@@ -6,8 +6,7 @@ from threading import Thread
 
 import pytest
 
-from gpubench.formats.registry import DATED
-from gpubench.formats.writer import Style, Target, Writer
+from gpubench.formats.registry import DATED, Style, Target, Writer
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from tests.formats.sample import METADATA, REPORT, ROW
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.results.judged_cases import JudgedCase, cases, worst_first
-from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
-from gpubench.model.results.rows.checks import CheckRow
+from gpubench.formats.registry import Format, Style, Target
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, CheckRow, Report, Row
+from gpubench.model.results.sentence import JudgedCase, cases, worst_first
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import FINDING, GITHUB, JUNIT, MARKDOWN, METADATA, PROMETHEUS, REPORT, ROW, ROWS

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.registry import TABLE
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.verdict import Verdict

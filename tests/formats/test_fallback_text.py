@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from gpubench.formats.text.machine.fallback import evidence_notes, evidence_table, fallback_lines
+from gpubench.formats.table import evidence_notes, evidence_table, fallback_lines
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo.report import examine
-from gpubench.model.paths.evidence import Evidence, State
+from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import Evidence, State
 from gpubench.model.results.fallback import KnownPath, evidence_rows, fallback_rows
-from gpubench.model.results.report import Report, Table
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.results.report import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from tests.model.results.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_of, path
 

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.frame import read_frame
-from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY
-from gpubench.formats.writer import Format, Style, Target
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY, Format, Style, Target
+from gpubench.measure.topo import examine
+from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import SpeedFigures

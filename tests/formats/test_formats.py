@@ -16,8 +16,7 @@ from gpubench.errors import UsageError
 from gpubench.formats import json as json_format
 from gpubench.formats.frame import read_frame
 from gpubench.formats.json import replace_atomically
-from gpubench.formats.registry import CSV, FORMATS, TABLE
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.registry import CSV, FORMATS, TABLE, Format, Style, Target
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
     CollectiveRow,
@@ -27,9 +26,8 @@ from gpubench.model.results.report import (
     RowsOfNode,
     Table,
 )
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
 from tests.formats.schema import SCHEMA, VALIDATOR
 
@@ -62,7 +60,7 @@ def test_the_list_of_formats_imports_none_of_them() -> None:
         "import sys, gpubench.formats.registry; print(*(name for name in sys.modules if name.startswith('gpubench.')))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert set(loaded) == {"gpubench.formats", "gpubench.formats.registry", "gpubench.formats.writer"}
+    assert set(loaded) == {"gpubench.formats", "gpubench.formats.registry"}
 
 
 def test_csv_is_rows_and_nothing_else() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats.sections import MOST_LINES
-from gpubench.formats.writer import Style, Target
-from gpubench.model.results.curves import OPEN_ENDED, charts
+from gpubench.formats.blocks import MOST_LINES
+from gpubench.formats.registry import Style, Target
+from gpubench.model.results.compare import OPEN_ENDED, charts
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from tests.cli.running import gpubench
 from tests.formats.sample import FINDING, HTML, METADATA, REPORT, ROW

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.document import DocumentRun
-from gpubench.formats.web.machine import figure
-from gpubench.formats.web.wiring import Machine, MachinePart, Reach, Wire, machines
+from gpubench.formats.json import DocumentRun
+from gpubench.formats.machine_picture import Machine, MachinePart, Reach, Wire, machine_figure, machines
 from gpubench.model.results.report import PAIRS_SECTION, PairRow, Record, Report, Row, Table
-from gpubench.model.results.topo.rows import TREE_SECTION, TreeRow
+from gpubench.model.results.topo import TREE_SECTION, TreeRow
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import METADATA
@@ -90,7 +89,7 @@ def finding(*subjects: str, severity: Verdict = Verdict.FAIL) -> Finding:
 
 
 def svg(machine: Machine) -> str:
-    return "".join(figure(machine))
+    return "".join(machine_figure(machine))
 
 
 def test_devices_hang_below_switches_and_sockets() -> None:

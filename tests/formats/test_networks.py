@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 import yaml
 
-from gpubench.formats.networks.fabric import DATA, EXPERT, PIPELINE, TENSOR, ExportedFabric
-from gpubench.formats.networks.registry import NETWORKS, SUFFIXES, network_text
-from gpubench.model.results.rows.plan import CurveRow
+from gpubench.formats.networks import DATA, EXPERT, NETWORKS, PIPELINE, SUFFIXES, TENSOR, ExportedFabric, network_text
+from gpubench.model.results.plan import CurveRow
 
 RANKS = 8
 

@@ -4,12 +4,10 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.formats.blocks import blocks
-from gpubench.formats.document import DocumentRun
-from gpubench.formats.registry import TABLE
-from gpubench.formats.sections import Grid
+from gpubench.formats.blocks import Grid, blocks
+from gpubench.formats.json import DocumentRun
+from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.formats.text.p2p import expected_lines, limit_lines, most_expected
-from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, REPORT

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.text.plot import plot_lines
-from gpubench.model.results.curves import OPEN_ENDED, Chart, CurveLine, Points, charts
+from gpubench.formats.lines import plot_lines
+from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points, charts
 from tests.cli.running import environment, gpubench
 from tests.formats.sample import ROW
 

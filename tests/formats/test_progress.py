@@ -9,7 +9,7 @@ from typing import TextIO
 
 import pytest
 
-from gpubench.formats.progress import ProgressBar, ProgressLines, duration, progress_on, time_left
+from gpubench.formats.presenter import ProgressBar, ProgressLines, duration, progress_on, time_left
 from tests.cli.running import ROOT, environment
 
 

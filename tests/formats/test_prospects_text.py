@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.text.machine.prospects import other_lines, prospect_lines, was_looked_at
-from gpubench.measure.topo.report import examine
+from gpubench.formats.table import other_lines, prospect_lines, was_looked_at
+from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuDirectFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report

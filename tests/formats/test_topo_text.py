@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.registry import TABLE
-from gpubench.formats.text.machine.tree import is_worth_drawing
-from gpubench.formats.text.page import Page
-from gpubench.formats.text.topo import TopoView
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.registry import TABLE, Style, Target
+from gpubench.formats.table import Page
+from gpubench.formats.text.topo import TopoView, is_worth_drawing
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.measure.topo import examine
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PcieLink, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Metadata, Report
-from gpubench.model.results.topo.rows import TreeRow
+from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, ROW
 from tests.together import together

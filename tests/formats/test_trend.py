@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats.web.trend import figure
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.html import trend_figure
+from gpubench.formats.registry import Style, Target
+from gpubench.model.results.history import Trend, TrendPoint
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
-from gpubench.model.results.trends import Trend, TrendPoint
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import HTML, METADATA, REPORT, ROW
@@ -28,7 +28,7 @@ def page(history: Path | None) -> str:
 
 def trend(*values: float, verdict: Verdict = Verdict.PASS) -> str:
     points = [TrendPoint(f"2026-11-{day:02}T08:00:00+00:00", each, verdict) for day, each in enumerate(values, 1)]
-    return "".join(figure(Trend("allreduce: peak busbw", tuple(points))))
+    return "".join(trend_figure(Trend("allreduce: peak busbw", tuple(points))))
 
 
 def test_a_page_without_a_folder_has_no_trend() -> None:

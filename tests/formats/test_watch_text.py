@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from gpubench.formats.text.watch import bar, broken, device_lines, frame_lines, plain_lines
-from gpubench.model.results.rows.watch import DeviceKind, JobRow, TrafficRow, Way
-from gpubench.model.results.watch.frame import WatchFrame
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, WatchFrame, Way
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.together import together
 
 

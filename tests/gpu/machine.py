@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import FIRST_NCCL_FOR_SHARED_GPUS
-from gpubench.hardware.node.nvml.library import read_driver
-from gpubench.hardware.process.mps import PIPES, mps_serves, sharing_settings
+from gpubench.hardware.host import PIPES, mps_serves, sharing_settings
+from gpubench.hardware.node.nvml import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, environment
 
 DRIVER = read_driver(os.environ)

@@ -7,19 +7,17 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpubench.collectives.record import Collective
+from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.collectives.request import SweepRequest
-from gpubench.hardware.cuda import device as cuda
+from gpubench.hardware import cuda
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import read_driver
-from gpubench.jobs.listeners import NullListener
-from gpubench.model.facts.launched_by import launched_by
-from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Sampling
+from gpubench.hardware.node.nvml import read_driver
+from gpubench.jobs.outputs import NullListener
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.terms.operation import Allocator, DataType, Placement, ReduceOp
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import Sampling
 from tests.fakes import faults
 from tests.fakes.one_variant import measure
 

@@ -9,13 +9,11 @@ from time import perf_counter
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.one_process import CudaCopies, open_copies
-from gpubench.hardware.node.nvml.link_counters import NvmlCounters
-from gpubench.measure.paths.counters import Meter
+from gpubench.hardware.copies import CudaCopies, open_copies
+from gpubench.hardware.node.nvml import NvmlCounters
+from gpubench.measure.paths.observed import Meter
 from gpubench.model.paths.p2p import Carried
-from gpubench.model.terms.copies import Engine, HostMemory, Place
-from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
-from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Engine, HostMemory, Place
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.memory import Memory, Region
 from tests.cli.running import gpubench

@@ -5,15 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.managed import CudaManaged, open_managed
-from gpubench.hardware.copies.one_process import CudaCopies, open_copies
-from gpubench.hardware.node.nvml.link_counters import NvmlCounters
-from gpubench.measure.p2p.one_process import CopyBench
+from gpubench.hardware.copies import CudaCopies, open_copies
+from gpubench.hardware.managed import CudaManaged, open_managed
+from gpubench.hardware.node.nvml import NvmlCounters
+from gpubench.measure.p2p.copies import CopyBench
 from gpubench.measure.p2p.request import ManagedCopy, Method, P2pRequest
 from gpubench.model.paths.p2p import MOVED_SHARE
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.model.terms.managed import ManagedWay
-from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.operation import Block, DataPattern, DataType, ManagedWay
 from gpubench.ports.managed import HOST
 from tests.gpu.machine import DRIVER, has_gpu
 

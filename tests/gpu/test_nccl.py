@@ -12,9 +12,8 @@ import pytest
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.cuda.device import CudaDevice, open_device
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.hardware.cuda import CudaDevice, open_device
+from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun_command
 from tests.gpu.machine import DRIVER, RANKS, SHARES, gpu_of_rank, has_gpu, launch, launched, several_ranks, under_mpirun
 

@@ -76,8 +76,8 @@ def node_per_rank() -> int:
     from gpubench.cli.signature import options_from
     from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs import rank
-    from gpubench.jobs.p2p.ranks import P2pRanksJob
-    from gpubench.model.facts.launched_by import launched_by
+    from gpubench.jobs.p2p import P2pRanksJob
+    from gpubench.model.facts.environment import launched_by
 
     launch = launched_by(os.environ)
     assert launch is not None

@@ -2,10 +2,8 @@
 
 import pytest
 
-from gpubench.hardware.compute.torch_block import time_blocks
-from gpubench.hardware.compute.torch_host import time_host
-from gpubench.model.workload.layout import Sharding
-from gpubench.model.workload.transformer import TransformerModel
+from gpubench.hardware.compute import time_blocks, time_host
+from gpubench.model.workload import Sharding, TransformerModel
 from tests.gpu.machine import has_gpu
 
 pytestmark = [pytest.mark.gpu, has_gpu]

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.hardware.recorded import read_recording
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.topo.sections import SECTIONS
+from gpubench.model.results.report import TOPO_SECTIONS
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from tests.cli.running import environment, gpubench, mpirun
 from tests.gpu.machine import DRIVER, has_gpu
@@ -85,7 +85,7 @@ def test_nvlinks_are_those_of_nvidia_smi(document: dict[str, Any]) -> None:
 
 
 def test_nothing_is_missing_on_a_machine_that_answers(document: dict[str, Any]) -> None:
-    assert [name for name in SECTIONS if name not in document] == []
+    assert [name for name in TOPO_SECTIONS if name not in document] == []
     assert len(document["pairs"]) == len(document["matrix"]) * (len(document["matrix"]) - 1)
     assert {row["origin"] for row in document["pairs"]} <= {"measured"}
     assert document["metadata"]["source"] is None

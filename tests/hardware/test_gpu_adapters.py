@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.cuda import device as cuda
+from gpubench.hardware import cuda
 from gpubench.hardware.nccl import backend as nccl
-from gpubench.hardware.node.nvml.library import Driver, open_library, read_driver, visible_count
+from gpubench.hardware.node.nvml import Driver, open_library, read_driver, visible_count
 from tests.fakes import cupy_on_numpy
 
 
@@ -50,7 +50,7 @@ def test_the_driver_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_host_without_the_library_is_told_as_pynvml_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    monkeypatch.setattr("gpubench.hardware.node.nvml.library._FILE", "libno-nvml.so.1")
+    monkeypatch.setattr("gpubench.hardware.node.nvml._FILE", "libno-nvml.so.1")
     told = read_driver({})
     assert "pynvml" not in sys.modules
     assert open_library() is None
@@ -256,7 +256,7 @@ def test_the_origin_of_a_symbol_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpubench.hardware.mpi.one_process import AloneGroup
+    from gpubench.hardware.mpi.group import AloneGroup
     from gpubench.model.terms.operation import DataType
     from gpubench.ports.memory import Region
 

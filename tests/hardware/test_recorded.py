@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.process import read_rank_facts
 from gpubench.hardware.recorded import check_recordable, read_recording, write_recording
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines import limits
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers import limits
 
 NODE = Snapshot(host="node1", origin=Origin.SIMULATED, source="a test")
 

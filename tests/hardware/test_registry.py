@@ -8,13 +8,12 @@ from typing import Any, cast
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.registry import BACKENDS, BackendSetup, backend_named, default_backend
-from gpubench.model.facts.backends import BACKEND_NAMES
-from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.sweep import parse_sizes
+from gpubench.model.facts.process import BACKEND_NAMES
+from gpubench.model.terms.operation import Allocator, DataType
+from gpubench.model.terms.units import parse_sizes
 
 
 def setup(**given: Any) -> BackendSetup:

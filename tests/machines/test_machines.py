@@ -15,18 +15,16 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.registry import CSV, TABLE
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.registry import CSV, TABLE, Format, Style, Target
 from gpubench.hardware.recorded import read_recording
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.measure.topo import examine
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import PAIR_COLUMNS, Metadata, Report
+from gpubench.model.results.report import PAIR_COLUMNS, TOPO_SECTIONS, Metadata, Report
 from gpubench.model.results.sentence import sentence
-from gpubench.model.results.topo.sections import SECTIONS
-from gpubench.readers.machines.registry import read_file
+from gpubench.readers.registry import read_file
 from tests.formats.sample import JSON, JSONL
 from tests.formats.schema import VALIDATOR
 
@@ -88,7 +86,7 @@ def test_output_is_as_approved(machine: str, format_: Format, request: pytest.Fi
 def test_json_holds_every_section_and_validates(machine: str) -> None:
     document = json.loads(written(machine, JSON))
     VALIDATOR.validate(document)
-    assert list(document)[6:] == list(SECTIONS)
+    assert list(document)[6:] == list(TOPO_SECTIONS)
     names = set(document["matrix"])
     for source, row in document["matrix"].items():
         assert set(row) == names
@@ -104,7 +102,7 @@ def test_json_lines_say_what_json_says(machine: str) -> None:
     assert (lines[0]["kind"], lines[-1]["kind"]) == ("metadata", "report")
     assert lines[-1]["findings"] == document["findings"]
     assert {name: value for name, value in lines[0].items() if name != "kind"} == document["metadata"]
-    sections: dict[str, Any] = {name: type(document[name])() for name in SECTIONS[:-1]}
+    sections: dict[str, Any] = {name: type(document[name])() for name in TOPO_SECTIONS[:-1]}
     for line in lines[1:-1]:
         section = sections[line.pop("kind")]
         if isinstance(section, dict):
@@ -126,7 +124,7 @@ def test_csv_has_a_row_for_every_ordered_pair(machine: str) -> None:
 @machines
 def test_csv_shows_the_section_asked_for(machine: str) -> None:
     document = json.loads(written(machine, JSON))
-    for section in SECTIONS:
+    for section in TOPO_SECTIONS:
         lines = list(csv.reader(io.StringIO(written(machine, CSV, section))))
         assert (section, len(lines)) == (section, len(document[section]) + 1)
         assert (section, len({len(line) for line in lines})) == (section, 1)

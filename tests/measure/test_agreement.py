@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.jobs.agreement import AgreedError, agree
+from gpubench.jobs.rank import AgreedError, agree
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.node.nvml import Driver
 
 RANKS = 4
 GPUS = int(os.environ.get("GPUBENCH_TEST_GPUS", RANKS))

@@ -7,15 +7,12 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpubench.hardware.mpi.calls import MpiCalls
-from gpubench.hardware.mpi.host import HostBackend
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.model.facts.mpi_support import MpiSupport, OperationTrial, TrialOutcome
+from gpubench.hardware.mpi.backends import HostBackend
+from gpubench.hardware.mpi.group import MpiCalls
+from gpubench.hardware.node.nvml import Driver
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice, nccl_version
-from gpubench.model.terms.operation import DataType, ReduceOp
-from gpubench.model.terms.progress import Progress
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.operation import Algorithm, DataType, NcclChoice, ReduceOp, nccl_version
+from gpubench.model.terms.ranks import Progress, RankIdentity
 from gpubench.ports.group import Group
 from gpubench.ports.launch import Launch
 from gpubench.ports.link_counters import LinkBytes
@@ -109,31 +106,6 @@ class Backend(HostBackend):
         return seconds
 
 
-class HandedMpi(HostBackend):
-    """MPI on CPU buffers that says they are a GPU's."""
-
-    name = "mpi"
-
-    def __init__(self, group: Any, _device: object, progress: Progress) -> None:
-        super().__init__(group, RANKS, progress=progress)
-
-
-def tried(operations: Sequence[str], _command: object, completed: Any) -> MpiSupport:
-    """An MPI that crashes in the operations that are named, and does the others right."""
-    bad = os.environ.get("GPUBENCH_TEST_MPI_CRASHES", "").split(",")
-    trials = []
-    for name in operations:
-        completed()
-        ends = (TrialOutcome.CRASHED, TrialOutcome.UNKNOWN) if name in bad else (TrialOutcome.RIGHT,) * 2
-        said = "signal 11 (SIGSEGV)" if name in bad else ""
-        trials += [
-            OperationTrial(operation=name, size_bytes=size, outcome=end, seconds=2.5, said=said)
-            for size, end in zip((1024, 2**20), ends, strict=True)
-        ]
-    claims = {"MPIX_Query_cuda_support": "no"}
-    return MpiSupport(library="Open MPI v4.1.6", asked=operations[0], trials=trials, claims=claims, seconds=5.0)
-
-
 class ToldCalls(MpiCalls):
     """What a communicator makes that was told what to use: the last line about each operation names just that."""
 
@@ -210,10 +182,10 @@ class Counters:
 def open_gpu(
     _group: Group, identity: RankIdentity, _ranks: int, _driver: Driver, *, shared: bool
 ) -> tuple[int, RankIdentity]:
-    from gpubench.jobs import gpus
+    from gpubench.jobs import rank
 
     assert shared
     gpu = h200s().gpus[identity.rank % GPUS]
     mps = "GPUBENCH_TEST_MPS" in os.environ
     found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, mps=mps)
-    return identity.rank, gpus.identify(identity, cast("Any", found))
+    return identity.rank, rank.identify(identity, cast("Any", found))

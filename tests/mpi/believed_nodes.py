@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.hardware.launch.interpreter import module_command
+from gpubench.hardware.launch import module_command
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.timing.host_copy import copy_seconds
-from gpubench.jobs.check import child_commands as check_measure
-from gpubench.jobs.check import measuring
-from gpubench.jobs.check import ranks as check_ranks
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.hardware.timing import copy_seconds
+from gpubench.jobs import check
+from gpubench.jobs import check as check_measure
+from gpubench.jobs import check as check_ranks
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.verdict import Origin
 
 SMALL_SIZES = (2**10, 2**16)
 """Reduced by CPUs: the sizes of GPUs are gigabytes."""
@@ -47,7 +47,7 @@ def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
         (check_ranks, "probe", probe),
         (check_ranks, "own_process", own_facts),
         (check_measure, "module_command", command),
-        (measuring, "GPU_SIZES", SMALL_SIZES),
+        (check, "GPU_SIZES", SMALL_SIZES),
     )
     for owner, name, stub in stubs:
         setattr(owner, name, stub)

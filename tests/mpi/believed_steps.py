@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 from typing import Any
 
-from gpubench.model.facts.gpu_load import GpuLoad
+from gpubench.model.facts.health import GpuLoad
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.overlap.asked import Partner
-from gpubench.model.terms.overlap.steps import StepMarks, StepOrder, TimeSpan
+from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder, TimeSpan
 from gpubench.ports.launch import Launch
 
 OPERATION_SECONDS = 0.5e-3

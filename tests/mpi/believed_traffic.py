@@ -5,15 +5,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from gpubench.hardware.node import probe as probing
+from gpubench.hardware import probe as probing
+from gpubench.hardware.simulated.links import SimulatedTraffic
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.simulated.traffic import SimulatedTraffic
 from gpubench.jobs import rank as ranks
-from gpubench.jobs.watch import readers
+from gpubench.jobs import watch
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.verdict import Origin
 from tests.mpi.on_import import put_everywhere
 
 
@@ -37,4 +37,4 @@ def install(number: int, machine: str, *faults: str) -> None:
 
     put_everywhere(probing, "probe", probe)
     put_everywhere(ranks, "own_identity", own_identity)
-    put_everywhere(readers, "reader_here", reader)
+    put_everywhere(watch, "reader_here", reader)

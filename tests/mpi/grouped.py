@@ -8,20 +8,19 @@ from time import perf_counter, sleep
 
 import pytest
 
+from gpubench.collectives.record import SweepRequest
 from gpubench.collectives.registry import COLLECTIVES, SUMMARIES
-from gpubench.collectives.request import SweepRequest
-from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.mpi import backends
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi import host
 from gpubench.hardware.mpi.trial import SIZES_BYTES, wrong_elements
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.timing.native_loop import CallTable
-from gpubench.hardware.timing.starting_line import StartingLine
-from gpubench.jobs.listeners import NullListener
-from gpubench.model.facts.launched_by import LaunchedBy
+from gpubench.hardware.node.nvml import Driver
+from gpubench.hardware.timing import CallTable, StartingLine
+from gpubench.jobs.outputs import NullListener
+from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Sampling
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import Sampling
 from tests.fakes import cupy_on_numpy
 from tests.fakes.one_variant import measure
 
@@ -76,7 +75,7 @@ def check_pieces(group: mpi.MpiGroup, most_elements: int, sizes: tuple[int, ...]
             graph_replays=0,
             check=True,
         )
-        backend = host.HostBackend(group, group.size, most_elements)
+        backend = backends.HostBackend(group, group.size, most_elements)
         report = measure(request, group, backend, identities, NullListener())
         assert report.verdict == "PASS", (collective.name, report)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.launch.launcher import Flavour, find_launcher
+from gpubench.hardware.launch import Flavour, find_launcher
 from tests.cli.running import ROOT, environment
 
 SECONDS_TO_SPEAK = 60

@@ -8,9 +8,9 @@ import sys
 
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.mpi import backends
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi import host
-from gpubench.model.facts.launched_by import LaunchedBy
+from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.memory import Region
 
@@ -18,7 +18,7 @@ from gpubench.ports.memory import Region
 def main(size: int) -> None:
     group = mpi.start(LaunchedBy("test", 0, 1))
     rank, ranks, root = group.rank, group.size, 1
-    backend = host.HostBackend(group, ranks)
+    backend = backends.HostBackend(group, ranks)
     send, receive = backend.allocate(size), backend.allocate(size)
     for collective in COLLECTIVES:
         layout = collective.layout(size, DataType.INT8, ranks)

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from gpubench.hardware.launch.launcher import Flavour, find_launcher, start
+from gpubench.hardware.launch import Flavour, find_launcher, start
 from tests.cli import forking, running
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment
 from tests.mpi.believed_driver import RANKS

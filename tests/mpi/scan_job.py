@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpubench.hardware.launch.launcher import find_launcher
+from gpubench.hardware.launch import find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment
 
 DEADLINE = 2.0

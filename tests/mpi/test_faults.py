@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.ranks import Phase
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, document_so_far, environment, mpirun_command
 
 pytestmark = pytest.mark.mpi

@@ -139,7 +139,7 @@ def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
         "print('imported beside MPI', begun and not MPI.Is_finalized(), flush=True)"
     )
     script = (
-        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.launched_by import LaunchedBy; "
+        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.environment import LaunchedBy; "
         "mpi.start(LaunchedBy('test', 0, 1), ('beside',)); mpi.finish()"
     )
     command = [mpirun_command(1)[0], "-n", "2", sys.executable, "-c", script]
@@ -152,11 +152,11 @@ def test_what_is_imported_beside_a_rank_changes_no_variable() -> None:
     """A getenv of the rank's own at that moment crashes: nvmlInit's did, while NumPy was imported."""
     script = (
         "import sys, threading; from gpubench.hardware.mpi import group as mpi; "
-        "from gpubench.jobs.collective import rank_plan; "
-        "from gpubench.model.facts.launched_by import LaunchedBy; changed = []; "
+        "from gpubench.jobs.collective import job; "
+        "from gpubench.model.facts.environment import LaunchedBy; changed = []; "
         "sys.addaudithook(lambda event, words: changed.append(words) if event in ('os.putenv', 'os.unsetenv') "
         "and threading.current_thread() is not threading.main_thread() else None); "
-        "mpi.start(LaunchedBy('test', 0, 1), rank_plan.ON_GPUS + rank_plan.ON_HOSTS); mpi.finish(); "
+        "mpi.start(LaunchedBy('test', 0, 1), job.ON_GPUS + job.ON_HOSTS); mpi.finish(); "
         "print('numpy' in sys.modules, changed)"
     )
     command = [mpirun_command(1)[0], "-n", "1", sys.executable, "-c", script]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.node.nvml.library import read_driver
-from gpubench.jobs.collective.overlap.rank_job import check_caps, check_memory, check_ranks
-from gpubench.model.terms.overlap.asked import OverlapAsked, Partner
+from gpubench.hardware.node.nvml import read_driver
+from gpubench.jobs.collective.overlap import check_caps, check_memory, check_ranks
+from gpubench.model.terms.overlap import OverlapAsked, Partner
 from tests.cli import running
 from tests.mpi import kept
 from tests.mpi.test_evidence import believing, document_of

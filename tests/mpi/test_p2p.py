@@ -15,23 +15,20 @@ import pytest
 
 from gpubench.cli.commands.p2p import P2pOptions
 from gpubench.cli.signature import options_from
-from gpubench.hardware.cuda.device import GpuIdentity
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.cuda import GpuIdentity
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.agreement import AgreedError
-from gpubench.jobs.gpus import identify
-from gpubench.jobs.p2p import ranks as p2p_ranks
-from gpubench.jobs.p2p.plan import P2pPlan
-from gpubench.jobs.p2p.ranks import P2pRanksJob
-from gpubench.jobs.p2p.requests import request_for_ranks
-from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.jobs import p2p as p2p_ranks
+from gpubench.jobs.p2p import P2pRanksJob, request_for_ranks
+from gpubench.jobs.plans import P2pPlan
+from gpubench.jobs.rank import AgreedError, identify
+from gpubench.measure.p2p.request import CopyMachine, machine_of_ranks
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
-from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import Phase, RankIdentity
+from gpubench.model.terms.verdict import Origin
 from gpubench.ports.link_counters import LinkBytes
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
@@ -111,9 +108,9 @@ class Cluster:
         monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist's
         monkeypatch.setattr("gpubench.jobs.rank._nodes_by_name", lambda group: (places, group.rank % 2))
         monkeypatch.setattr("gpubench.hardware.mpi.group.library_version", lambda: "Open MPI of a test")
-        monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
-        monkeypatch.setattr("gpubench.jobs.gpus.read_driver", lambda _environment: self.driver)
-        monkeypatch.setattr("gpubench.hardware.node.probe.probe", lambda _seconds, _environment: self.node)
+        monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
+        monkeypatch.setattr("gpubench.jobs.rank.read_driver", lambda _environment: self.driver)
+        monkeypatch.setattr("gpubench.hardware.probe.probe", lambda _seconds, _environment: self.node)
         stubs: dict[str, Any] = {
             "open_gpu": self.open_gpu,
             "NcclLibrary": lambda: SimpleNamespace(trouble=str, abort=lambda: None),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.launch.launcher import Flavour, find_launcher
+from gpubench.hardware.launch import Flavour, find_launcher
 from tests.cli.running import gpubench, mpirun
 from tests.mpi import kept
 from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent

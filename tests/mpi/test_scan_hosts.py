@@ -29,6 +29,9 @@ SLOW = ("tbf", "rate", "100mbit", "burst", "128kb", "latency", "50ms")
 DROPPING = ("tbf", "rate", "200mbit", "burst", "64kb", "limit", "3kb")
 """A queue of two packets: whatever comes in a burst is lost."""
 
+MOST_SCANS = 5
+"""Of a machine so busy that its cores, and not the cables, decide: a scan says so, and is made again."""
+
 WORKER = b"gpubench.hardware.scan.worker"
 SECONDS = 120.0
 SECONDS_TO_BE_LEFT = 60.0
@@ -110,8 +113,15 @@ def check_named(hosts: Hosts, report: Mapping[str, Any], number: int, kinds: tup
 
 def test_a_cable_at_half_its_rate_is_named_with_what_it_carries(few_hosts: Hosts, tmp_path: Path) -> None:
     shape(few_hosts, 3, SLOW)
-    with few_hosts.job(*words(tmp_path)) as job:
-        part = check_named(few_hosts, report_of(tmp_path, job), 3, ("node",))
+    report: Mapping[str, Any] = {}
+    for attempt in range(MOST_SCANS):
+        folder = tmp_path / f"{attempt}"
+        folder.mkdir()
+        with few_hosts.job(*words(folder)) as job:
+            report = report_of(folder, job)
+        if not any(each["id"] == "scan-too-noisy" for each in report["findings"]):
+            break
+    part = check_named(few_hosts, report, 3, ("node",))
     assert part["percent"] == pytest.approx(50, abs=12)
 
 

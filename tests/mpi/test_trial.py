@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from gpubench.hardware.mpi.support import TrialCommand, read_support
-from gpubench.model.facts.mpi_support import TrialOutcome
+from gpubench.hardware.mpi.backends import TrialCommand, read_support
+from gpubench.model.facts.process import TrialOutcome
 from tests.cli.running import MPI_ENVIRONMENT, environment, mpirun_command
 
 pytestmark = pytest.mark.mpi

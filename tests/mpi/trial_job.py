@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from gpubench.hardware.mpi import trial
-from gpubench.hardware.mpi.calls import MpiCalls
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.mpi.group import MpiCalls
+from gpubench.hardware.node.nvml import Driver
 from tests.fakes import cupy_on_numpy
 
 if __name__ == "__main__":

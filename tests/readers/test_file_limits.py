@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from gpubench import profiles as profile_limits
 from gpubench.errors import UsageError
-from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.process import read_rank_facts
 from gpubench.hardware.recorded import read_recording, read_samples, write_recording
 from gpubench.model.facts.snapshot import GpuFacts, PairFacts, Snapshot
-from gpubench.model.terms.origin import Origin
-from gpubench.profiles import limits as profile_limits
-from gpubench.profiles.files import folder, own_profiles, read_file, read_profile
-from gpubench.readers.documents import limits as document_limits
-from gpubench.readers.documents.json_lines import load_json
-from gpubench.readers.machines import limits as machine_limits
-from gpubench.readers.machines.registry import read_file as read_machine
-from gpubench.readers.results import limits as result_limits
-from gpubench.readers.results.registry import read_results
+from gpubench.model.terms.verdict import Origin
+from gpubench.profiles import folder, own_profiles, read_file, read_profile
+from gpubench.readers import limits as document_limits
+from gpubench.readers import limits as machine_limits
+from gpubench.readers import limits as result_limits
+from gpubench.readers.documents import load_json
+from gpubench.readers.registry import read_file as read_machine
+from gpubench.readers.registry import read_results
 from tests.cli.running import ROOT
 
 NODES = [
@@ -47,10 +47,10 @@ def recording(tmp_path: Path) -> Path:
     ("limit", "said"),
     [
         ("MOST_NODES", "has more than 2 nodes"),
-        ("MOST_PAIRS", "snapshot.pairs has 12 entries"),
+        ("MOST_MACHINE_PAIRS", "snapshot.pairs has 12 entries"),
         ("MOST_NODE_BYTES", "n0.json has more than 0 MiB"),
         ("MOST_NODES_BYTES", "have more than 0 MiB"),
-        ("MOST_RANKS", "has more than 2 lines"),
+        ("MOST_RECORDED_RANKS", "has more than 2 lines"),
         ("MOST_RANKS_BYTES", "ranks.jsonl has more than 0 MiB"),
     ],
 )
@@ -113,9 +113,9 @@ def test_json_within_the_limits_is_read() -> None:
 @pytest.mark.parametrize(
     ("limit", "source", "said"),
     [
-        ("MOST_LINES", "all_reduce.txt", r"all_reduce.txt has \d+ lines"),
+        ("MOST_RESULT_LINES", "all_reduce.txt", r"all_reduce.txt has \d+ lines"),
         ("MOST_ROWS", "all_reduce.txt", r"all_reduce.txt has \d+ rows"),
-        ("MOST_RANKS", "all_reduce.txt", "a run of 4 ranks"),
+        ("MOST_RESULT_RANKS", "all_reduce.txt", "a run of 4 ranks"),
     ],
 )
 def test_results_are_read_within_limits(limit: str, source: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

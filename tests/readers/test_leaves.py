@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.measure.scan.exclusions import slurm_hostlist
+from gpubench.measure.scan.report import slurm_hostlist
 from gpubench.readers.leaves import expand_hostlist, leaves_of, read_leaves
 
 TOPOLOGY = """

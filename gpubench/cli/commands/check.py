@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.profile import check_profile, expected_gpus
-from gpubench.cli.options.recording import RecordingOptions
-from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import completed, flag, given_words, option, sharing_ranks, step_timeout, typer_app
+from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions, check_profile, expected_gpus
+from gpubench.cli.signature import MEASURE, completed, flag, given_words, option, sharing_ranks, step_timeout, typer_app
 from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
-    from gpubench.jobs.check.plan import CheckPlan
+    from gpubench.jobs.check import CheckPlan
 
 HELP = """
 Finds the profile of the machine, reads its facts, measures copies between all GPUs and with host memory and all-reduce
@@ -84,8 +80,7 @@ class CheckOptions:
 
         `also` are sections that the report has beside those of a check.
         """
-        from gpubench.jobs.check.job import SECTIONS
-        from gpubench.jobs.check.plan import FACTS_TIMEOUT_S, CheckPlan, Depth
+        from gpubench.jobs.check import FACTS_TIMEOUT_S, SECTIONS, CheckPlan, Depth
         from gpubench.jobs.sources import source_of
 
         if self.hosts == "":
@@ -130,12 +125,12 @@ def app(command: Command) -> typer.Typer:
 
 
 def _run(options: CheckOptions) -> int:
-    from gpubench.jobs.check import job
+    from gpubench.jobs import check
 
     plan = options.plan()
     if not (options.hosts or options.slurm):
-        return job.run(plan, sys.argv[1:])
-    from gpubench.jobs.check.several_hosts import run_there
+        return check.run(plan, sys.argv[1:])
+    from gpubench.jobs.several_hosts import run_there
 
     hosts = None if options.slurm else Path(options.hosts or "")
     own = given_words(replace(options, hosts=None, slurm=False), PresentationOptions)
@@ -143,9 +138,9 @@ def _run(options: CheckOptions) -> int:
 
 
 def _run_briefly(options: CheckOptions) -> int:
-    from gpubench.jobs.check import job
-    from gpubench.jobs.check.plan import Depth
+    from gpubench.jobs import check
+    from gpubench.jobs.check import Depth
 
     plan = options.plan(also=("nodes", "gpus", "nics"))
     depth = plan.depth if plan.depth is Depth.QUICK else Depth.BRIEF
-    return job.run(replace(plan, depth=depth, brief=True), sys.argv[1:])
+    return check.run(replace(plan, depth=depth, brief=True), sys.argv[1:])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options.choices import parse_collective
-from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.options import PresentationOptions, parse_collective
 from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError
 
@@ -106,7 +105,7 @@ class CompareOptions:
 
     def _against(self, name: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """The baseline of that name, and the one file that is named, which is the new one."""
-        from gpubench.readers.results.baselines import find_baseline
+        from gpubench.readers.results.history import find_baseline
 
         if self.base_file is None or self.new_file is not None:
             raise UsageError(

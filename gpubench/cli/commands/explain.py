@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.options import PresentationOptions
 from gpubench.cli.signature import app_of, flag
 
 if TYPE_CHECKING:

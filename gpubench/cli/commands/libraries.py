@@ -4,8 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.recording import RecordingOptions
+from gpubench.cli.options import PresentationOptions, RecordingOptions
 from gpubench.cli.signature import app_of, flag, option
 
 if TYPE_CHECKING:

@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.cli.options.choices import parse_choices, unknown_word
-from gpubench.cli.options.nccl_tests import parse_dtypes
-from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.profile import PROFILE, check_profile
-from gpubench.cli.options.simulation import SimulationOptions
+from gpubench.cli.options import (
+    PROFILE,
+    PresentationOptions,
+    SimulationOptions,
+    check_profile,
+    parse_choices,
+    parse_dtypes,
+    unknown_word,
+)
 from gpubench.cli.signature import app_of, completed, flag, option, sharing_ranks
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import UsageError
-from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement
-from gpubench.model.terms.overlap.asked import (
+from gpubench.model.terms.overlap import (
     DEFAULT_CTAS,
     DEFAULT_GEMM_SIDE,
     DEFAULT_SECONDS,
@@ -25,10 +29,10 @@ from gpubench.model.terms.overlap.asked import (
     Partner,
     parse_ctas,
 )
-from gpubench.model.terms.sweep import parse_sizes
+from gpubench.model.terms.units import parse_sizes
 
 if TYPE_CHECKING:
-    from gpubench.collectives.request import SweepRequest
+    from gpubench.collectives.record import SweepRequest
 
 HELP = """
 What a collective and computation cost each other when both run: each alone, then together, sustained until clocks and
@@ -97,7 +101,7 @@ class OverlapOptions:
     def plan(self) -> tuple[CollectivePlan, OverlapAsked]:
         """The plan of the collective and the computation beside it; UsageError for anything that cannot be."""
         from gpubench.jobs.sources import source_of
-        from gpubench.model.results.rows.overlap import SECTIONS
+        from gpubench.model.results.overlap import SECTIONS
 
         check_profile(self.profile)
         if self.nccl_library is not None and not Path(self.nccl_library).is_file():
@@ -136,7 +140,7 @@ class OverlapOptions:
         return plan, asked
 
     def _request(self) -> "SweepRequest":
-        from gpubench.collectives.request import SweepRequest
+        from gpubench.collectives.record import SweepRequest
 
         if self.collective not in SUMMARIES:
             raise unknown_word("--collective", self.collective, tuple(SUMMARIES))
@@ -156,10 +160,10 @@ class OverlapOptions:
 
 
 def _run(options: OverlapOptions) -> int:
-    from gpubench.jobs.overlap import job
+    from gpubench.jobs.collective import job
 
     plan, asked = options.plan()
-    return job.run(plan, asked, sys.argv[1:])
+    return job.run_overlap(plan, asked, sys.argv[1:])
 
 
 app = app_of(HELP, OverlapOptions, _run)

@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from gpubench.cli.options.choices import parse_choices
-from gpubench.cli.options.presentation import PLOT, PresentationOptions
-from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
-from gpubench.cli.options.recording import RecordingOptions
-from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import app_of, completed, flag, option, step_timeout
+from gpubench.cli.options import (
+    PLOT,
+    PROFILE,
+    PresentationOptions,
+    RecordingOptions,
+    SimulationOptions,
+    check_profile,
+    expected_gpus,
+    parse_choices,
+)
+from gpubench.cli.signature import MEASURE, app_of, completed, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.p2p.plan import As, MemoryKind, P2pPlan
-from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.terms.sweep import parse_sizes
+from gpubench.jobs.plans import As, MemoryKind, P2pPlan
+from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.terms.units import parse_sizes
 
 if TYPE_CHECKING:
     from gpubench.formats.presentation import Presentation
@@ -87,7 +91,7 @@ class P2pOptions:
 
     def plan(self) -> P2pPlan:
         """The plan that these options ask for; UsageError for anything that cannot be, with the next step."""
-        from gpubench.jobs.p2p.job import SECTIONS
+        from gpubench.jobs.p2p import SECTIONS
         from gpubench.jobs.sources import source_of
 
         like = None if self.like is None else parse_choices("--as", [self.like], As)[0]
@@ -151,9 +155,9 @@ def _check_managed(like: str | None, sizes: tuple[int, ...] | None) -> None:
 
 
 def _run(options: P2pOptions) -> int:
-    from gpubench.jobs.p2p import job
+    from gpubench.jobs import p2p
 
-    return job.run(options.plan(), sys.argv[1:])
+    return p2p.run(options.plan(), sys.argv[1:])
 
 
 app = app_of(HELP, P2pOptions, _run)

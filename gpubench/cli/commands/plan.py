@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.options import PresentationOptions
 from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
-    from gpubench.jobs.plan.plan import ExportTarget, TrainingPlan
-    from gpubench.model.workload.transformer import TransformerModel
+    from gpubench.jobs.planned_machine import ExportTarget, TrainingPlan
+    from gpubench.model.workload import TransformerModel
 
 HELP = """
 What this fabric, as measured, makes of a training step: the milliseconds that communication costs, the best bucket, how
@@ -86,8 +86,8 @@ class PlanOptions:
 
     def plan(self) -> "TrainingPlan":
         """The plan that these options ask for; UsageError for what does not fit together."""
-        from gpubench.jobs.plan.job import SECTIONS, parse_memory
-        from gpubench.jobs.plan.plan import TrainingPlan
+        from gpubench.jobs.plan import SECTIONS, parse_memory
+        from gpubench.jobs.planned_machine import TrainingPlan
 
         self._check()
         model, notes = self._model()
@@ -122,7 +122,7 @@ class PlanOptions:
 
     def _check(self) -> None:
         """Raise UsageError for options of which only one can be."""
-        from gpubench.cli.options.choices import unknown_word
+        from gpubench.cli.options import unknown_word
 
         if self.optimizer not in ("adam", "none"):
             raise unknown_word("--optimizer", self.optimizer, ("adam", "none"))
@@ -137,8 +137,8 @@ class PlanOptions:
             raise exclusive(("--global-batch", "--microbatches"), "one of them: each follows from the other")
 
     def _model(self) -> "tuple[TransformerModel, list[str]]":
-        from gpubench.model.workload.transformer import model_of_parameters
-        from gpubench.readers.workload.model_file import USUAL_SEQUENCE, parse_parameters, read_model
+        from gpubench.model.workload import model_of_parameters
+        from gpubench.readers.workload import USUAL_SEQUENCE, parse_parameters, read_model
 
         if (self.model_file is None) == (self.parameters is None):
             given = "neither MODEL nor --parameters" if self.parameters is None else "MODEL and --parameters"
@@ -157,9 +157,9 @@ class PlanOptions:
 
 
 def _export(text: str) -> "ExportTarget":
-    from gpubench.cli.options.choices import unknown_word
-    from gpubench.formats.networks.registry import NETWORKS, SUFFIXES
-    from gpubench.jobs.plan.plan import ExportTarget
+    from gpubench.cli.options import unknown_word
+    from gpubench.formats.networks import NETWORKS, SUFFIXES
+    from gpubench.jobs.planned_machine import ExportTarget
 
     program, _, path = text.partition(":")
     if program not in NETWORKS:
@@ -168,9 +168,9 @@ def _export(text: str) -> "ExportTarget":
 
 
 def _run(options: PlanOptions) -> int:
-    from gpubench.jobs.plan import job
+    from gpubench.jobs import plan
 
-    return job.run(options.plan(), sys.argv[1:])
+    return plan.run(options.plan(), sys.argv[1:])
 
 
 app = app_of(HELP, PlanOptions, _run)

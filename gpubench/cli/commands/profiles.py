@@ -36,7 +36,7 @@ _app = typer.Typer(
 
 def _known_names(incomplete: str) -> list[str]:
     """What completes the name of a profile."""
-    from gpubench.cli.completion import words_for
+    from gpubench.cli.defaults import words_for
 
     return words_for("profile", incomplete)
 
@@ -64,7 +64,7 @@ def _without_command(context: typer.Context) -> None:
 @_app.command("list")
 def list_profiles() -> None:
     """Every profile: its name, its GPUs, how many values it has and of which kinds."""
-    from gpubench.profiles.files import all_profiles, own_folder, own_profiles
+    from gpubench.profiles import all_profiles, own_folder, own_profiles
 
     own = own_profiles(os.environ)
     rows = [*(("yours", each) for each in own), *(("", each) for each in all_profiles())]
@@ -79,7 +79,7 @@ def list_profiles() -> None:
 @_app.command("show")
 def show(name: _NAMED) -> None:
     """One profile: the machine, and every expected value with its kind and source."""
-    from gpubench.profiles.files import find
+    from gpubench.profiles import find
 
     profile = find(name, os.environ)
     say(*_described(profile))
@@ -89,9 +89,8 @@ def show(name: _NAMED) -> None:
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
     from gpubench.errors import no_gpu
-    from gpubench.jobs.simulation import simulation_of
-    from gpubench.jobs.sources import source_of
-    from gpubench.profiles.nodes import profile_for
+    from gpubench.jobs.sources import simulation_of, source_of
+    from gpubench.profiles import profile_for
 
     simulation = None if simulate is None else simulation_of(simulate, (), 0)
     node = source_of(timeout, simulation=simulation).machines().nodes[0]
@@ -112,7 +111,7 @@ def lint(files: _FILES = None) -> None:
     """Refuse what cannot be right: exit 2 for the first file that is, with its key."""
     from gpubench.collectives.registry import SUMMARIES
     from gpubench.errors import invalid_choice
-    from gpubench.profiles.files import all_profiles, own_profiles, read_file
+    from gpubench.profiles import all_profiles, own_profiles, read_file
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
     for profile in checked:
@@ -136,7 +135,7 @@ def learn(
     ] = None,
 ) -> None:
     """Write a profile from results: median and spread over runs and siblings; outliers are shown and left out."""
-    from gpubench.jobs.learn import learned
+    from gpubench.jobs.compare import learned
 
     text, notes = learned(results, name=name, like=like, environment=os.environ)
     for note in notes:

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options.choices import parse_collective
-from gpubench.cli.options.presentation import PLOT, PresentationOptions
+from gpubench.cli.options import PLOT, PresentationOptions, parse_collective
 from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
-    from gpubench.jobs.judged_results import JudgePlan
-    from gpubench.jobs.report import ReportPlan
+    from gpubench.jobs.report import JudgePlan, ReportPlan
 
 HELP = """
 A result of gpubench's own (.json or .jsonl of --output, of any command) is shown as it was; verdict, findings and exit
@@ -63,11 +61,10 @@ class ReportOptions:
 
     def plan(self) -> "ReportPlan | JudgePlan":
         """The plan that these options ask for; UsageError for a file that is no result, or a section it has not."""
-        from gpubench.jobs.judged_results import SECTIONS, JudgePlan, Nics, machine_named
-        from gpubench.jobs.report import ReportPlan
-        from gpubench.readers.documents.text_files import read_text
-        from gpubench.readers.results.registry import WANTED
-        from gpubench.readers.results.stored import is_stored, stored_of
+        from gpubench.jobs.report import SECTIONS, JudgePlan, Nics, ReportPlan, machine_named
+        from gpubench.readers.documents import read_text
+        from gpubench.readers.registry import WANTED
+        from gpubench.readers.results.gpubench_json import is_stored, stored_of
 
         text = read_text(Path(self.result), WANTED)
         if is_stored(text):
@@ -99,10 +96,10 @@ class ReportOptions:
 
 
 def _run(options: ReportOptions) -> int:
-    from gpubench.jobs import judged_results, report
+    from gpubench.jobs import report
 
     plan = options.plan()
-    return judged_results.run(plan, sys.argv[1:]) if isinstance(plan, judged_results.JudgePlan) else report.run(plan)
+    return report.judge_results(plan, sys.argv[1:]) if isinstance(plan, report.JudgePlan) else report.run(plan)
 
 
 app = app_of(HELP, ReportOptions, _run)

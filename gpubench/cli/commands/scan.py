@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import app_of, flag, option, sharing_ranks, step_timeout
+from gpubench.cli.options import PresentationOptions, SimulationOptions
+from gpubench.cli.signature import MEASURE, app_of, flag, option, sharing_ranks, step_timeout
 from gpubench.errors import exclusive, invalid_choice
 
 if TYPE_CHECKING:
-    from gpubench.jobs.scan.plan import ScanPlan
+    from gpubench.jobs.rounds import ScanPlan
 
 HELP = """
 Names every slow or dead node, GPU, NIC, rail and leaf of a job. All nodes measure each other at once, on all rails, in
@@ -61,8 +59,8 @@ class ScanOptions:
 
     def plan(self) -> "ScanPlan":
         """The plan that these options ask for; UsageError for any that cannot be."""
-        from gpubench.jobs.scan.job import SECTIONS
-        from gpubench.jobs.scan.plan import ScanPlan
+        from gpubench.jobs.rounds import ScanPlan
+        from gpubench.jobs.scan import SECTIONS
         from gpubench.readers.leaves import read_leaves
 
         folders = {"--rounds": self.rounds, "--resume": self.resume, "--replay": self.replay}
@@ -98,9 +96,9 @@ class ScanOptions:
 
 
 def _run(options: ScanOptions) -> int:
-    from gpubench.jobs.scan import job
+    from gpubench.jobs import scan
 
-    return job.run(options.plan(), sys.argv[1:])
+    return scan.run(options.plan(), sys.argv[1:])
 
 
 app = app_of(HELP, ScanOptions, _run)

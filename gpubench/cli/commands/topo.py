@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
-from gpubench.cli.options.recording import RecordingOptions
-from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.plain_values import MEASURE
-from gpubench.cli.signature import app_of, completed, flag, option, step_timeout
+from gpubench.cli.options import (
+    PROFILE,
+    PresentationOptions,
+    RecordingOptions,
+    SimulationOptions,
+    check_profile,
+    expected_gpus,
+)
+from gpubench.cli.signature import MEASURE, app_of, completed, flag, option, step_timeout
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -59,7 +62,8 @@ class TopoOptions:
     def plan(self) -> "TopoPlan":
         """The plan that these options ask for; UsageError for two sources of machines."""
         from gpubench.jobs.sources import source_of
-        from gpubench.jobs.topo import SECTIONS, TopoPlan
+        from gpubench.jobs.topo import TopoPlan
+        from gpubench.model.results.report import TOPO_SECTIONS
 
         named = {"--from": self.from_file, "--replay": self.recording.replay, "--simulate": self.simulation.simulate}
         sources = [option for option, value in named.items() if value is not None]
@@ -76,7 +80,7 @@ class TopoOptions:
             timeout_s=self.timeout,
             profile=self.profile,
             expected_gpus=self.expect_gpus,
-            presentation=self.presentation.parse(SECTIONS),
+            presentation=self.presentation.parse(TOPO_SECTIONS),
         )
 
 

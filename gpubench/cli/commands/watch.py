@@ -5,14 +5,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.recording import RecordingOptions
-from gpubench.cli.options.simulation import SimulationOptions
+from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions
 from gpubench.cli.signature import app_of, flag, option
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
-    from gpubench.jobs.watch.plan import WatchPlan
+    from gpubench.jobs.watch import WatchPlan
 
 HELP = """
 The NVLink, PCIe and NIC traffic of jobs that run already, and which way it goes: direct, staged through host memory, by
@@ -64,7 +62,7 @@ class WatchOptions:
     def plan(self) -> "WatchPlan":
         """The plan that these options ask for; UsageError for what cannot be."""
         from gpubench.jobs.sources import Here, Replayed, Simulated
-        from gpubench.jobs.watch.plan import INTERVAL_SECONDS, SECTIONS, WatchedJobs, WatchPlan
+        from gpubench.jobs.watch import INTERVAL_SECONDS, SECTIONS, WatchedJobs, WatchPlan
 
         simulation = self.simulation.parse(command="watch")
         excluded = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--gpus": self.gpus}
@@ -129,9 +127,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _run(options: WatchOptions) -> int:
-    from gpubench.jobs.watch import job
+    from gpubench.jobs import watch
 
-    return job.run(options.plan(), sys.argv[1:])
+    return watch.run(options.plan(), sys.argv[1:])
 
 
 app = app_of(HELP, WatchOptions, _run)

@@ -1,17 +1,19 @@
-"""A condition: one thing that can be wrong, with its only detector, severity and cure."""
+"""A condition: one thing that can be wrong, with its only detector, its sightings, severity and cure."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.explains import EXPLAINS, NOTHING, Explains
-from gpubench.conditions.definition.log_evidence import LoggedReason, Staged
-from gpubench.conditions.definition.severity import SEVERITIES
-from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.paths.selection import Pair
-from gpubench.model.results.rows.causes import Effect
+from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged
+from gpubench.conditions.definition.policy import EXPLAINS, NOTHING, SEVERITIES, Explains
+from gpubench.model.facts.health import Errors
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts
+from gpubench.model.paths.nccl_log import Complaint, FailedCall, LogFacts
+from gpubench.model.paths.topology import Device, Topology
+from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
@@ -224,3 +226,244 @@ def joined_seen(texts: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(filter(None, texts)))
     more = len(distinct) - _MOST_SEEN
     return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def sureness(errors: Errors) -> Confidence:
+    """The confidence that counted errors slow anything down now: totals do not say when they were counted."""
+    if not errors.meanwhile:
+        return Confidence.WEAK
+    return Confidence.PROVEN if errors.grave else Confidence.LIKELY
+
+
+def of_node(
+    run: Circumstances,
+    number: int,
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    *words: str,
+    **more: Any,
+) -> Sighting:
+    """On a node, which touches the paths of all its GPUs; `words` name what on it."""
+    more = {"gpus": run.gpus_of(number), "names": () if words else (run.named(number),), **more}
+    return Sighting(subject=run.on(number, *words), seen=seen, confidence=confidence, **more)
+
+
+def of_gpu(
+    run: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+) -> Sighting:
+    """On one GPU."""
+    known, node = run.wiring.gpu(position), run.wiring.gpus[position].node
+    names = () if known is None else (run.named(node, known),)
+    here = frozenset((position,))
+    return Sighting(subject=run.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more})
+
+
+def of_every_node(
+    seen: Callable[[Topology], str | None], confidence: Confidence = Confidence.PROVEN, unknown: str = ""
+) -> Look:
+    """A detector that looks at each node by itself: what is seen of it, empty where nothing is; where nothing is, why
+    a fact of the driver's settings, or the kernel's, is not known.
+    """
+
+    @in_each_node
+    def look(run: Circumstances) -> Found:
+        for number, node in run.nodes.items():
+            found = seen(node)
+            if found:
+                yield of_node(run, number, found, confidence)
+            else:
+                reasons = node.snapshot.driver_settings.unknown, node.snapshot.kernel.unknown
+                yield from (each for known in reasons for each in unread(run.on(number), known, unknown))
+
+    return look
+
+
+def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
+    """A detector that looks at each process by itself."""
+    return lambda run: (of_ranks(run, [it], found, confidence) for it in run.facts if (found := seen(it)))
+
+
+def of_every_gpu(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
+    """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
+    return in_each_node(
+        lambda run: (of_gpu(run, at, found, confidence) for at, _, gpu in run.gpus() if (found := seen(gpu)))
+    )
+
+
+def of_device(
+    run: Circumstances,
+    number: int,
+    device: Device,
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """On a device of a node: a GPU's trouble is its own, a NIC's is that of all GPUs of the node."""
+    gpus = run.gpus_of(number)
+    if isinstance(device, GpuFacts):
+        gpus = frozenset(each for each in gpus if run.wiring.gpu(each) is device)
+    names = (run.named(number, device),)
+    subject = run.on(number, device.device)
+    return Sighting(subject=subject, seen=seen, confidence=confidence, gpus=gpus, **{"names": names, **more})
+
+
+def of_pairs(
+    run: Circumstances,
+    pairs: Collection[Pair],
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """Between ordered pairs of GPUs."""
+    names = tuple(map(run.pair_name, sorted(pairs)))
+    return Sighting(
+        subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **{"names": names, **more}
+    )
+
+
+def of_ranks(
+    run: Circumstances,
+    ranks: Sequence[RankFacts],
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """On ranks of one node."""
+    gpus = frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each))
+    subject = run.on(ranks[0].node, rank_names(ranks))
+    return Sighting(subject=subject, seen=seen, confidence=confidence, **{"gpus": gpus, **more})
+
+
+def rank_names(ranks: Sequence[RankFacts]) -> str:
+    """'rank 3', 'ranks 0, 1'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(each.rank) for each in ranks)}"
+
+
+def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
+    """The reason why a fact could not be read, where that is known."""
+    if known.get(name):
+        yield Unread(subject, known[name])
+
+
+def rdma_nics(node: Topology) -> list[NicFacts]:
+    """The NICs of a node that can do RDMA, up or not."""
+    return [nic for nic in node.nics if nic.rdma]
+
+
+def nodes_with_rdma(run: Circumstances) -> Iterator[tuple[int, Topology, list[RankFacts]]]:
+    """Nodes with RDMA NICs, and their processes."""
+    for number, node in run.nodes.items():
+        if rdma_nics(node):
+            yield number, node, run.ranks_of(number)
+
+
+_LONGEST_SEEN = 200
+
+_TAKEN_CARE_OF = re.compile(
+    r"gdrwrap|(?:^|/)gdr\w*\.(?:cc|h):|include/net\.h:|ibvwrap|nvmlwrap|net_ib"
+    r"|(?:^|/)plugin/|(?:^|/)ras/|socket\.cc:"
+)
+"""Where errors come from that NCCL may take care of: a plugin, GDRCopy, or verbs that are not there, a socket at the
+end. What nobody took care of arrives elsewhere as well.
+"""
+
+_RAS = re.compile(r"(?:^|/)ras/")
+"""NCCL's own service, which sees peers go when a job ends."""
+
+REMOTE = 6
+"""The error code of a remote process that went away, which is none of this one's."""
+
+_CODES = {
+    1: "a call of CUDA's failed",
+    2: "a call of the system failed",
+    3: "an internal check failed",
+    4: "an argument is invalid",
+    5: "the program calls it wrongly",
+    REMOTE: "a remote process exited, or the network to it failed",
+}
+"""ncclResult_t, as NCCL's functions hand it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complained:
+    """Finds the complaints that `form` matches, and calls that returned one of `codes`; all are one sighting.
+
+    `of_programs` are those alone that NCCL did not write.
+    """
+
+    form: re.Pattern[str]
+    codes: frozenset[int] = frozenset()
+    severity: Verdict | None = None
+    of_programs: bool = False
+
+    def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
+        """The sighting in a job's log, where there is one."""
+        found = [each for each in facts.complaints if self._is_one(each)]
+        calls = self._calls(facts)
+        if not found and not calls:
+            return
+        writers = [*(each.processes for each in found), *(each.processes for each in calls)]
+        who = joined(name for names in writers for name in names) or "a program that uses NCCL"
+        if found:
+            count = sum(each.count for each in found)
+            seen = found[0].text[:_LONGEST_SEEN] + (f" ({count} times, or alike)" if count > 1 else "")
+        else:
+            seen = f"{calls[0].place} -> {calls[0].code}: {_CODES.get(calls[0].code, 'it failed')}"
+        yield Sighting(subject=who, seen=seen, severity=self.severity)
+
+    def _calls(self, facts: LogFacts) -> list[FailedCall]:
+        """The calls with these codes that somebody has to hear of."""
+        calls = [each for each in facts.failed_calls if each.code in self.codes]
+        by_ras = any(_RAS.search(each.place) for each in calls)
+        if all(_TAKEN_CARE_OF.search(each.place) for each in calls) and (by_ras or REMOTE not in self.codes):
+            return []
+        return calls
+
+    def without(self, facts: LogFacts) -> LogFacts:
+        """The same log without these complaints, which are explained."""
+        return replace(facts, complaints=tuple(each for each in facts.complaints if not self._is_one(each)))
+
+    def _is_one(self, complaint: Complaint) -> bool:
+        is_of_nccl = bool(complaint.processes)
+        return not (self.of_programs and is_of_nccl) and self.form.search(complaint.text) is not None
+
+
+def complained(pattern: str, codes: Iterable[int] = ()) -> Complained:
+    """For complaints in some words, in upper or lower case, and for error codes."""
+    return Complained(re.compile(pattern, re.ASCII | re.IGNORECASE), frozenset(codes))
+
+
+def doubted(pattern: str) -> Complained:
+    """For warnings after which some releases go on and others give up."""
+    return replace(complained(pattern), severity=Verdict.WARN)
+
+
+def complaint(
+    id_: str,
+    title: str,
+    pattern: str,
+    *,
+    cure: str,
+    likely: str,
+    expected: str,
+    link: str,
+    seen_as: tuple[str, ...],
+    codes: Iterable[int] = (),
+    detection: str = "NCCL's log, or the error that the program reports",
+    general: bool = False,
+    of_programs: bool = False,
+) -> Condition:
+    """A condition that shows in complaints of some words, or in error codes, and in no fact of a machine."""
+    return Condition(
+        id=id_,
+        title=title,
+        seen_as=seen_as,
+        detection=detection,
+        expected=expected,
+        likely=likely,
+        cure=cure,
+        link=link,
+        look=nothing_in_facts,
+        in_job=replace(complained(pattern, codes), of_programs=of_programs),
+        general=general,
+    )

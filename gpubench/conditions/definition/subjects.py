@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
+from gpubench.model.facts.health import HIDDEN, are_named
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.facts.visible_gpus import HIDDEN, are_named
-from gpubench.model.paths.links import card_gbit_s, is_below_card
-from gpubench.model.paths.topology import Topology
-from gpubench.model.results.measurements import Need
+from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
+from gpubench.model.results.figures import Need
 from gpubench.model.terms.units import counted
 
 NOT_THERE = (

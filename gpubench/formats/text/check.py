@@ -1,14 +1,29 @@
-"""The health of machines, for people: what was looked for, what does not pass, findings, verdict."""
+"""The health of machines, for people: the full table, and a machine in ten lines."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from gpubench.formats.text.header import INDENT
-from gpubench.formats.text.page import ReportView
-from gpubench.model.results.report import Report
-from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.terms.units import compress_names, counted
-from gpubench.model.terms.verdict import Verdict, gravity
+from gpubench.formats.lines import INDENT
+from gpubench.formats.table import ReportView
+from gpubench.model.facts.environment import MPS, bearing_on_performance
+from gpubench.model.facts.health import HIDDEN_GPUS
+from gpubench.model.results.compare import HOST
+from gpubench.model.results.figures import is_pinned
+from gpubench.model.results.report import (
+    CHECKS_SECTION,
+    PAIRS_SECTION,
+    ROWS_SECTION,
+    VERDICTS_SECTION,
+    CheckRow,
+    CollectiveRow,
+    PairRow,
+    Report,
+    VerdictRow,
+)
+from gpubench.model.results.topo import GpuRow, NicRow, NodeRow
+from gpubench.model.terms.operation import Direction
+from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, some_of
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 
 
 class CheckView(ReportView):
@@ -94,3 +109,220 @@ _MOST_LINKS = 4
 
 _BEST_FIRST = (Verdict.PASS, Verdict.SKIP, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
 _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
+
+
+_LABEL_WIDTH = 9
+_MOST_FINDINGS = 2
+_SMALL_BYTES = 2**16
+"""Below it the time of an operation tells more than its bandwidth."""
+
+_REMARKED_BELOW_PERCENT = 80
+"""Percent of what is expected, below which a small size that passes is not left without a word."""
+
+_BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
+_SCOPES_IN_BRIEF = {"gpu": "GPU", "nic": "NIC", "link": "link"}
+_QUICK = "quick"
+
+
+class BriefView(ReportView):
+    """The answer of `gpubench` alone."""
+
+    def end(self, report: Report) -> None:
+        """All of it, for it comes at once; of a run that was cut short the last line."""
+        metadata, page = self._metadata, self._page
+        simulated = "" if metadata.origin == Origin.MEASURED else f"  ({metadata.origin.upper()})"
+        page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
+        if report.sections:
+            self._told("machine", "; ".join(_machine(report, metadata.options.get(HIDDEN_GPUS))))
+            self._told("software", "; ".join(self._software(report)))
+            settings = bearing_on_performance(metadata.environment)
+            if settings:
+                self._told("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
+            self._told("health", "; ".join(_health(report)), _worst(report))
+            for label, text, verdict in _speeds(report, quick=metadata.options.get("depth") == _QUICK):
+                self._told(label, text, verdict)
+            self._problems(report.findings)
+            steps = list(_next_steps(metadata.options.get("depth"), report))
+            wide = max(len(command) for command, _ in steps)
+            for number, (command, what) in enumerate(steps):
+                self._told("" if number else "next", f"{command:<{wide}}  {what}")
+        page.closing(report)
+
+    def _software(self, report: Report) -> Iterator[str]:
+        metadata, nodes = self._metadata, report.rows("nodes", NodeRow)
+        yield from dict.fromkeys(map(_driver, nodes))
+        if MPS in metadata.libraries:
+            yield f"{MPS} {metadata.libraries[MPS]}"
+        yield from dict.fromkeys(f"Linux {row.kernel}" for row in nodes[:1] if row.kernel)
+        if report.rows("gpus", GpuRow):
+            yield f"profile {metadata.profile['name']}" if metadata.profile else "no profile of this machine"
+
+    def _problems(self, findings: Sequence[Finding]) -> None:
+        bad = [each for each in findings if each.severity in _BAD]
+        if not bad:
+            self._told("problems", "none found")
+        for each in bad[:_MOST_FINDINGS]:
+            self._told(f"{each.severity}", f"{each.id}: {each.subject}: {each.seen}", each.severity)
+            self._told("  try", each.next_command)
+        if len(bad) > _MOST_FINDINGS:
+            self._told("", f"and {len(bad) - _MOST_FINDINGS} more: gpubench check")
+
+    def _told(self, label: str, text: str, verdict: Verdict | None = None) -> None:
+        self._page.labelled(f"{label:<{_LABEL_WIDTH}} ", text, verdict)
+
+
+def _machine(report: Report, hidden: object) -> Iterator[str]:
+    """GPUs with their memory and links, CPUs, NICs; `hidden` is the number of GPUs that processes may not use."""
+    nodes = report.rows("nodes", NodeRow)
+    if len(nodes) > 1:
+        yield counted(len(nodes), "node")
+    gpus = report.rows("gpus", GpuRow)
+    if not gpus:
+        yield "no GPU"
+    for (model, memory, links), number in Counter(map(_gpu, gpus)).items():
+        of_all = f" of {len(gpus) + hidden}" if isinstance(hidden, int) else ""
+        yield ", ".join(filter(None, (f"{number}{of_all} × {model}", memory, links)))
+    if isinstance(hidden, int):
+        yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
+    for text, number in Counter(map(_cpus, nodes)).items():
+        yield text if number == len(nodes) else f"{counted(number, 'node')} with {text}"
+    for text, number in Counter(map(_nic, report.rows("nics", NicRow))).items():
+        yield f"{counted(number, 'NIC')}{text}"
+
+
+def _gpu(row: GpuRow) -> tuple[str, str, str]:
+    memory = "" if row.memory_bytes is None else format_memory(row.memory_bytes)
+    hidden = "NVLinks hidden by the driver" if row.unknown.get("nvlinks") else ""
+    links = hidden or ("" if row.nvlinks_active is None else "no NVLink")
+    if row.nvlinks:
+        ends = some_of(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
+        of_all = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
+        links = f"{row.nvlinks_active}{of_all} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
+    return (row.name or "GPU of a model that is not known") if not row.lost else "GPU that is lost", memory, links
+
+
+def _driver(row: NodeRow) -> str:
+    if row.driver_absent:
+        return f"no driver: {row.driver_absent}"
+    cuda = f" (CUDA {row.cuda})" if row.cuda else ""
+    return f"driver {row.driver}{cuda}" if row.driver else "a driver that does not tell its version"
+
+
+def _cpus(row: NodeRow) -> str:
+    sockets = "" if not row.sockets else f"{counted(row.sockets, 'socket')}, "
+    return f"{sockets}{'?' if row.cpus is None else row.cpus} CPUs"
+
+
+def _nic(row: NicRow) -> str:
+    return "" if row.rate_gbit_s is None else f" of {row.rate_gbit_s:g} Gb/s"
+
+
+def _health(report: Report) -> Iterator[str]:
+    """How devices fare, and how many checks passed."""
+    verdicts = report.rows(VERDICTS_SECTION, VerdictRow)
+    for scope, name in _SCOPES_IN_BRIEF.items():
+        fare = Counter(row.verdict for row in verdicts if row.scope == scope)
+        told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(fare.items(), key=_passed_first))
+        if fare:
+            yield f"{counted(sum(fare.values()), name)}: {told}"
+    checks = Counter(row.verdict for row in report.rows(CHECKS_SECTION, CheckRow))
+    not_made = checks[Verdict.SKIP]
+    failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
+    passed = f"{counted(checks[Verdict.PASS], 'check')} passed"
+    yield ", ".join(filter(None, (passed, failed, f"{not_made} not made")))
+
+
+def _passed_first(fare: tuple[str, int]) -> bool:
+    return fare[0] != Verdict.PASS
+
+
+def _worst(report: Report) -> Verdict | None:
+    return report.verdict if report.verdict in _BAD else None
+
+
+def _speeds(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
+    """Copies between GPUs and all-reduce beside what is expected; label, words, verdict."""
+    pairs = [
+        row
+        for row in report.rows(PAIRS_SECTION, PairRow)
+        if row.bandwidth_gb_s is not None
+        and row.direction == Direction.WRITE
+        and row.peer == "on"
+        and HOST not in (row.source, row.destination)
+    ]
+    if pairs:
+        direct = "; all direct" if Verdict.PASS in _verdicts_of_check(report, "paths") else ""
+        yield "copies", _copies(pairs) + direct, _verdict_of(pairs)
+    with_host = [row for row in report.rows(PAIRS_SECTION, PairRow) if HOST in (row.source, row.destination)]
+    with_host = [row for row in with_host if row.source != row.destination and is_pinned(row)]
+    if with_host and not pairs:
+        yield "copies", _copies(with_host), _verdict_of(with_host)
+    rows = report.rows(ROWS_SECTION, CollectiveRow)
+    if rows:
+        told = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
+        by = f"; {rows[0].ranks} CPU ranks, by MPI" if rows[0].backend == HOST else ""
+        yield "allreduce", told + by, _verdict_of(rows)
+    missing = [row.note for row in report.rows(CHECKS_SECTION, CheckRow) if row.verdict == Verdict.ERROR and row.note]
+    left_out = [row.note for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == "collective_bandwidth"]
+    if quick:
+        yield "speed", "not measured: --quick", None
+    elif not rows and not missing and left_out and left_out[0]:
+        yield "allreduce" if pairs or with_host else "speed", f"not measured: {left_out[0]}", None
+    elif missing:
+        yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
+
+
+def _verdicts_of_check(report: Report, name: str) -> list[str]:
+    return [row.verdict for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == name]
+
+
+def _copies(pairs: Sequence[PairRow]) -> str:
+    slowest = min(pairs, key=lambda row: row.expected_percent or row.bandwidth_gb_s or 0.0)
+    of_it = _of_expected(slowest.expected_gb_s, slowest.expected_percent)
+    between = f"{slowest.source} → {slowest.destination}"
+    if HOST in (slowest.source, slowest.destination):
+        return f"{slowest.bandwidth_gb_s:.3g} GB/s{of_it}: {between}, the slowest with host memory"
+    where = f"the slowest of {len(pairs)} pairs, {between}"
+    return f"{slowest.bandwidth_gb_s:.0f} GB/s{of_it}: {where}; {slowest.path_class or 'path not known'}"
+
+
+def _row(row: CollectiveRow) -> str:
+    size = format_size(row.size_bytes)
+    if row.size_bytes < _SMALL_BYTES:
+        return f"{row.time_us:.3g} µs at {size}{_of_expected_time(row)}"
+    return f"{row.reached_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
+
+
+def _of_expected_time(row: CollectiveRow) -> str:
+    """What is expected of a small size, and why one that takes longer passes: hosts launch faster or slower."""
+    if row.expected_us is None:
+        return ""
+    passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
+    return f" ({row.expected_us:.3g} µs expected{'; hosts differ by that' if passes else ''})"
+
+
+def _of_expected(expected: float | None, percent: float | None) -> str:
+    if expected is None or percent is None:
+        return " (nothing is expected)"
+    return f" ({percent:.0f} % of {expected:.3g} expected)"
+
+
+def _verdict_of(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
+    found = {row.verdict for row in rows}
+    return next((verdict for verdict in _BAD if verdict in found), None)
+
+
+def _next_steps(depth: object, report: Report) -> Iterator[tuple[str, str]]:
+    """Commands to type next, each with what it does."""
+    gpus = report.rows("gpus", GpuRow)
+    if not gpus:
+        yield "gpubench --simulate hgx-h100-8", "what this says of a machine with GPUs"
+        yield "gpubench allreduce", "MPI on CPU buffers, by size"
+    elif depth == _QUICK:
+        yield "gpubench", "the same, and how fast it is"
+    elif report.verdict is Verdict.PASS:
+        if len(gpus) > 1:
+            yield "gpubench allreduce", "NCCL by size, from 1K to 4G"
+        yield "gpubench check", "every way of copying, for a node gate"
+    else:
+        yield "gpubench check", "all that was found, and why"

@@ -1,4 +1,4 @@
-"""Collectives for people: a header that names machine and conventions, a line a size as it is measured, a footer."""
+"""Collectives for people: a header, a line a size as it is measured, a footer, and backends side by side."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,19 +8,115 @@ from statistics import median
 from typing import Any
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.formats.text.backends import backend_lines, support_lines
-from gpubench.formats.text.columns import VERDICT_MARKS, verdict_mark
-from gpubench.formats.text.header import collective_lines
-from gpubench.formats.text.page import Page
-from gpubench.formats.text.winners import backends_beside, way_name, way_names, winner_lines
-from gpubench.model.facts.backends import NCCL, TORCH_NCCL
+from gpubench.formats.lines import (
+    VERDICT_MARKS,
+    Column,
+    backends_beside,
+    collective_lines,
+    fitted_lines,
+    verdict_mark,
+    way_name,
+    way_names,
+    winner_lines,
+)
+from gpubench.formats.table import Page
+from gpubench.model.facts.process import NCCL, TORCH_NCCL, TrialOutcome
+from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
-from gpubench.model.terms.nccl_choice import taken_name
-from gpubench.model.terms.operation import Placement
-from gpubench.model.terms.rank_identity import why_not_judged
-from gpubench.model.terms.statistics.sampling import Mode
-from gpubench.model.terms.units import format_share, format_size
+from gpubench.model.terms.operation import Placement, taken_name
+from gpubench.model.terms.ranks import why_not_judged
+from gpubench.model.terms.statistics import Mode
+from gpubench.model.terms.units import format_share, format_size, grouped
 from gpubench.model.terms.verdict import Verdict, gravity
+
+_UNKNOWN = "-"
+
+
+def backend_lines(report: Report, width: int) -> Iterator[str]:
+    """A table by type, reduction and placement: the first backend's time, and the speed of the others."""
+    rows = report.rows(BACKENDS_SECTION, BackendRow)
+    for series in grouped(rows, lambda row: (row.dtype, row.op, row.placement)).values():
+        yield from ("", *_table(series, width))
+    if rows:
+        yield ""
+    for series in grouped(rows, lambda row: row.backend).values():
+        yield f"beside            {speed_words(series)}"
+
+
+def _table(rows: Sequence[BackendRow], width: int) -> Iterator[str]:
+    first = rows[0]
+    what = ", ".join(filter(None, (first.dtype, first.op, first.placement.replace("_", " "))))
+    yield f"speed, % of {first.first}'s, {what}"
+    by_size = grouped(rows, lambda row: row.size_bytes)
+    names = list(dict.fromkeys(row.backend for row in rows))
+    at = [{row.backend: row for row in here} for here in by_size.values()]
+    columns = [
+        Column("size", [format_size(size) for size in by_size], right=True),
+        Column(
+            f"{first.first} µs", [_number_of_backend(here[0].first_time_us) for here in by_size.values()], right=True
+        ),
+    ]
+    for name in names:
+        cells = [_UNKNOWN if name not in here else _share_of_first(here[name].speed_percent) for here in at]
+        columns.append(Column(name, cells, right=True))
+    columns += _issue_columns(rows, list(by_size.values()), at)
+    yield from fitted_lines(columns, width)
+    for note, here in grouped([row for row in rows if row.note], lambda row: row.note).items():
+        yield f"  {', '.join(dict.fromkeys(row.backend for row in here))}: {note}"
+
+
+def _issue_columns(
+    rows: Sequence[BackendRow], by_size: Sequence[Sequence[BackendRow]], at: Sequence[Mapping[str, BackendRow]]
+) -> list[Column]:
+    """What the host takes to issue an operation, of those backends of which it is known."""
+    known = list(dict.fromkeys(row.backend for row in rows if row.issue_us is not None))
+    if not known:
+        return []
+    firsts = [_number_of_backend(here[0].first_issue_us) for here in by_size]
+    columns = [Column("issued in µs:", [""] * len(at), spare=1), Column(rows[0].first, firsts, spare=1, right=True)]
+    for name in known:
+        cells = [_UNKNOWN if name not in here else _number_of_backend(here[name].issue_us) for here in at]
+        columns.append(Column(name, cells, spare=1, right=True))
+    return columns
+
+
+def support_lines(report: Report, width: int) -> Iterator[str]:
+    """Every operation that MPI was handed GPU memory for, and how that ended."""
+    rows = report.rows(MPI_SUPPORT_SECTION, MpiTrialRow)
+    if not rows:
+        return
+    by_operation = grouped(rows, lambda row: row.operation)
+    sizes = list(dict.fromkeys(row.size_bytes for row in rows))
+    yield from ("", "MPI on GPU memory, each operation in a job of its own")
+    columns = [Column("operation", list(by_operation))]
+    for size in sizes:
+        cells = [next((row.outcome for row in here if row.size_bytes == size), "") for here in by_operation.values()]
+        columns.append(Column(format_size(size), cells))
+    columns.append(Column("after s", [_seconds(here) for here in by_operation.values()], right=True, spare=1))
+    columns.append(Column("its words", [_said(here) for here in by_operation.values()], spare=2))
+    yield from fitted_lines(columns, width)
+
+
+def _said(rows: Sequence[MpiTrialRow]) -> str:
+    return next((row.said for row in rows if row.outcome != TrialOutcome.RIGHT and row.said), "")
+
+
+def _seconds(rows: Sequence[MpiTrialRow]) -> str:
+    known = [row.seconds for row in rows if row.seconds is not None]
+    return f"{max(known):.1f}" if known else _UNKNOWN
+
+
+def _share_of_first(percent: float) -> str:
+    if percent >= 1000:
+        return f"{percent / 100:.3g} ×"
+    return f"{percent:.1f}" if percent >= 10 else f"{percent:.2g}"
+
+
+def _number_of_backend(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    return f"{value:.2f}" if value < 1_000 else f"{value:.1f}"
+
 
 _SIZE, _TOOK = 9, 14
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from gpubench.formats.text.columns import Column, fitted_lines
-from gpubench.formats.text.header import INDENT
-from gpubench.formats.text.page import ReportView
-from gpubench.model.results.report import Report
-from gpubench.model.results.rows.comparison import (
+from gpubench.formats.lines import INDENT, Column, fitted_lines
+from gpubench.formats.table import ReportView
+from gpubench.model.results.compare import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
     FINDING_CHANGES_SECTION,
@@ -23,6 +21,7 @@ from gpubench.model.results.rows.comparison import (
     Status,
     Use,
 )
+from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 

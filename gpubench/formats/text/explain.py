@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.text.columns import Column, fitted_lines, fitting, lines
-from gpubench.formats.text.header import INDENT
-from gpubench.formats.text.page import ReportView
+from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines
+from gpubench.formats.table import ReportView
+from gpubench.model.results.fallback import CommunicatorRow, MemberRow, TransportRow, either
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, TransportRow, either
-from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.units import compress_names, counted, grouped
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_KINDS = 10

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.header import INDENT
-from gpubench.formats.text.page import ReportView
+from gpubench.formats.lines import INDENT, Column, fitting, lines
+from gpubench.formats.table import ReportView
+from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryKind, LibraryRow
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryKind, LibraryRow
-from gpubench.model.terms.grouping import grouped
+from gpubench.model.terms.units import grouped
 
 _TITLES = {
     LibraryKind.LIBRARY: "libraries",

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpubench.formats.text.columns import Column, fitted_lines
-from gpubench.formats.text.header import INDENT, rank_lines, sharing_lines, software_lines
-from gpubench.formats.text.page import Page
+from gpubench.formats.lines import INDENT, Column, fitted_lines, rank_lines, sharing_lines, software_lines
+from gpubench.formats.table import Page
+from gpubench.model.results.backends import REFUSED_SECTION, RefusedRow
+from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row
-from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
-from gpubench.model.results.winners import REFUSED_SECTION, RefusedRow
-from gpubench.model.terms.overlap.asked import OWN_CTAS, Partner
-from gpubench.model.terms.sweep import describe_dropped
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.overlap import OWN_CTAS, Partner
+from gpubench.model.terms.units import counted, describe_dropped, format_size
 
 _NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"}
 

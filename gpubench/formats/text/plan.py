@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.text.columns import Column, fitted_lines
-from gpubench.formats.text.header import INDENT
-from gpubench.formats.text.page import ReportView
-from gpubench.model.results.report import Report
-from gpubench.model.results.rows.plan import (
+from gpubench.formats.lines import INDENT, Column, fitted_lines
+from gpubench.formats.table import ReportView
+from gpubench.model.results.plan import (
     EXPOSED_SECTION,
     FAULT_COSTS_SECTION,
     LAYOUTS_SECTION,
@@ -16,6 +14,7 @@ from gpubench.model.results.rows.plan import (
     LayoutRow,
     SettingRow,
 )
+from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_memory
 
 _MOST_LAYOUTS = 12

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.text.columns import Column, fitted_lines
-from gpubench.formats.text.header import INDENT
-from gpubench.formats.text.page import ReportView
+from gpubench.formats.lines import INDENT, Column, fitted_lines
+from gpubench.formats.table import ReportView
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.scan import (
+from gpubench.model.results.scan import (
     CELLS_SECTION,
     EXCLUSIONS_SECTION,
     PARTS_SECTION,

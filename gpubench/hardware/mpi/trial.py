@@ -12,15 +12,13 @@ import time
 
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import collective_named
-from gpubench.hardware.cuda.device import CudaDevice, open_device
+from gpubench.hardware.cuda import CudaDevice, open_device
+from gpubench.hardware.environment import mapped_files, read_mpi
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi.calls import MpiCalls
-from gpubench.hardware.node.nvml.library import read_driver
-from gpubench.hardware.process.mapped import mapped_files
-from gpubench.hardware.process.mpi_facts import read_mpi
-from gpubench.model.facts.launched_by import LaunchedBy
-from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
-from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.hardware.mpi.group import MpiCalls
+from gpubench.hardware.node.nvml import read_driver
+from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
 from gpubench.ports.memory import Region
 
 SIZES_BYTES = (2**10, 2**20)

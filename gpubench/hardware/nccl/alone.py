@@ -8,10 +8,9 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 
-from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.launch.launcher import die_with_parent
+from gpubench.hardware.launch import die_with_parent, module_command, with_package
 from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.model.facts.launched_by import as_if_alone
+from gpubench.model.facts.environment import as_if_alone
 
 _MODULE = "gpubench.hardware.nccl.alone"
 _SECONDS_TO_ANSWER = 30.0

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.hardware.process.cores import leave_core
+from gpubench.hardware.host import leave_core
 
 if TYPE_CHECKING:
-    from gpubench.hardware.node.cuda_driver import CudaFacts
-    from gpubench.hardware.node.nvml.gpu import NvmlFacts
+    from gpubench.hardware.node.drivers import CudaFacts
+    from gpubench.hardware.node.gpus import NvmlFacts
     from gpubench.hardware.node.sysfs import SysfsFacts
 
 SYSFS, NVML, CUDA = "sysfs", "nvml", "cuda"
@@ -28,14 +28,14 @@ def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> "Sysfs
 
         return read_sysfs(root)
     if stage == NVML:
-        from gpubench.hardware.node.nvml.library import read_nvml
+        from gpubench.hardware.node.nvml import read_nvml
 
         return read_nvml()
     return _read_cuda(environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _read_cuda(visible_devices: str | None) -> "CudaFacts":
-    from gpubench.hardware.node.cuda_driver import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
+    from gpubench.hardware.node.drivers import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
 
     try:
         return read_cuda(load_cuda(), visible_devices)

@@ -1,4 +1,4 @@
-"""Rank 0's side of a scan: orders to all supervisors, their replies, and who does not answer any more."""
+"""Rank 0's side of a scan: orders to all supervisors, their replies, and the seats of ranks in rings."""
 
 import contextlib
 import resource
@@ -20,16 +20,15 @@ from gpubench.hardware.scan.messages import (
     RingOrder,
     RoundOrder,
     RoundReply,
+    Seat,
     clock_offset,
     framed,
     keep_alive,
     local_figures,
     welcome,
 )
-from gpubench.hardware.scan.seats import NodeRanks, seats
-from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR
-from gpubench.hardware.scan.worker_process import SECONDS_TO_BE_KILLED
-from gpubench.model.results.scan_rounds import (
+from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR, SECONDS_TO_BE_KILLED
+from gpubench.model.results.rounds import (
     BeforeRounds,
     LocalFigure,
     NodeRail,
@@ -39,6 +38,39 @@ from gpubench.model.results.scan_rounds import (
     RingOutcome,
     RoundOutcome,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks of every node, and the rails of every rank: all rails of a node on one rank, or one a rank."""
+
+    ranks_by_node: tuple[tuple[int, ...], ...]
+    rails_by_rank: tuple[tuple[int, ...], ...]
+
+    @property
+    def node_by_rank(self) -> dict[int, int]:
+        """The node of every rank."""
+        return {rank: node for node, ranks in enumerate(self.ranks_by_node) for rank in ranks}
+
+    @property
+    def rank_by_rail(self) -> dict[NodeRail, int]:
+        """The rank that has a rail of a node."""
+        return {
+            NodeRail(node, rail): rank for rank, node in self.node_by_rank.items() for rail in self.rails_by_rank[rank]
+        }
+
+
+def seats(rings: Sequence[Sequence[NodeRail]], rank_by_rail: Mapping[NodeRail, int]) -> dict[int, tuple[Seat, ...]]:
+    """The seats of every rank in these rings; a rail has one at most."""
+    found: dict[int, tuple[Seat, ...]] = {}
+    for ring in rings:
+        for place, cell in enumerate(ring):
+            before, after = ring[place - 1], ring[(place + 1) % len(ring)]
+            seat = Seat(cell.rail, rank_by_rail[before], before.rail, rank_by_rail[after], after.rail, place, len(ring))
+            rank = rank_by_rail[cell]
+            found[rank] = (*found.get(rank, ()), seat)
+    return found
+
 
 _AT_ONCE = 2**12
 """More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""

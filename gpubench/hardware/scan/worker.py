@@ -1,4 +1,4 @@
-"""A worker: the process that measures one rail of one node with one partner a round, and that may hang or die.
+"""The worker of a scan: a process that measures one rail of a node with a partner each round, over TCP or NCCL.
 
 It is told what to do by its supervisor over a socket pair, and ends with it.
 """
@@ -8,23 +8,326 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
-from gpubench.hardware.launch.launcher import die_with_parent
-from gpubench.hardware.scan.host_exchange import WrongDataError, all_reduce, exchange
+from gpubench.hardware.cuda import CudaDevice, open_device
+from gpubench.hardware.launch import die_with_parent
+from gpubench.hardware.nccl.backend import UNIQUE_ID_BYTES, BoundedCommunicator, NcclLibrary, new_unique_id
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.scan.messages import greet, welcome
-from gpubench.hardware.scan.ring import PAIR, Ring
-from gpubench.hardware.timing.host_copy import copy_seconds
-from gpubench.model.results.scan_rounds import LocalQuantity
+from gpubench.hardware.timing import copy_seconds
+from gpubench.model.results.rounds import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
+from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+_SECONDS, _COUNT = struct.Struct("!d"), struct.Struct("!I")
+_SECONDS_OF_COPYING, _LEAST_SECONDS = 0.3, 1e-6
+_TIMES_AROUND = 50
+_MOST_REPEATS = 2**14
+
+
+PAIR = 2
+"""Workers of a pair, which is the smallest ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The place of this worker among `size`, from 0, and its connections; what travels goes from `before` to `after`.
+
+    Two workers have one connection, which is both.
+    """
+
+    place: int
+    size: int
+    before: socket.socket
+    after: socket.socket
+
+    def pass_on(self, words: bytes) -> bytes:
+        """The first one's words, on every worker; the first returns once they came back to it.
+
+        Raises OSError where somebody is gone.
+        """
+        if self.place:
+            words = whole(self.before, len(words))
+        self.after.sendall(words)
+        if not self.place:
+            whole(self.before, len(words))
+        return words
+
+    def largest(self, seconds: float) -> float:
+        """The largest of what all workers give, on the first one; what it is so far on the others."""
+        if not self.place:
+            self.after.sendall(_SECONDS.pack(seconds))
+            return float(_SECONDS.unpack(whole(self.before, _SECONDS.size))[0])
+        found = max(seconds, _SECONDS.unpack(whole(self.before, _SECONDS.size))[0])
+        self.after.sendall(_SECONDS.pack(found))
+        return float(found)
+
+    def meet(self) -> float:
+        """Return once all workers have called it, one after the other; the seconds that words take around."""
+        self.pass_on(b"\0")
+        start = time.perf_counter()
+        self.pass_on(b"\0")
+        return time.perf_counter() - start
+
+    def repeats(self, seconds: float, around: float) -> int:
+        """How often all are to do what took this worker so long, to copy for some 0.3 s, the first one says.
+
+        Longer in a ring that words take long `around`: they begin and end that much apart.
+        """
+        slowest = max(self.largest(seconds), _LEAST_SECONDS)
+        wanted = max(_SECONDS_OF_COPYING, _TIMES_AROUND * around)
+        (count,) = _COUNT.unpack(self.pass_on(_COUNT.pack(max(1, min(_MOST_REPEATS, int(wanted / slowest))))))
+        return min(int(count), _MOST_REPEATS)
+
+
+def whole(connection: socket.socket, count: int) -> bytes:
+    """So many bytes. Raises OSError where the other end is gone before."""
+    parts = b""
+    while len(parts) < count:
+        data = connection.recv(count - len(parts))
+        if not data:
+            raise ConnectionError("the other end is gone")
+        parts += data
+    return parts
+
+
+_CHUNK_BYTES = 256 * 2**10
+_BUFFER_BYTES = 2**20
+_BYTES_PER_GB = 1e9
+
+
+class WrongDataError(OSError):
+    """What arrived is not what was sent."""
+
+
+def exchange(ring: Ring) -> float:
+    """GB/s that pass a worker in both directions together, over some 0.3 s, as slow as the slowest of the ring.
+
+    A first exchange of 256 KiB shows how fast it is, so that a slow link is measured and not given up. Raises OSError,
+    TimeoutError among them.
+    """
+    buffer, target = bytearray(_BUFFER_BYTES), bytearray(_BUFFER_BYTES)
+    _both_ways(ring, buffer, target, _CHUNK_BYTES)
+    seconds, around = _both_ways(ring, buffer, target, _CHUNK_BYTES)
+    count = ring.repeats(seconds, around) * _CHUNK_BYTES
+    seconds, _ = _both_ways(ring, buffer, target, count)
+    return BOTH_WAYS * count / seconds / _BYTES_PER_GB
+
+
+def all_reduce(ring: Ring) -> float:
+    """The busbw, GB/s, of an all-reduce of the ring over some 0.3 s: sums go around it once, and results once more.
+
+    Raises WrongDataError where a sum is wrong, OSError, TimeoutError among them, where somebody is gone.
+    """
+    import numpy
+
+    own = numpy.arange(ring.size * _CHUNK_BYTES // 8, dtype=numpy.int64)
+
+    def seconds(repeats: int) -> "tuple[float, float, NDArray[numpy.int64]]":
+        reduced = own
+        around = ring.meet()
+        start = time.monotonic()
+        with ThreadPoolExecutor(1) as sender:
+            for _ in range(repeats):
+                reduced = _reduced(ring, own + ring.place, sender)
+        ring.meet()
+        return time.monotonic() - start, around, reduced
+
+    repeats = ring.repeats(*seconds(1)[:2])
+    taken, _, reduced = seconds(repeats)
+    wrong = int(numpy.count_nonzero(reduced != ring.size * own + ring.size * (ring.size - 1) // 2))
+    if wrong:
+        raise WrongDataError(f"{wrong} wrong elements")
+    return 2 * (ring.size - 1) * _CHUNK_BYTES * repeats / taken / _BYTES_PER_GB
+
+
+def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
+    """Put the sum over all ranks in the place of the own data: as in NCCL's rings, a part of it travels each step."""
+    import numpy
+
+    parts = data.reshape(ring.size, -1)
+    for step in range(2 * (ring.size - 1)):
+        out, into = parts[(ring.place - step) % ring.size], parts[(ring.place - step - 1) % ring.size]
+        sent = sender.submit(ring.after.sendall, out.tobytes())
+        arrived = numpy.frombuffer(whole(ring.before, _CHUNK_BYTES), numpy.int64)
+        sent.result()
+        into[:] = into + arrived if step < ring.size - 1 else arrived
+    return data
+
+
+def _both_ways(ring: Ring, buffer: bytearray, target: bytearray, count: int) -> tuple[float, float]:
+    """Seconds until all have sent and received so many bytes, and those that words take around the ring."""
+    around = ring.meet()
+    start = time.monotonic()
+    failed: list[OSError] = []
+    sender = threading.Thread(target=_send, args=(ring, buffer, count, failed), daemon=True)
+    sender.start()
+    left, view = count, memoryview(target)
+    while left:
+        received = ring.before.recv_into(view, min(left, len(target)))
+        if not received:
+            raise ConnectionError("the other end is gone")
+        left -= received
+    sender.join()
+    if failed:
+        raise failed[0]
+    ring.meet()
+    return time.monotonic() - start, around
+
+
+def _send(ring: Ring, buffer: bytearray, count: int, failed: list[OSError]) -> None:
+    view = memoryview(buffer)
+    try:
+        while count:
+            sent = ring.after.send(view[: min(count, len(buffer))])
+            count -= sent
+    except OSError as error:
+        failed.append(error)
+
+
+_MOST_ROWS = 0x7FFFFFFF
+_HOST_BYTES = 64 * 2**20
+_HOST_SAMPLES = 5
+_SECONDS_BETWEEN_LOOKS = 50e-6
+
+
+_Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
+"""Puts an operation of a communicator on a stream, from the first address to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What is timed: how it is put on a stream, its reduction, and the rank whose data arrive, None of all."""
+
+    put: _Put
+    op: ReduceOp | None
+    source: int | None
+
+
+class NcclRail:
+    """The GPU that a rank's place on its node selects, or the only one that the process sees."""
+
+    def __init__(self, place: int, driver: Driver) -> None:
+        self._place, self._driver = place, driver
+        self._opened: tuple[CudaDevice, NcclLibrary] | None = None
+
+    def local(self) -> list[tuple[str, float]]:
+        """Copies from and to pinned host memory."""
+        device, _ = self._open()
+        runtime = device.cupy.cuda.runtime
+        host, on_gpu = device.cupy.cuda.alloc_pinned_memory(_HOST_BYTES), self._buffers[0]
+        ways = (
+            (LocalQuantity.FROM_HOST, on_gpu.address, host.ptr, runtime.memcpyHostToDevice),
+            (LocalQuantity.TO_HOST, host.ptr, on_gpu.address, runtime.memcpyDeviceToHost),
+        )
+        found = []
+        for quantity, to, source, kind in ways:
+            seconds = []
+            for _ in range(_HOST_SAMPLES):
+                start = time.perf_counter()
+                runtime.memcpyAsync(to, source, _HOST_BYTES, kind, device.stream.ptr)
+                device.stream.synchronize()
+                seconds.append(time.perf_counter() - start)
+            found.append((quantity.value, _HOST_BYTES / min(seconds) / _BYTES_PER_GB))
+        return found
+
+    def exchange(self, ring: Ring, deadline: float) -> float:
+        """GB/s that pass the GPU in both directions together, over some 0.3 s; what arrived is verified.
+
+        Raises OSError where another end is gone or NCCL fails, TimeoutError among them, and where data are wrong.
+        """
+        before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
+
+        def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
+            communicator.exchange(addresses, (after, before), EXCHANGED_BYTES, stream, deadline)
+
+        return BOTH_WAYS * self._measured(ring, _Operation(put, None, before), deadline)
+
+    def all_reduce(self, ring: Ring, deadline: float) -> float:
+        """The busbw of an all-reduce of the ring's GPUs, GB/s, over some 0.3 s; the sums are verified.
+
+        Raises as `exchange`.
+        """
+
+        def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
+            communicator.all_reduce(addresses, EXCHANGED_BYTES // DataType.INT64.size_bytes, stream, deadline)
+
+        factor = 2 * (ring.size - 1) / ring.size
+        return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
+
+    def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
+        """GB/s: a buffer over the time of an operation, in a communicator made for this, whose id makes the data."""
+        device, library = self._open()
+        send, receive = self._buffers
+        unique_id = ring.pass_on(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))
+        communicator = BoundedCommunicator(library, unique_id, ring.place, ring.size, deadline)
+        try:
+            data = DataPattern(DataType.INT64, operation.op, ring.size)
+            count = EXCHANGED_BYTES // DataType.INT64.size_bytes
+            block = Block(crc32(unique_id) & _MOST_ROWS, 1, count, 0, count)
+            send.fill_sent(data, block, ring.place)
+            receive.fill_byte(EXCHANGED_BYTES, POISON)
+            put = partial(operation.put, communicator, (send.address, receive.address), device.stream.ptr)
+            gb_s = self._timed(device, communicator, ring, put, deadline)
+            wrong = receive.count_wrong(data, [(block, operation.source)])
+            if wrong:
+                raise WrongDataError(f"{wrong} wrong elements")
+            ring.meet()
+            communicator.close(deadline)
+        except BaseException:
+            communicator.abort()
+            raise
+        return gb_s
+
+    def _timed(
+        self,
+        device: CudaDevice,
+        communicator: BoundedCommunicator,
+        ring: Ring,
+        put: Callable[[], None],
+        deadline: float,
+    ) -> float:
+        def seconds(repeats: int) -> tuple[float, float]:
+            device.stream.synchronize()
+            around = ring.meet()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                put()
+            while not device.stream.done:
+                communicator.check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            return time.perf_counter() - start, around
+
+        seconds(1)
+        repeats = ring.repeats(*seconds(1))
+        taken, _ = seconds(repeats)
+        return repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
+
+    def _open(self) -> tuple[CudaDevice, NcclLibrary]:
+        """The GPU and NCCL, when they are first needed: in phase 0, which has time for it."""
+        if self._opened is None:
+            device = open_device(self._place, self._place + 1, socket.gethostname(), self._driver, shared=True)
+            self._opened = device, NcclLibrary()
+            self._buffers: tuple[Any, Any] = device.allocate(EXCHANGED_BYTES), device.allocate(EXCHANGED_BYTES)
+        return self._opened
+
 
 _MEMORY_BYTES = 64 * 2**20
 _MEMORY_SAMPLES = 5
-_BYTES_PER_GB = 1e9
 _SECONDS_TO_CONNECT = 1.0
 _SECONDS_BETWEEN_TRIES = 0.05
 _HELLO = struct.Struct("!IIB")
@@ -67,8 +370,7 @@ class HostRail:
 
 
 def _nccl_rail(device: int) -> RailBackend:
-    from gpubench.hardware.node.nvml.library import read_driver
-    from gpubench.hardware.scan.nccl_rail import NcclRail
+    from gpubench.hardware.node.nvml import read_driver
 
     return NcclRail(device, read_driver(os.environ))
 

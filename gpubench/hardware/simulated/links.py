@@ -1,14 +1,32 @@
-"""Bandwidth of a simulated node's links, faults included: shares of GPUs, host-staged GPUs, rates of NICs."""
+"""Links of simulated nodes: bandwidth with faults, copies over them, managed memory, and the traffic of a job.
 
+A copy lasts its latency and its bytes over the profile's bandwidth; links that are down, slow or staged stretch it.
+Copies at the same time share what leaves a GPU and what enters it.
+
+Each way reaches a share of what a plain copy between the same ends does: those of two H200s with 64 MiB.
+"""
+
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from gpubench.hardware.simulated.faults import wrong_value
-from gpubench.model.facts.snapshot import NicKind
-from gpubench.model.paths.links import pcie_gb_s
+from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots, wrong_value
+from gpubench.hardware.simulated.node import healthy_node
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import NicFacts, NicKind, Snapshot
+from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
+from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
+from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, HostMemory, ManagedSupport, Place
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.ports.copies import CopyStream
+from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.managed import HOST
+from gpubench.ports.memory import Array, Memory, Region
 
 _BITS_PER_BYTE = 8
 STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
@@ -136,3 +154,412 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
     slot = pcie_gb_s(generation, width)
     port = rate / _BITS_PER_BYTE / sharing
     return min(port, slot) if slot else port
+
+
+_SPREAD = 0.0005
+"""From sample to sample: pairs of four H200s differ by 0.1 %."""
+
+_ACHIEVED = 0.85
+"""Of a link's rate where the profile expects nothing: copies reach 80 to 92 %. Kind: derived."""
+
+_LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
+"""Of one copy where the profile expects nothing: what four H200s show. Kind: derived."""
+
+_PAGEABLE_SHARE = 0.37
+"""Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived."""
+
+
+class _NoMemory:
+    """Memory without contents; `lost` says whether what the memory's GPU gets from another is lost on the way.
+
+    Without it nothing was verified, and nothing may say that it was.
+    """
+
+    def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
+        self.place = place
+        self.size_bytes = size_bytes
+        self._lost = lost
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        raise NotImplementedError("simulated memory holds no data")
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Nothing to fill."""
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Nothing to set."""
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
+        """All elements of what is lost: the fabric drops what is written, and the destination keeps what it had."""
+        lost = self._lost
+        if lost is None:
+            raise NotImplementedError("simulated memory holds no data")
+        return sum(
+            block.count * block.buffers for block, sender in blocks if sender is not None and lost(sender, self.place)
+        )
+
+
+class SimulatedCopies:
+    """`ports.Copies` on one node of a simulated machine; `noise` is the spread from sample to sample."""
+
+    def __init__(
+        self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
+    ) -> None:
+        self.snapshot = snapshots(machine, faults, seed)[node]
+        self._profile = machine.profile
+        self._typical = cache(machine.profile.typical)
+        self._spread = noise
+        links = node_links(machine.profile, [fault for fault in faults if fault.node_number == node])
+        self._noise = random.Random(f"{seed}/copies" + (f"/{node}" if node else ""))
+        alive = [gpu for gpu in self.snapshot.gpus if not gpu.lost]
+        self.gpus = tuple(
+            CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
+            for position, gpu in enumerate(alive)
+        )
+        self._shares = [each.share for each in links.gpus]
+        self._host_shares = [each.host_share for each in links.gpus]
+        self._paths = _paths(machine.profile)
+        self._staged = [each.staged_with for each in links.gpus]
+        self._indices = [each.index for each in links.gpus]
+        self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
+        self._enabled: set[tuple[int, int]] = set()
+        self._corrupted = {
+            frozenset((fault.index, fault.second))
+            for fault in faults
+            if fault.node_number == node and fault.get("corrupts")
+        }
+
+    @property
+    def corrupts(self) -> bool:
+        """True where a fault has data arrive wrong: only then is there anything to verify."""
+        return bool(self._corrupted)
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        """The answer of the simulated CUDA."""
+        return self._access.get((self.gpus[source].device, self.gpus[destination].device), False)
+
+    def enable(self, source: int, destination: int) -> None:
+        """Copies between the two are direct from now on."""
+        self._enabled.add((source, destination))
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        """Memory without a limit, and without contents."""
+        return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        """The longest of the streams, each slowed by those that leave or enter the same GPU."""
+        ends = [(_place(stream.source), _place(stream.destination)) for stream in streams]
+        leaving, entering = Counter(source for source, _ in ends), Counter(destination for _, destination in ends)
+        lasts = [
+            self._seconds(stream, source, destination) * max(leaving[source], entering[destination])
+            for stream, (source, destination) in zip(streams, ends, strict=True)
+        ]
+        return repeats * max(lasts) * (1 + abs(self._noise.gauss(0.0, self._spread)))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _seconds(self, stream: CopyStream, source: Place, destination: Place) -> float:
+        if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
+            gb_s, latency_us = self._host_gb_s(source, destination), _HOST_LATENCY_US
+        elif self._is_direct(source, destination):
+            gb_s = self._direct_gb_s(stream, source, destination) * min(self._shares[source], self._shares[destination])
+            latency_us = self._typical("p2p.latency_us") or _LATENCY_US
+        else:
+            healthy = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
+            gb_s = healthy * min(self._host_shares[source], self._host_shares[destination])
+            latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
+        return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
+
+    def _is_lost(self, source: int, destination: Place) -> bool:
+        if isinstance(destination, HostMemory) or source >= len(self._indices):
+            return False
+        ends = self._indices[source], self._indices[destination]
+        return frozenset(ends) in self._corrupted and self._is_direct(source, destination)
+
+    def _is_direct(self, source: int, destination: int) -> bool:
+        ends = (source, destination), (destination, source)
+        staged = any(self._indices[other] in self._staged[one] for one, other in ends)
+        return (source, destination) in self._enabled and not staged
+
+    def _direct_gb_s(self, stream: CopyStream, source: int, destination: int) -> float:
+        writes = stream.by == source
+        path = self._paths[self._indices[source], self._indices[destination]]
+        if stream.engine is Engine.SM:
+            quantity = "p2p.sm_write_gb_s"
+        else:
+            quantity = "p2p.write_gb_s" if writes else "p2p.read_gb_s"
+        typical = self._typical(quantity, path) or self._typical("p2p.write_gb_s", path)
+        nvlink, links = self._profile.nvlink, path.removeprefix("NV")
+        by_nvlink = nvlink is not None and links.isdecimal()
+        limit = int(links) * nvlink.link_gb_s if nvlink is not None and by_nvlink else self._profile.gpu.pcie_gb_s
+        return typical or limit * _ACHIEVED
+
+    def _host_gb_s(self, source: Place, destination: Place) -> float:
+        to_gpu = isinstance(source, HostMemory)
+        gpu = destination if to_gpu else source
+        share = 1.0 if isinstance(gpu, HostMemory) else self._host_shares[gpu]
+        typical = self._typical("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+        pageable = HostMemory.PAGEABLE in (source, destination)
+        healthy = typical or self._profile.gpu.host_gb_s * _ACHIEVED
+        return healthy * share * (_PAGEABLE_SHARE if pageable else 1.0)
+
+
+def _paths(profile: Profile) -> dict[tuple[int, int], str]:
+    """Path classes of pairs as they are without faults: a link that is down makes a path slower, and no other one."""
+    node = Topology(healthy_node(profile))
+    return {(one.index, other.index): node.path(one, other) for one in node.gpus for other in node.gpus}
+
+
+class NoCounters:
+    """`ports.LinkCounters` where nothing counts."""
+
+    def read(self, gpu: int) -> LinkBytes:  # noqa: ARG002
+        """Nothing."""
+        return LinkBytes()
+
+
+def _place(region: Region) -> Place:
+    if not isinstance(region.memory, _NoMemory):
+        raise TypeError("a simulated copy has simulated memory at both ends")
+    return region.memory.place
+
+
+_TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
+"""Of the copy engine's bandwidth, by a prefetch: 46.5 and 16 of 55.3 GB/s with the host, 139 of 388 between GPUs."""
+
+_FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
+"""Of it, by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
+
+_LOCAL_GB_S = 1000.0
+"""What a kernel copies within the memory of its GPU, which no link limits: H200 1080. Kind: derived."""
+
+
+class SimulatedManaged:
+    """`ports.managed.ManagedMemory` on a simulated node."""
+
+    def __init__(self, copies: SimulatedCopies) -> None:
+        self._copies = copies
+        self._location: Place = HOST
+        self._stays = False
+
+    def support(self) -> Sequence[ManagedSupport]:
+        """What CUDA says of GPUs under Linux, without HMM."""
+        return [
+            ManagedSupport(device=gpu.device, managed=True, concurrent=True, pageable=False, host_page_tables=False)
+            for gpu in self._copies.gpus
+        ]
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Memory without contents."""
+        return self._copies.allocate(HostMemory.PINNED, size_bytes)
+
+    def on(self, memory: Memory, place: Place) -> Memory:  # noqa: ARG002
+        """The same."""
+        return memory
+
+    def prefetch(self, memory: Memory, place: Place, by: int) -> float:
+        """A share of the time of the copy engine's copy between where the pages are and where they go."""
+        source, self._location = self._location, place
+        if source == place:
+            return 0.0
+        share = _BETWEEN_SHARE if HOST not in (source, place) else _TO_HOST_SHARE if place is HOST else _TO_GPU_SHARE
+        return self._plain(source, place, by, memory.size_bytes) / share
+
+    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:  # noqa: ARG002
+        """Pages stay from now on, or move to whoever uses them."""
+        self._stays = stays
+
+    def seconds(self, stream: CopyStream) -> float:
+        """A kernel's pass over all pages, which come to its GPU where they may."""
+        source, by = self._location, stream.by
+        if source == by:
+            return stream.size_bytes / (_LOCAL_GB_S * BYTES_PER_GB)
+        if self._stays:
+            return self._plain(source, by, by, stream.size_bytes, Engine.SM)
+        plain = self._plain(source, by, by, stream.size_bytes)
+        self._location = by
+        return plain / (_FAULTS_SHARE if source is HOST else _FAULTS_BETWEEN_SHARE)
+
+    def _plain(self, source: Place, destination: Place, by: int, size_bytes: int, engine: Engine = Engine.CE) -> float:
+        ends = [
+            self._copies.allocate(HostMemory.PINNED if place is HOST else place, size_bytes)
+            for place in (source, destination)
+        ]
+        stream = CopyStream(by, engine, Region(ends[0], 0), Region(ends[1], 0), size_bytes)
+        return self._copies.seconds([stream], 1)
+
+
+NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.09, 0.53, 0.7, 4.3
+"""Of what links carry: data-parallel training of two H200s kept NVLinks at 9 %, staged at 0 and PCIe at 53 %; by
+sockets of one host it moved 4.3 GB/s. Of the network nothing was seen; its share is made up."""
+
+_NOISE = 0.03
+_FIRST_PID = 4000
+_LEAST_RATE_GBIT_S = 100.0
+
+Ways = tuple[float, float, float, float]
+"""GB/s of a GPU: NVLink sent and received, PCIe sent and received."""
+
+_NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
+
+
+class SimulatedTraffic:
+    """Readings of a simulated node whose job began `clock()` seconds ago; `several` is whether it has other nodes."""
+
+    def __init__(
+        self,
+        node: Snapshot,
+        profile: Profile,
+        faults: Sequence[Fault],
+        seed: int,
+        clock: Callable[[], float],
+        *,
+        several: bool,
+    ) -> None:
+        self._node, self._profile, self._clock = node, profile, clock
+        self._links = node_links(profile, faults)
+        asked = next((value for fault in faults if (value := fault.get("traffic"))), "training")
+        self._kind = asked
+        self._several = several
+        self._random = random.Random(f"{seed}/{node.host}")
+        self._begun = clock()
+        self._before = self._begun
+        self._nvlink = dict.fromkeys(range(len(node.gpus)), (0.0, 0.0))
+        self._network: dict[str, float] = {}
+
+    def read(self) -> NodeReading:
+        """The node now: counters have moved by what its links carried since the reading before."""
+        now = self._clock()
+        seconds, self._before = now - self._before, now
+        ways = [tuple(self._noisy(each) for each in way) for way in self._ways()]
+        gpus = tuple(self._gpu(position, way, seconds) for position, way in enumerate(ways))
+        nics = self._nics(seconds, sum(way[2] for way in ways))
+        silent = next((each.error for each in self._node.failures if each.stage == "nvml"), None)
+        return NodeReading(
+            host=self._node.host,
+            seconds=now,
+            gpus=() if silent else gpus,
+            nics=nics,
+            tasks=self._tasks(),
+            driver_silent=silent or self._node.driver.absent,
+        )
+
+    def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
+        """Nothing is hidden here."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _noisy(self, rate: float) -> float:
+        return max(rate * self._random.gauss(1, _NOISE), 0.0)
+
+    def _ways(self) -> list[Ways]:
+        """The rates of every GPU; one that fell off the bus moves nothing, and no ring goes through it."""
+        usable = iter(self._ways_of_usable(sum(not gpu.lost for gpu in self._node.gpus)))
+        return [_NOTHING if gpu.lost else next(usable) for gpu in self._node.gpus]
+
+    def _ways_of_usable(self, gpus: int) -> Sequence[Ways]:
+        pcie = self._profile.gpu.pcie_gb_s * PCIE_SHARE
+        nvlink = self._profile.nvlink
+        direct = 0.0 if nvlink is None else nvlink.links * nvlink.link_gb_s * NVLINK_SHARE
+        still = (0.0, 0.0, 0.005, 0.005)
+        by_kind: dict[str, Ways] = {
+            "staged": (0.0, 0.0, pcie, pcie),
+            "sockets": (0.0, 0.0, SOCKETS_GB_S, SOCKETS_GB_S),
+            "loading": (0.0, 0.0, 0.01, pcie),
+            "checkpoint": (0.0, 0.0, pcie, 0.01),
+            "inference": (0.0, 0.0, pcie * 0.7, pcie * 0.65),
+            "waiting": still,
+            "idle": still,
+        }
+        if self._kind in by_kind:
+            return [by_kind[self._kind]] * gpus
+        # What leaves the node passes the PCIe link of a GPU, by host memory or not.
+        through = sum(map(self._network_gb_s, self._node.nics)) / max(gpus, 1) if self._several else 0.0
+        ring = _ring(self._links, gpus, direct or pcie, pcie, has_nvlinks=nvlink is not None)
+        return [(sent, received, out + through, into + through) for sent, received, out, into in ring]
+
+    def _gpu(self, position: int, way: tuple[float, ...], seconds: float) -> GpuReading:
+        gpu = self._node.gpus[position]
+        if gpu.lost:
+            return GpuReading(index=gpu.index, bus_id=gpu.bus_id or gpu.device, lost=gpu.lost)
+        sent, received = self._nvlink[position]
+        self._nvlink[position] = sent + way[0] * seconds, received + way[1] * seconds
+        works = 0 if self._kind == "idle" or (self._kind == "waiting" and position == 0) else 98
+        memory = None if gpu.memory_bytes is None else gpu.memory_bytes // 2
+        counts = [round(each * BYTES_PER_GB) for each in self._nvlink[position]]
+        known = self._profile.nvlink is not None
+        return GpuReading(
+            index=gpu.index,
+            bus_id=gpu.bus_id or gpu.device,
+            nvlink_sent_bytes=counts[0] if known else None,
+            nvlink_received_bytes=counts[1] if known else None,
+            pcie_sent_gb_s=way[2],
+            pcie_received_gb_s=way[3],
+            utilization_percent=works,
+            clock_mhz=gpu.most_clock_mhz,
+            throttle_reasons=gpu.throttle_reasons,
+            processes=(GpuProcess(pid=_FIRST_PID + position, name="python", memory_bytes=memory),),
+            unknown={} if known else dict.fromkeys(("nvlink_sent", "nvlink_received"), "the GPU has no NVLinks"),
+        )
+
+    def _nics(self, seconds: float, out_gb_s: float) -> tuple[NicReading, ...]:
+        found = []
+        trains = self._kind in ("training", "staged") and self._several
+        rails = sum(nic.rdma for nic in self._node.nics)
+        for nic in self._node.nics:
+            rate = self._network_gb_s(nic)
+            if self._kind == "staged":  # what one GPU hands to the next is what leaves the node, over all rails
+                rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
+            moved = self._noisy(rate) * seconds if trains else 0.0
+            found.append(self._nic(nic.name, moved, rdma=nic.rdma, up=nic.state))
+        through = out_gb_s * seconds if self._kind == "sockets" else 0.0
+        return (*found, self._nic(LOOPBACK, through, rdma=False, up="active"))
+
+    @staticmethod
+    def _network_gb_s(nic: NicFacts) -> float:
+        """What a port carries of a job on several nodes."""
+        moves = nic.rdma and nic.state in ("active", None)
+        return (nic.rate_gbit_s or _LEAST_RATE_GBIT_S) / BITS_PER_BYTE * NETWORK_SHARE if moves else 0.0
+
+    def _nic(self, name: str, moved_gb: float, *, rdma: bool, up: str | None) -> NicReading:
+        self._network[name] = self._network.get(name, 0.0) + moved_gb
+        count = round(self._network[name] * BYTES_PER_GB)
+        active = None if up is None else up == "active"
+        return NicReading(name=name, rdma=rdma, sent_bytes=count, received_bytes=count, active=active)
+
+    def _tasks(self) -> tuple[TaskFacts, ...]:
+        together = () if self._kind == "inference" else ("torch node0:29500",)
+        return tuple(
+            TaskFacts(
+                pid=_FIRST_PID + position,
+                name="python",
+                together=together,
+                communicators=self._kind != "inference",
+                facts=RankFacts(rank=position, host=self._node.host, node=0, local_rank=position, pid=0),
+            )
+            for position in range(len(self._node.gpus))
+        )
+
+
+def _ring(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlinks: bool) -> Sequence[Ways]:
+    """What a ring of these GPUs moves: every hop the same, by NVLink where it is direct, and as fast as the slowest."""
+    staged_with = [gpu.staged_with for gpu in links.gpus[:gpus]]
+    indices = [gpu.index for gpu in links.gpus[:gpus]]
+    hops = [(one, (one + 1) % gpus) for one in range(gpus)]
+    staged = {
+        (one, other)
+        for one, other in hops
+        if not has_nvlinks or indices[other] in staged_with[one] or indices[one] in staged_with[other]
+    }
+    rate = pcie if staged else direct * min((links.gpus[one].share for one in range(gpus)), default=1.0)
+    found = []
+    for position in range(gpus):
+        out = (position, (position + 1) % gpus) in staged
+        into = ((position - 1) % gpus, position) in staged
+        over_nvlink = [0.0 if each else rate for each in (out, into)]
+        over_pcie = [rate if each else 0.005 for each in (out, into)]
+        found.append((*over_nvlink, *over_pcie))
+    return [(one, two, three, four) for one, two, three, four in found]

@@ -1,4 +1,6 @@
-"""Machines that are not there: nodes of a profile's kind, with faults, as snapshots.
+"""Simulated machines: nodes of a profile's kind, with faults, as snapshots.
+
+Faults that no source reports (speed, staged) change no fact here, only times.
 
 Everything here is a model and no measurement, and says so: the origin of every snapshot is `simulated`, its source the
 profile. `simulated.times` has the times.
@@ -6,19 +8,303 @@ profile. `simulated.times` has the times.
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.errors import UsageError
-from gpubench.hardware.simulated.faults import apply_faults, wrong_value
-from gpubench.hardware.simulated.node import healthy_node
-from gpubench.hardware.simulated.surroundings import with_faults_around, with_surroundings
-from gpubench.model.facts.driver_settings import Service
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.hardware.simulated.node import healthy_node, with_faults_around, with_surroundings
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.health import decode_health
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    Fabric,
+    GpuFacts,
+    HostFacts,
+    NicFacts,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    PciPlace,
+    ProbeFailure,
+    RemappedRows,
+    Service,
+    Snapshot,
+)
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.profiles.files import load, names
-from gpubench.profiles.matching import domain_of, match
+from gpubench.profiles import domain_of, load, match, names
+
+_LOST = "GPU is lost"
+_NO_DRIVER = "NVML does not start (Driver Not Loaded)"
+_NO_ANSWER = "no answer (simulated)"
+_WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
+"""Facts of a GPU that sysfs and CUDA tell."""
+
+_HEALTH_SHIFTS = range(0, 16, 2)
+
+
+def apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
+    """The node with these faults, all of which are its own.
+
+    Indices are those of the healthy node; a missing GPU makes those after it count down, as the driver would.
+    Raises UsageError for a GPU, NIC or link that the node does not have, or a value above what it has.
+    """
+    faults = tuple(faults)
+    pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
+    gpus, nics = list(node.gpus), list(node.nics)
+    for fault in faults:
+        for key, value in fault.settings:
+            if fault.subject is Subject.GPU:
+                gpu = gpus[_index(fault, fault.index, gpus, "GPU")]
+                _change_pairs_of(pairs, gpu, key, value)
+                gpus[gpu.index] = _GPU_CHANGES[key](gpu, value, fault) if key in _GPU_CHANGES else gpu
+            elif fault.subject is Subject.NIC:
+                number = _index(fault, fault.index, nics, "NIC")
+                nics[number] = _nic_change(nics[number], key, value, fault)
+            elif fault.subject is Subject.LINK:
+                _change_link(gpus, pairs, fault, key, value)
+    missing = {fault.index for fault in faults if fault.subject is Subject.GPU and fault.get("missing")}
+    absent = {fault.index for fault in faults if fault.subject is Subject.NIC and fault.get("missing")}
+    broken = replace(
+        node,
+        nics=tuple(nic for number, nic in enumerate(nics) if number not in absent),
+        pairs=tuple(_with_lost(pair, gpus) for pair in pairs.values()),
+    )
+    broken = _without(broken, gpus, missing)
+    for fault in faults:
+        if fault.subject is Subject.NODE:
+            broken = _node_change(broken, dict(fault.settings))
+    return broken
+
+
+def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
+    """A fault that this machine cannot have."""
+    return UsageError(f"--fault {str(fault)!r}: {seen}", expected=expected)
+
+
+def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFacts], word: str) -> int:
+    if index is None or index >= len(devices):
+        have = f"{word}s 0 to {len(devices) - 1}" if devices else f"no {word}"
+        raise wrong_value(fault, f"there is no {word} {index}", f"the machine has {have}")
+    return index
+
+
+def _change_pairs_of(pairs: dict[tuple[str, str], PairFacts], gpu: GpuFacts, key: str, value: str) -> None:
+    changes: Mapping[str, Callable[[PairFacts], PairFacts]] = {
+        "p2p": lambda pair: _refused(pair, value),
+        "mig": lambda pair: _refused(pair, "NS"),
+        "fabric": lambda pair: _refused(pair, "NS"),
+        "cuda_peer": lambda pair: replace(pair, cuda=False),
+        "nvlink": lambda pair: pair if int(value) else replace(pair, nvlink="NS"),
+    }
+    for both, pair in pairs.items():
+        if key in changes and gpu.device in both:
+            pairs[both] = changes[key](pair)
+
+
+def _refused(pair: PairFacts, status: str) -> PairFacts:
+    return replace(pair, cuda=False, read=status, write=status, nvlink=status, atomics=status, pci=status)
+
+
+def _change_link(
+    gpus: list[GpuFacts], pairs: dict[tuple[str, str], PairFacts], fault: Fault, key: str, value: str
+) -> None:
+    ends = [gpus[_index(fault, index, gpus, "GPU")] for index in (fault.index, fault.second)]
+    both = [(ends[0].device, ends[1].device), (ends[1].device, ends[0].device)]
+    if key == "p2p":
+        pairs |= {names: _refused(pairs[names], value) for names in both}
+    elif key == "nvlink":
+        for end, other in (ends, ends[::-1]):
+            links = [link for link in end.nvlinks or () if link.peer_bus_id == other.bus_id]
+            if not links or links[0].peer is not NvlinkPeer.GPU:
+                raise wrong_value(
+                    fault, "no NVLink joins the two directly", "gpuJ:nvlink=N where they hang on NVSwitch"
+                )
+            if int(value) > len(links):
+                raise wrong_value(fault, f"{len(links)} NVLinks join the two", f"0 to {len(links)}")
+            gpus[end.index] = replace(end, nvlinks=_deactivated(end.nvlinks or (), links[int(value) :]))
+        if not int(value):
+            pairs |= {names: replace(pairs[names], nvlink="NS") for names in both}
+
+
+def _deactivated(links: tuple[NvLink, ...], down: Iterable[NvLink]) -> tuple[NvLink, ...]:
+    numbers = {link.number for link in down}
+    return tuple(replace(link, active=False) if link.number in numbers else link for link in links)
+
+
+def _nvlink(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
+    links = gpu.nvlinks or ()
+    if int(value) > len(links):
+        raise wrong_value(fault, f"the GPU has {len(links)} NVLinks", f"0 to {len(links)}")
+    return replace(gpu, nvlinks=_deactivated(links, links[int(value) :]))
+
+
+def _trained(link: PcieLink, key: str, value: str, fault: Fault) -> PcieLink:
+    most = link.max_width if key == "width" else link.max_generation
+    if most is None or int(value) > most:
+        raise wrong_value(fault, f"its PCIe {key} is {most} at most", "a value that it can be trained down to")
+    return replace(link, width=int(value)) if key == "width" else replace(link, generation=int(value))
+
+
+def _fabric(gpu: GpuFacts, fault: Fault) -> Fabric:
+    if gpu.fabric is None:
+        raise wrong_value(fault, "the GPU has no NVLink fabric", "a machine with NVSwitch, Hopper or later")
+    return gpu.fabric
+
+
+def _health(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
+    fabric = _fabric(gpu, fault)
+    shift, bits = next(
+        (shift, bits) for shift in _HEALTH_SHIFTS for bits in (1, 2) if decode_health(bits << shift)[value]
+    )
+    mask = (fabric.health_mask or 0) & ~(3 << shift) | bits << shift
+    return replace(gpu, fabric=replace(fabric, health_mask=mask))
+
+
+def _rows(gpu: GpuFacts, value: str, _fault: Fault) -> GpuFacts:
+    rows = RemappedRows(correctable=0, uncorrectable=1, pending=value == "pending", failure=value == "failure")
+    return replace(gpu, remapped_rows=rows)
+
+
+def _lost(gpu: GpuFacts, _value: str, _fault: Fault) -> GpuFacts:
+    return GpuFacts(index=gpu.index, bus_id=gpu.bus_id, place=gpu.place, lost=_LOST)
+
+
+_GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
+    "nvlink": _nvlink,
+    "width": lambda gpu, value, fault: replace(gpu, pcie=_trained(gpu.pcie, "width", value, fault)),
+    "generation": lambda gpu, value, fault: replace(
+        gpu, pcie=_trained(gpu.pcie, "generation", value, fault), idle=False
+    ),
+    "lost": _lost,
+    "mig": lambda gpu, _value, _fault: replace(gpu, mig=True),
+    "ecc": lambda gpu, _value, _fault: replace(gpu, ecc=False),
+    "throttle": lambda gpu, value, _fault: replace(gpu, throttle_reasons=(value,), idle=False),
+    "rows": _rows,
+    "fabric": lambda gpu, value, fault: replace(gpu, fabric=replace(_fabric(gpu, fault), state=value, status=None)),
+    "health": _health,
+    "errors": lambda gpu, value, _fault: replace(gpu, memory_errors=int(value)),
+    "temperature": lambda gpu, value, _fault: replace(gpu, temperature_c=int(value)),
+    "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
+    "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
+}
+"""The change of a GPU by key. A GPU trained to a lower generation is not idle: idle ones do that anyway."""
+
+
+def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
+    if key == "state":
+        return replace(nic, state=value)
+    if key == "rate":
+        return replace(nic, rate_gbit_s=float(value))
+    return (
+        nic if key in ("missing", "errors", "bandwidth") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
+    )
+
+
+def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
+    lost = {gpu.device for gpu in gpus if gpu.lost}
+    if not lost & {pair.source, pair.destination}:
+        return pair
+    unknown = dict.fromkeys(("cuda", "read", "write", "nvlink", "atomics", "pci"), _LOST)
+    return PairFacts(source=pair.source, destination=pair.destination, pcie_path=pair.pcie_path, unknown=unknown)
+
+
+def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
+    """The node with the GPUs that are there, counted anew; CUDA does not count lost ones.
+
+    NVLinks that led to one that is gone are down, and lead nowhere.
+    """
+    gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
+    present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
+    numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
+    usable = [gpu.index for gpu in numbered if not gpu.lost]
+    names = {old.device: new.device for old, new in zip(present, numbered, strict=True)}
+    return replace(
+        node,
+        gpus=tuple(
+            replace(gpu, cuda_index=usable.index(gpu.index) if gpu.index in usable else None) for gpu in numbered
+        ),
+        pairs=tuple(
+            replace(pair, source=names[pair.source], destination=names[pair.destination])
+            for pair in node.pairs
+            if pair.source in names and pair.destination in names
+        ),
+    )
+
+
+def _leading_nowhere(links: tuple[NvLink, ...] | None, gone: Collection[str | None]) -> tuple[NvLink, ...] | None:
+    if links is None:
+        return None
+    return tuple(
+        replace(link, active=False, peer=None, peer_bus_id=None) if link.peer_bus_id in gone else link for link in links
+    )
+
+
+def _node_change(node: Snapshot, settings: Mapping[str, str]) -> Snapshot:
+    driver = node.driver
+    node = replace(
+        node,
+        driver=replace(driver, version=settings.get("driver", driver.version), cuda=settings.get("cuda", driver.cuda)),
+    )
+    if "peermem" in settings:
+        node = replace(node, gpudirect=replace(node.gpudirect, peermem=settings["peermem"] == "yes"))
+    if "clique" in settings:
+        gpus = tuple(
+            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, clique=int(settings["clique"])))
+            for gpu in node.gpus
+        )
+        node = replace(node, gpus=gpus)
+    if "silent" in settings:
+        failure = ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
+        node = replace(_SILENCED[settings["silent"]](node), failures=(*node.failures, failure))
+    if "driver_missing" in settings:
+        bare = _without_cuda(_without_nvml(node), _NO_DRIVER)
+        gpus = tuple(replace(gpu, uuid=None) for gpu in bare.gpus)
+        node = replace(bare, driver=DriverFacts(absent=_NO_DRIVER), gpus=gpus, pairs=())
+    return node
+
+
+def _without_nvml(node: Snapshot) -> Snapshot:
+    """The facts of sysfs and CUDA: the driver's version stands in /proc, CUDA's does not."""
+    return replace(
+        node,
+        driver=replace(node.driver, cuda=None),
+        gpus=tuple(GpuFacts(**{name: getattr(gpu, name) for name in _WITHOUT_NVML}) for gpu in node.gpus),
+        pairs=tuple(PairFacts(source=pair.source, destination=pair.destination, cuda=pair.cuda) for pair in node.pairs),
+    )
+
+
+def _without_cuda(node: Snapshot, reason: str = _NO_ANSWER) -> Snapshot:
+    return replace(
+        node,
+        gpudirect=replace(node.gpudirect, dma_buf=None),
+        gpus=tuple(
+            replace(gpu, cuda_index=None, multiprocessors=None, unknown={**gpu.unknown, "cuda_index": reason})
+            for gpu in node.gpus
+        ),
+        pairs=tuple(replace(pair, cuda=None, unknown={**pair.unknown, "cuda": reason}) for pair in node.pairs),
+    )
+
+
+def _without_sysfs(node: Snapshot) -> Snapshot:
+    return replace(
+        node,
+        machine=HostFacts(),
+        gpudirect=replace(node.gpudirect, peermem=None),
+        gpus=tuple(replace(gpu, place=PciPlace()) for gpu in node.gpus),
+        nics=(),
+        switches=(),
+        nvswitches=(),
+    )
+
+
+_SILENCED: Mapping[str, Callable[[Snapshot], Snapshot]] = {
+    "nvml": _without_nvml,
+    "cuda": _without_cuda,
+    "sysfs": _without_sysfs,
+}
+
 
 MOST_NODES = 16384
 

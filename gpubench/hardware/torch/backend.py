@@ -1,22 +1,214 @@
-"""torch.distributed as a backend: on GPUs by streams and events, on CPUs and with Gloo by calls that block."""
+"""torch.distributed as a backend: tensors, collectives, and clocks on GPUs and CPUs."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from gpubench.hardware.cuda.device import CudaDevice
-from gpubench.hardware.mpi.host import NumpyMemory
-from gpubench.hardware.process import free_memory as host_memory
-from gpubench.hardware.timing.blocking import BlockingClock
-from gpubench.hardware.timing.gated import GatedClock
-from gpubench.hardware.torch import world
-from gpubench.hardware.torch.calls import TorchCalls
-from gpubench.hardware.torch.library import TorchDistributed
-from gpubench.hardware.torch.tensors import DeviceMemory, Tensors
-from gpubench.model.terms.progress import Progress
+from gpubench.hardware import host as host_memory
+from gpubench.hardware.cuda import CudaDevice, CudaMemory, GatedClock
+from gpubench.hardware.mpi.backends import NumpyMemory
+from gpubench.hardware.timing import BlockingClock, in_order
+from gpubench.hardware.torch import distributed
+from gpubench.hardware.torch.distributed import TorchDistributed, load_torch, torch_without
+from gpubench.model.facts.process import TORCH, divides
+from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp
+from gpubench.model.terms.ranks import UNWATCHED, Progress
+from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
 from gpubench.ports.launch import Launch
-from gpubench.ports.memory import Memory
+from gpubench.ports.memory import Array, Memory, Region
+
+if TYPE_CHECKING:
+    from gpubench.hardware.watchdog.rank import RankProgress
+
+
+class DeviceMemory:
+    """A tensor on a device of torch's own, filled and checked by way of a buffer of the host."""
+
+    def __init__(self, torch: Any, device: Any, size_bytes: int, progress: Progress = UNWATCHED) -> None:
+        self.size_bytes = size_bytes
+        self._host = NumpyMemory(size_bytes, progress)
+        self._on_host = torch.from_numpy(self._host.array(0, size_bytes, "uint8"))
+        self.tensor = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """A copy of `count` elements on the host."""
+        self._on_host.copy_(self.tensor)
+        return self._host.array(offset_bytes, count, dtype)
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block."""
+        self._on_host.copy_(self.tensor)
+        self._host.fill_sent(data, block, rank)
+        self.tensor.copy_(self._on_host)
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first bytes to a value."""
+        self.tensor[:size_bytes] = value
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold."""
+        self._on_host.copy_(self.tensor)
+        return self._host.count_wrong(data, blocks)
+
+
+class Tensors:
+    """Views of memory as tensors of a type."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._whole: dict[int, tuple[Memory, Any]] = {}
+        self.types = {dtype: getattr(torch, dtype.value) for dtype in DataType}
+
+    def of(self, region: Region, count: int, dtype: DataType) -> Any:
+        """`count` elements of a region."""
+        start = region.offset_bytes
+        return self._bytes(region.memory)[start : start + count * dtype.size_bytes].view(self.types[dtype])
+
+    def _bytes(self, memory: Memory) -> Any:
+        if id(memory) not in self._whole:
+            self._whole[id(memory)] = memory, self._made_of(memory)
+        return self._whole[id(memory)][1]
+
+    def _made_of(self, memory: Memory) -> Any:
+        if isinstance(memory, DeviceMemory):
+            return memory.tensor
+        whole = memory.array(0, memory.size_bytes, "uint8")
+        return self._torch.as_tensor(whole, device="cuda" if isinstance(memory, CudaMemory) else "cpu")
+
+
+_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PROD: "PRODUCT", ReduceOp.MAX: "MAX", ReduceOp.MIN: "MIN", ReduceOp.AVG: "AVG"}
+
+
+class TorchCalls:
+    """NCCL's collectives in one process group.
+
+    `name` is gpubench's for the backend. `settle` waits for what a launch put on a stream; None where the timing does
+    that. Gloo reduces in the buffer of every rank, so that ranks but the root hand it a copy too.
+    """
+
+    def __init__(
+        self, found: TorchDistributed, name: str, group: Any, tensors: Tensors, settle: Launch | None = None
+    ) -> None:
+        self._distributed = found.distributed
+        self._name, self._group, self._tensors = name, group, tensors
+        self._settle = () if settle is None else (settle,)
+        self._rank: int = group.rank()
+        self._ranks: int = group.size()
+        self._is_gloo = found.word == "gloo"
+        # Roots and peers are ranks of the whole job to torch, also in a part of it.
+        self._in_job = [found.distributed.get_global_rank(group, rank) for rank in range(self._ranks)]
+        operations = found.distributed.ReduceOp
+        self._ops = {op: getattr(operations, name) for op, name in _OPS.items()}
+        # torch 2.13 has new names for two operations, and warns of the old ones.
+        self._gather_into = _either(found.distributed, "all_gather_single", "all_gather_into_tensor")
+        self._scatter_from = _either(found.distributed, "reduce_scatter_single", "reduce_scatter_tensor")
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`all_reduce`, in the receive buffer."""
+        into = self._tensors.of(receive, count, dtype)
+        call = partial(self._distributed.all_reduce, into, self._op(op, dtype), group=self._group)
+        return self._launch([*self._copied(send, receive, count, dtype), call, *self._divided(into, op, dtype)])
+
+    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`all_gather_into_tensor`."""
+        into, given = self._tensors.of(receive, count * self._ranks, dtype), self._tensors.of(send, count, dtype)
+        return self._launch([partial(self._gather_into, into, given, group=self._group)])
+
+    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`reduce_scatter_tensor`."""
+        into, given = self._tensors.of(receive, count, dtype), self._tensors.of(send, count * self._ranks, dtype)
+        call = partial(self._scatter_from, into, given, self._op(op, dtype), group=self._group)
+        return self._launch([call, *self._divided(into, op, dtype)])
+
+    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`broadcast`, in the receive buffer."""
+        copied = self._copied(send, receive, count, dtype) if self._rank == root else ()
+        into = self._tensors.of(receive, count, dtype)
+        return self._launch(
+            [*copied, partial(self._distributed.broadcast, into, self._in_job[root], group=self._group)]
+        )
+
+    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
+        """`reduce`: the root's in its receive buffer; the others' in what they send, which NCCL leaves as it is."""
+        is_root = self._rank == root
+        copies = is_root or self._is_gloo
+        work = self._tensors.of(receive if copies else send, count, dtype)
+        copied = self._copied(send, receive, count, dtype) if copies else ()
+        call = partial(self._distributed.reduce, work, self._in_job[root], self._op(op, dtype), group=self._group)
+        return self._launch([*copied, call, *(self._divided(work, op, dtype) if is_root else ())])
+
+    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`all_to_all_single`."""
+        into, given = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
+        return self._launch([partial(self._distributed.all_to_all_single, into, given, group=self._group)])
+
+    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`gather` into the blocks of the root's receive buffer."""
+        blocks = self._blocks(receive, count, dtype) if self._rank == root else None
+        given = self._tensors.of(send, count, dtype)
+        return self._launch([partial(self._distributed.gather, given, blocks, self._in_job[root], group=self._group)])
+
+    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`scatter` of the blocks of the root's send buffer."""
+        blocks = self._blocks(send, count, dtype) if self._rank == root else None
+        into = self._tensors.of(receive, count, dtype)
+        return self._launch([partial(self._distributed.scatter, into, blocks, self._in_job[root], group=self._group)])
+
+    def send_receive(
+        self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
+    ) -> Launch:
+        """`batch_isend_irecv` of one send and one receive; a rank that is its own neighbour copies."""
+        if destination == self._rank == source:
+            return self._launch(self._copied(send, receive, count, dtype))
+        given, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
+        if self._is_gloo and given.is_cuda:
+            # Gloo writes a CUDA tensor to its socket as if it were the host's, which ends the process.
+            on_host = [each.to("cpu") for each in (given, into)]
+            exchange = self._exchange(on_host[0], destination, on_host[1], source)
+            return self._launch([partial(on_host[0].copy_, given), exchange, partial(into.copy_, on_host[1])])
+        return self._launch([self._exchange(given, destination, into, source)])
+
+    def _exchange(self, given: Any, destination: int, into: Any, source: int) -> Launch:
+        distributed, group = self._distributed, self._group
+        operations = [
+            distributed.P2POp(distributed.isend, given, self._in_job[destination], group),
+            distributed.P2POp(distributed.irecv, into, self._in_job[source], group),
+        ]
+
+        def exchange() -> None:
+            for work in distributed.batch_isend_irecv(operations):
+                work.wait()
+
+        return exchange
+
+    def _launch(self, parts: Sequence[Launch]) -> Launch:
+        return in_order([*parts, *self._settle])
+
+    def _op(self, op: ReduceOp, dtype: DataType) -> Any:
+        return self._ops[ReduceOp.SUM if op is ReduceOp.AVG and divides(self._name, dtype) else op]
+
+    def _copied(self, send: Region, receive: Region, count: int, dtype: DataType) -> tuple[Launch, ...]:
+        if send == receive:
+            return ()
+        into, given = self._tensors.of(receive, count, dtype), self._tensors.of(send, count, dtype)
+        return (partial(into.copy_, given),)
+
+    def _blocks(self, region: Region, count: int, dtype: DataType) -> list[Any]:
+        return list(self._tensors.of(region, count * self._ranks, dtype).chunk(self._ranks))
+
+    def _divided(self, into: Any, op: ReduceOp, dtype: DataType) -> tuple[Launch, ...]:
+        """The division of a sum where the backend has no average; integers are rounded down."""
+        if op is not ReduceOp.AVG or not divides(self._name, dtype):
+            return ()
+        rounding = None if dtype.kind is NumberKind.FLOAT else "floor"
+        return (partial(into.div_, self._ranks, rounding_mode=rounding),)
+
+
+def _either(distributed: Any, new: str, old: str) -> Any:
+    return getattr(distributed, new, None) or getattr(distributed, old)
+
 
 NEVER_RUN = "labelled as never run: none of gpubench's authors has such GPUs"
 
@@ -45,13 +237,13 @@ class TorchGroups:
     def calls(self) -> TorchCalls:
         """The collectives of all ranks, which are connected at first use: every rank comes here at the same time."""
         if self._all is None:
-            group = world.open_group(self._found, self._group, one_node=self._one_node, device=self._device)
+            group = distributed.open_group(self._found, self._group, one_node=self._one_node, device=self._device)
             self._process_group, self._all = group, self._calls(group)
         return self._all
 
     def open(self, group: Group) -> TorchCalls:
         """The collectives of a new process group of these ranks."""
-        return self._calls(world.open_part(self._found, group.gather(self._group.rank)))
+        return self._calls(distributed.open_part(self._found, group.gather(self._group.rank)))
 
     def drop(self, calls: CollectiveCalls) -> None:
         """Process groups last as long as the job."""
@@ -69,7 +261,7 @@ class TorchGroups:
 
     def end(self) -> None:
         """Destroy the process group of all ranks."""
-        world.close(self._found, self._process_group)
+        distributed.close(self._found, self._process_group)
         self._process_group = None
 
     def _calls(self, process_group: Any) -> TorchCalls:
@@ -232,3 +424,46 @@ class TorchGlooOnCuda(_OnCuda, BlockingClock):
         self._device.stream.synchronize()
         self._groups.end()
         self._device.close()
+
+
+_DEVICES = {"rccl": "cuda", "xccl": "xpu"}
+
+
+def load(name: str, driver_cuda: int) -> TorchDistributed:
+    """Torch with a backend by gpubench's name; `driver_cuda` of 0 is for CPUs.
+
+    It comes before anything else that loads NCCL: the first libnccl.so.2 of a process is everybody's.
+    """
+    word = name.removeprefix(TORCH)
+    return load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
+
+
+def open_backend(
+    name: str,
+    group: "Group",
+    progress: "RankProgress",
+    device: "CudaDevice | None",
+    ranks_on_node: int,
+    local_rank: int,
+) -> MultiGroupBackend:
+    """A backend by gpubench's name, on the GPU of this rank where it has one, else on a device of torch's own.
+
+    Raises CouldNotMeasureError: torch lacks something, or cannot connect the ranks.
+    """
+    found = load(name, 0 if device is None else device.driver_cuda)
+    groups = TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
+    if device is not None and found.word == "gloo":
+        return TorchGlooOnCuda(groups, found, device, group, progress)
+    if device is not None:
+        opened = TorchNccl(groups, found, device, group, progress)
+        progress.answer_watchdog(opened.trouble, opened.abort)
+        return opened
+    if found.word == "gloo":
+        return TorchOnCpu(groups, group, ranks_on_node, progress)
+    kind = _DEVICES[name.removeprefix(TORCH)]
+    of_kind = getattr(found.torch, kind)
+    if not of_kind.is_available():
+        raise torch_without(found.version, f"a GPU for {name} in this machine")
+    index = local_rank % of_kind.device_count()
+    of_kind.set_device(index)
+    return TorchOnDevice(groups, found, found.torch.device(kind, index), group, progress)

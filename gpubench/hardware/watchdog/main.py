@@ -1,22 +1,397 @@
-"""The program of a watchdog, which a rank starts: `python -m gpubench.hardware.watchdog.main SETUP`."""
+"""The watchdog, a process beside each rank that detects a hang: `python -m gpubench.hardware.watchdog.main SETUP`."""
 
+import contextlib
 import ctypes
+import itertools
 import json
+import os
+import select
+import selectors
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
 
 from gpubench.errors import GpubenchError
-from gpubench.hardware.launch.channel_sender import ChannelSender, remove_if_abandoned
-from gpubench.hardware.process.cores import leave_core
-from gpubench.hardware.watchdog.addresses import local_name
-from gpubench.hardware.watchdog.process import Watchdog
-from gpubench.hardware.watchdog.progress_block import ProgressBlock
-from gpubench.hardware.watchdog.stderr_line import write_stderr_line
-from gpubench.hardware.watchdog.watched import Watched
-from gpubench.model.terms.foreign_text import error_text, printable_line
-from gpubench.model.terms.hang import LostRank
+from gpubench.hardware.host import leave_core
+from gpubench.hardware.watchdog.messages import (
+    END_SIGNAL,
+    ChannelSender,
+    ProgressBlock,
+    ProgressReading,
+    WatchdogAddress,
+    Watched,
+    local_name,
+    remove_if_abandoned,
+    write_stderr_line,
+)
+from gpubench.hardware.watchdog.peers import (
+    SECONDS_OF_DROPPING,
+    HearingCheck,
+    Peers,
+    SameUserDatagrams,
+    SealedDatagrams,
+)
+from gpubench.model.terms.ranks import (
+    LostRank,
+    Phase,
+    RankState,
+    hang_error,
+    is_suspended,
+    limit_seconds,
+    not_started_error,
+)
+from gpubench.model.terms.units import error_text, printable_line
+
+_DEFAULT_ADDRESS = "localhost:28028"
+_QUESTION = b"TIMEOUT 1\nVERBOSE STATUS\n"
+_CONNECTIONS = 4
+"""Every process of a host listens on the same port, and the kernel picks one: perhaps the one that hangs."""
+
+MOST_BYTES = 1 << 16
+"""Of an answer. What sends more is cut there: any program may listen on that port, and send without end."""
+
+
+def ask_ras(seconds: float, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The lines of the first answer on NCCL_RAS_ADDR, or NCCL's own port; empty where nobody listens or answers.
+
+    It takes `seconds` at most, whatever listens there, and 64 KiB of an answer.
+    """
+    host, _, port = environment.get("NCCL_RAS_ADDR", _DEFAULT_ADDRESS).rpartition(":")
+    if not port.isdecimal():
+        return []
+    deadline = time.monotonic() + seconds
+    answers: dict[socket.socket, bytes] = {}
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(_CONNECTIONS):
+            try:
+                connection = stack.enter_context(socket.create_connection((host.strip("[]"), int(port)), 0.5))
+                connection.sendall(_QUESTION)
+            except (OSError, OverflowError, ValueError):  # names and ports that cannot be
+                break
+            answers[connection] = b""
+            selector.register(connection, selectors.EVENT_READ)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                connection = key.fileobj  # type: ignore[assignment]
+                data = _read(connection, MOST_BYTES - len(answers[connection]))
+                answers[connection] += data
+                if data and len(answers[connection]) < MOST_BYTES:
+                    continue
+                selector.unregister(connection)
+                if lines := _lines(answers[connection]):
+                    return lines
+    return max(map(_lines, answers.values()), key=len, default=[])
+
+
+def _read(connection: socket.socket, most_bytes: int) -> bytes:
+    try:
+        return connection.recv(most_bytes)
+    except OSError:
+        return b""
+
+
+def _lines(answer: bytes) -> list[str]:
+    """An answer without empty lines, and without the OK to the time-out that was asked for."""
+    lines = [line.rstrip() for line in answer.decode(errors="replace").splitlines()]
+    return [line for line in lines if line and line != "OK"]
+
+
+SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_ANSWER = 0.3
+_SECONDS_OF_SLEEP = 1.0
+"""A wait that took so much longer than asked for was a suspension of this process too, and does not count as idle."""
+
+_SECONDS_FOR_ANSWERS = 2.0
+_SECONDS_FOR_LOWER_RANKS = 1.0
+_SECONDS_BETWEEN_QUESTIONS = 2.0
+_SECONDS_FOR_RAS = 3.0
+_SECONDS_FOR_TROUBLE = 2.0
+_SECONDS_TO_ABORT = 2.0
+_SECONDS_TO_END = 2.0
+_SECONDS_TO_REPORT = 0.5
+_MOST_RAS_LINES = 24
+
+
+class FailureReporter(Protocol):
+    """The receiver of a watchdog's reports: the gpubench that launched the ranks, or stderr.
+
+    `sees_all_losses` is true where it gets the losses of all ranks and finds the first of them itself.
+    """
+
+    sees_all_losses: bool
+
+    def error(self, error: GpubenchError) -> None:
+        """Report an error that ends the job."""
+
+    def lost(self, lost: LostRank) -> None:
+        """Report a rank that ended without an error of its own."""
+
+    def note(self, text: str) -> None:
+        """Say something that ends nothing."""
+
+
+class RankIsGoneError(Exception):
+    """The rank has ended: its end of the line is closed."""
+
+
+class Watchdog:
+    """Reads the progress of a rank twice a second until the rank is gone.
+
+    `local` is the datagram socket for watchdogs of this host, `datagrams` are those for all hosts. Only the watchdog of
+    the lowest rank that can be reached decides that a job hangs, and only where no rank made progress for as long as
+    its phase may take. The others end their ranks when it orders them to.
+    """
+
+    def __init__(
+        self,
+        watched: Watched,
+        block: ProgressBlock,
+        control: socket.socket,
+        local: socket.socket,
+        job: str,
+        datagrams: Sequence[socket.socket],
+        reporter: FailureReporter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watched = watched
+        self._block = block
+        self._control = control
+        self._local = Peers(SameUserDatagrams(local, job, watched.ranks), watched.rank, self.state, clock)
+        self._datagrams = datagrams
+        self._reporter = reporter
+        self._clock = clock
+        self._peers: Peers | None = None
+        self._hearing: HearingCheck | None = None
+        self._watchdogs: Sequence[WatchdogAddress] = ()
+        self._place = watched.place
+        self._parent = _parent_of(watched.pid)
+        self._rank_answers = False
+        self._answers: list[dict[str, Any]] = []
+        self._rest = b""
+        self._trouble = ""
+        self._last: ProgressReading | None = None
+        self._since = self._wait_until = clock()
+
+    def run(self) -> None:
+        """Watch until the rank is gone, and report that where the rank did not end on its own."""
+        try:
+            while not self._must_end():
+                self._look_who_hears()
+                before = self._clock()
+                self._wait(SECONDS_BETWEEN_LOOKS)
+                slept = self._clock() - before
+                if slept > SECONDS_BETWEEN_LOOKS + _SECONDS_OF_SLEEP:
+                    self._since += slept  # this process was suspended too: by a scheduler, or a frozen container
+            self._end()
+        except RankIsGoneError:
+            if not self._block.left():
+                self._report_loss(LostRank(self.state(), self._clock(), _exit_status(self._watched.pid)))
+
+    def state(self) -> RankState:
+        """The rank at this moment."""
+        reading, now = self._block.read(), self._clock()
+        if self._last is None or (reading.step, reading.done) != (self._last.step, self._last.done):
+            self._last, self._since = reading, now
+        return RankState(
+            rank=self._watched.rank,
+            place=self._place,
+            pid=self._watched.pid,
+            phase=reading.phase,
+            label=reading.label,
+            step=reading.step,
+            done=reading.done,
+            total=reading.total,
+            idle_seconds=now - self._since,
+            process=_stat(self._watched.pid)[0],
+            trouble=self._trouble,
+        )
+
+    def _look_who_hears(self) -> None:
+        if self._hearing is not None and (text := self._hearing.complaint(self._clock())) is not None:
+            self._hearing = None
+            if text:
+                self._reporter.note(text)
+
+    def _report_loss(self, lost: LostRank) -> None:
+        """Report the first rank that was lost, and no other: launchers kill all ranks as soon as one is lost."""
+        if self._reporter.sees_all_losses:
+            self._reporter.lost(lost)
+            return
+        peers = self._peers or self._local
+        if not lost.asked_to_end and peers.is_first_lost(lost.at_seconds):
+            self._reporter.lost(lost)
+        if self._watched.rank == 0:
+            peers.serve(_SECONDS_TO_ANSWER)
+
+    def _must_end(self) -> bool:
+        """True where this watchdog has to end its rank: by order, without a launcher, or because the job hangs."""
+        parent = _parent_of(self._watched.pid)
+        if (self._peers is not None and self._peers.ordered_to_end) or (parent and parent != self._parent):
+            return True
+        state = self.state()
+        if self._clock() < self._wait_until or state.seconds_left(self._watched.timeout_s) > 0:
+            return False
+        self._wait_until = self._clock() + _SECONDS_BETWEEN_QUESTIONS
+        self._trouble = self._ask_rank("trouble", _SECONDS_FOR_TROUBLE)
+        peers = self._peers or self._local
+        if any(peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(self._watched.rank)):
+            return False
+        states = peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+        if peers.ordered_to_end:  # while this one asked, another has reported the hang, and may be gone already
+            return True
+        return self._is_hung(peers, sorted([*states, self.state()], key=lambda each: each.rank))
+
+    def _is_hung(self, peers: Peers, states: Sequence[RankState]) -> bool:
+        """True where the job hangs; the hang is then reported and the other ranks are ordered to end."""
+        timeout_s = self._watched.timeout_s
+        seconds_left = max(each.seconds_left(timeout_s) for each in states)
+        if seconds_left > 0:
+            self._wait_until = self._clock() + seconds_left
+            return False
+        if is_suspended(states) and len(states) == self._watched.ranks:
+            # Whatever is continued later has its full time again.
+            self._since = self._clock()
+            return False
+        idle = min(each.idle_seconds for each in states)
+        if self._peers is None:
+            self._reporter.error(not_started_error(states, self._watched.ranks, round(idle)))
+        else:
+            answered = {each.rank for each in states}
+            unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
+            # Where datagrams never got through (a firewall), silence proves nothing until much later.
+            known = set(unanswered) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
+            if unanswered and not known and idle < limit_seconds(Phase.LAUNCH, timeout_s):
+                return False
+            self._reporter.error(hang_error(states, unanswered, round(idle), self._ras_lines()))
+        self._block.leave()
+        peers.claim_first()
+        self._wait(_SECONDS_TO_REPORT)
+        peers.order_end()
+        return True
+
+    def _ras_lines(self) -> list[str]:
+        lines = ask_ras(_SECONDS_FOR_RAS) if self._rank_answers else []
+        more = [f"({len(lines) - _MOST_RAS_LINES} lines more)"] if len(lines) > _MOST_RAS_LINES else []
+        return [f"  NCCL RAS: {line}" for line in [*lines[:_MOST_RAS_LINES], *more]]
+
+    def _end(self) -> None:
+        """End the rank with exit code 3, also one that is stopped or inside a library call that does not return."""
+        self._block.leave()
+        self._ask_rank("abort", _SECONDS_TO_ABORT)
+        for number in (END_SIGNAL, signal.SIGKILL):
+            if _is_parent(self._watched.pid):  # else the rank is gone, and its number may be another's
+                with contextlib.suppress(ProcessLookupError):  # gone with the first signal: no SIGCONT is needed
+                    os.kill(self._watched.pid, number)
+                    os.kill(self._watched.pid, signal.SIGCONT)
+            self._wait(_SECONDS_TO_END)
+
+    def _ask_rank(self, request: str, seconds: float) -> str:
+        """The answer of the rank's thread for such requests; empty where there is none in time."""
+        if not self._rank_answers:
+            return ""
+        self._answers.clear()
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps({"kind": request}).encode() + b"\n")
+        deadline = self._clock() + seconds
+        while (left := deadline - self._clock()) > 0:
+            self._wait(left, until_answer=True)
+            for answer in self._answers:
+                if answer["kind"] == request:
+                    return str(answer["text"])
+        return ""
+
+    def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
+        """Take messages of the rank and the other watchdogs for so long; RankIsGoneError where the rank ended."""
+        deadline = self._clock() + seconds
+        while (left := deadline - self._clock()) > 0:
+            every = [peers for peers in (self._local, self._peers) if peers is not None]
+            waited_for = [peers.sockets for peers in every]
+            patience = left if all(waited_for) else min(left, SECONDS_OF_DROPPING)
+            readable, _, _ = select.select([self._control, *itertools.chain(*waited_for)], [], [], patience)
+            for peers, sockets in zip(every, waited_for, strict=True):
+                if set(sockets) & set(readable):
+                    peers.receive()
+            if self._control in readable:
+                self._receive()
+                if until_answer:
+                    return
+            if self._peers is not None and self._peers.ordered_to_end and not self._block.left():
+                return
+
+    def _receive(self) -> None:
+        """Take the messages that the rank has sent."""
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            raise RankIsGoneError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "met":
+            self._learn_addresses(message)
+        elif kind == "places":
+            self._place = message["places"][self._watched.rank]
+            self._watchdogs = [
+                WatchdogAddress(place, address.host, address.addresses)
+                for place, address in zip(message["places"], self._watchdogs, strict=True)
+            ]
+        elif kind == "helps":
+            self._rank_answers = True
+        elif kind == "breaks":
+            (self._peers or self._local).claim_first()
+        else:
+            self._answers.append(message)
+
+    def _learn_addresses(self, message: dict[str, Any]) -> None:
+        """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
+        self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
+        self._place = self._watchdogs[self._watched.rank].place
+        addresses = {rank: each.addresses_from(self._watched.host) for rank, each in enumerate(self._watchdogs)}
+        sealed = SealedDatagrams(self._datagrams, self._watched.rank, addresses, message["secret"], message["job"])
+        self._peers = Peers(sealed, self._watched.rank, self.state, self._clock)
+        if self._watched.rank == 0:
+            self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+            self._hearing = HearingCheck(self._peers, self._watchdogs, self._watched.timeout_s, self._clock())
+
+
+def _batches(rank: int) -> Iterator[range]:
+    """The lower ranks in a few groups, the lowest first, so that of thousands few have to be asked."""
+    first, size = 0, 1
+    while first < rank:
+        yield range(first, min(first + size, rank))
+        first, size = first + size, size * 8
+
+
+def _is_parent(pid: int) -> bool:
+    return os.getppid() == pid
+
+
+def _parent_of(pid: int) -> str:
+    return _stat(pid)[1]
+
+
+def _exit_status(pid: int) -> int:
+    """The exit status of a process that is just ending, as wait(2) has it; 0 where its launcher has taken it."""
+    return int(_stat(pid)[-1] or 0)
+
+
+def _stat(pid: int) -> list[str]:
+    """`/proc/PID/stat` from the third field on: state, parent, ..., exit status; empty texts where it is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["", "", ""]
+
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpubench.errors import no_gpu
-from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import overall
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def with_presence(report: "Report", nodes: Sequence["Topology"], plan: Collectiv
     from gpubench.conditions.checks import on_presence
     from gpubench.conditions.definition.circumstances import Facts
     from gpubench.model.paths.nodes import group
-    from gpubench.profiles.nodes import profiles_for
+    from gpubench.profiles import profiles_for
 
     asked = plan.profile is not None
     matches = profiles_for(nodes, os.environ, plan.profile)

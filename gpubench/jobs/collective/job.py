@@ -1,11 +1,349 @@
-"""Measure a collective: launch ranks here, be one of them, ask a model, or replay a recording."""
+"""Measure a collective or an overlap: launch ranks here, be one of them, ask a model, or replay a recording."""
 
+import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
-from gpubench.model.facts.launched_by import launched_by
+from gpubench.collectives.record import Asked
+from gpubench.collectives.registry import collective_named
+from gpubench.errors import (
+    JUDGED_AND_FAILED,
+    GpubenchError,
+    launcher_failed,
+    more_ranks_than_gpus,
+    no_gpu,
+    no_rank_started,
+    ranks_ended_early,
+    rows_kept,
+)
+from gpubench.formats.delivery import announced, delivering
+from gpubench.hardware import launch
+from gpubench.hardware.host import cost_of_turns, mps_serves, sharing_settings
+from gpubench.hardware.node.nvml import Driver, read_driver
+from gpubench.jobs.collective.gpu_count import check_any
+from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.plans import CollectivePlan, RankOptions
+from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.process import HOST, TORCH
+from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
+from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.units import counted
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from gpubench.formats.presenter import Presenter
+    from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.model.facts.environment import LaunchedBy
+    from gpubench.model.results.report import Row
+    from gpubench.ports.group import Group
+
+_TORCH = ("torch", "torch.distributed")
+ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
+ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")
+"""The modules that backends need, imported once MPI has started, beside what a rank does next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """The plan of a launched rank as plain data; what it measures is presented by the process that launched it.
+
+    `history` is the folder of dated results of that process, whose working directory ranks share.
+    """
+
+    arguments: tuple[str, ...]
+    collective: str
+    asked: Asked
+    options: RankOptions
+    record: str | None
+    history: str | None = None
+
+    def plan(self) -> CollectivePlan:
+        """The plan that it was made of, without its presentation."""
+        return CollectivePlan(
+            request=self.asked.request(collective_named(self.collective)),
+            recording=Recording(None if self.record is None else Path(self.record)),
+            results_folder=None if self.history is None else Path(self.history),
+            **{each.name: getattr(self.options, each.name) for each in fields(RankOptions)},
+        )
+
+
+def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> None:
+    """Write the plan beside the socket of the channel, in its private directory, for the ranks that are launched."""
+    record, history = plan.recording.record, plan.history
+    of_rank = RankPlan(
+        arguments=tuple(arguments),
+        collective=plan.collective.name,
+        asked=plan.request.asked,
+        options=plan.rank_options,
+        record=None if record is None else str(record),
+        history=None if history is None else str(history),
+    )
+    _beside(channel).write_text(json.dumps(to_plain(of_rank)))
+
+
+def run_launched(channel: str, launch: "LaunchedBy") -> int:
+    """Be a rank with the plan that the gpubench at the other end of the channel wrote; the exit code."""
+    of_rank = from_plain(RankPlan, json.loads(_beside(channel).read_text()))
+    return run_as_rank(of_rank.plan(), of_rank.arguments, launch)
+
+
+def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
+    """Be a rank of a collective; the exit code."""
+    from gpubench.hardware.host import gpus_of_host
+    from gpubench.jobs import rank
+    from gpubench.jobs.collective.rank_job import CollectiveRankJob
+
+    def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
+        if plan.overlap is not None:
+            from gpubench.jobs.collective.overlap import OverlapRankJob
+
+            return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
+        return CollectiveRankJob(group, progress, plan, arguments)
+
+    imports = ON_GPUS if plan.backend != HOST and gpus_of_host() else ON_HOSTS
+    defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
+    return rank.run(make_job, launch, plan.timeout_s, defaults, _of_torch(plan) + imports, rendezvous)
+
+
+def _of_torch(plan: CollectivePlan) -> tuple[str, ...]:
+    """What comes before CuPy where torch is measured: the first libnccl.so.2 of a process is everybody's."""
+    asked = (plan.backend or "", *plan.variants.beside)
+    return _TORCH if any(each.startswith(TORCH) for each in asked) and plan.nccl_library is None else ()
+
+
+def _beside(channel: str) -> Path:
+    return Path(channel).with_name("plan")
+
+
+HOST_RANKS = 2
+_MOST_KEPT_LINES = 20
+_SECONDS_TO_END = 5.0
+_SECONDS_FOR_PYTHON = 30.0
+"""Until ranks run Python, over a network or on a busy host, and once more for what their watchdogs have to say: these
+count from their own start, name the rank that is missing, and so have to come first."""
+
+_SECONDS_TO_FINALIZE = 30.0
+_OWN_NAME = "gpubench: "
+_OWN_NOTE = f"{_OWN_NAME}note: "
+
+
+def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
+    """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
+
+    Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    """
+    driver = read_driver(os.environ)
+    ranks = choose_ranks(plan, driver)
+    sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
+    check_writable(plan.presentation.outputs, plan.recording.record)
+    mpirun = launch.find_launcher()
+    terminal = sys.stderr if _shows_progress(plan) and os.environ.get("TERM") != "dumb" else None
+    starting = announced(f"starting {counted(ranks, 'rank')} on this host ...", terminal)
+    with launch.ChannelReceiver() as ranks_channel, starting as take_back:
+        write_plan(ranks_channel.path, plan, arguments)
+        measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=driver.visible > 0))
+        environment = mpirun.environment(os.environ, ranks_channel.path, sharing, measures_mpi=measures_mpi)
+        command = mpirun.command(ranks, arguments)
+
+        def present(presenter: "Presenter", started: "Popen[bytes]") -> _LaunchedJob:
+            job = _LaunchedJob(presenter, started, take_back)
+            ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
+            job.listen(ranks_channel)
+            return job
+
+        first = launch.start(command, environment)
+        with _ended(first):
+            presenter = _presenter(plan)
+            if plan.backend is None and driver.hidden_gpus():
+                take_back()
+                presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
+            if sharing and not mps_serves(environment):
+                take_back()
+                presenter.note(cost_of_turns(plan.ranks_per_gpu))
+            with delivering(presenter):
+                job = present(presenter, first)
+                if job.started_nothing:
+                    job = present(presenter, launch.start(command, environment))
+                return job.exit_code()
+
+
+@contextmanager
+def _ended(job: "Popen[bytes]") -> Iterator[None]:
+    """End a job that nobody has ended, whatever happened before somebody listened to it."""
+    try:
+        yield
+    finally:
+        launch.stop(job)
+
+
+def _shows_progress(plan: CollectivePlan) -> bool:
+    return plan.presentation.show_progress and sys.stderr.isatty()
+
+
+def _presenter(plan: CollectivePlan) -> "Presenter":
+    """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""
+    from gpubench.formats.presenter import Presenter, terminal_style
+
+    shown = plan.presentation
+    return Presenter(shown, terminal_style(shown, sys.stdout), progress=shown.show_progress)
+
+
+def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
+    """The number of ranks to launch: as many as asked for a GPU for each that is visible, two where there is none.
+
+    Raises GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
+    """
+    check_any([driver.visible], plan)
+    ranks = plan.ranks or driver.visible * plan.ranks_per_gpu or HOST_RANKS
+    kinds = plan.kinds(gpus=driver.visible > 0)
+    for kind in kinds:
+        kind.check_installed()
+    needing = next((kind.name for kind in kinds if kind.takes_gpus(seen=driver.visible > 0)), None)
+    if needing is not None:
+        if not driver.visible:
+            why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
+            raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
+        from gpubench.hardware.cuda import check_installed
+
+        check_installed(driver)
+        if ranks > driver.visible * plan.ranks_per_gpu:
+            from gpubench.hardware.mpi.group import host_name
+
+            raise more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
+    else:
+        plan.refuse_gpu_options("this host shows none")
+    if plan.collective.rooted:
+        from gpubench.measure.collective.sweep import check_root
+
+        check_root(plan.collective, plan.request.root, ranks)
+    return ranks
+
+
+class _LaunchedJob:
+    """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
+
+    def __init__(self, presenter: "Presenter", job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
+        self._presenter, self._job, self._take_back = presenter, job, take_back
+        self._error: GpubenchError | None = None
+        self._ranks_spoke = False
+        self._lost: list[LostRank] = []
+        self._kept_lines: list[str] = []
+        self._launcher_code = 0
+        self._is_late = False
+        self._is_overlap = False
+
+    def listen(self, ranks: launch.ChannelReceiver) -> None:
+        """Present messages until the job is over, and then end what is left of it."""
+        try:
+            for message in ranks.messages(self._job):
+                if isinstance(message, str):
+                    self._take_line(message)
+                else:
+                    self._take(message)
+                    self._set_deadline(ranks)
+        finally:
+            self._is_late = ranks.is_late
+            self._launcher_code = launch.stop(self._job)
+
+    @property
+    def started_nothing(self) -> bool:
+        """True if mpirun could not start its own daemon, and so no rank."""
+        spoke = self._presenter.report is not None or self._ranks_spoke or self._lost or self._error is not None
+        return not spoke and self._launcher_code == launch.DAEMON_FAILED
+
+    def exit_code(self) -> int:
+        """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
+        if self._presenter.report is None:
+            self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
+            raise self._error or self._died()
+        first = first_lost(self._lost)
+        after = self._error or (first.error("") if first is not None else None)
+        if after is not None:
+            self._presenter.note(f"{after.lines()[0]}, after all had been measured")
+        return self._presenter.exit_code
+
+    def _set_deadline(self, ranks: launch.ChannelReceiver) -> None:
+        """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
+        if self._error is not None or self._lost:
+            ranks.expect_end(_SECONDS_TO_END)
+        elif self._presenter.report is not None:
+            ranks.expect_end(_SECONDS_TO_FINALIZE)
+        elif self._ranks_spoke:
+            ranks.expect_no_end()
+
+    def _take(self, message: launch.Message) -> None:
+        from gpubench.model.results.report import Metadata
+
+        kind = message["kind"]
+        if not self._ranks_spoke and kind != "lost":
+            self._ranks_spoke = True
+            self._show_kept_lines()
+        if kind != "hello":
+            self._take_back()
+        if kind == "begin":
+            metadata = Metadata.from_record(message["metadata"])
+            self._is_overlap = metadata.subject == OVERLAP
+            self._presenter.begin(metadata)
+        elif kind == "progress":
+            self._presenter.progress(message["done"], message["total"], message["label"])
+        elif kind == "row":
+            self._presenter.row(self._row_of(message["row"]))
+        elif kind == "end":
+            self._presenter.end(launch.report_in(message))
+        elif kind == "lost":
+            state = RankState.from_record(message["state"])
+            self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
+        elif kind == "error" and self._error is None:
+            self._error = GpubenchError.from_record(message["error"])
+
+    def _row_of(self, record: Mapping[str, Any]) -> "Row":
+        if self._is_overlap:
+            from gpubench.model.results.overlap import OverlapRow
+
+            return OverlapRow(**record)
+        from gpubench.model.results.report import CollectiveRow
+
+        return CollectiveRow(**record)
+
+    def _take_line(self, line: str) -> None:
+        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's error text once the outcome is known.
+
+        What gpubench itself says of a rank is passed on at any time.
+        Before the first rank has spoken it is kept back: if none ever does, its end is the only explanation there is.
+        """
+        if not line.strip(" -"):
+            return
+        if not self._ranks_spoke:
+            self._kept_lines.append(line)
+        elif line.startswith(_OWN_NOTE) or (self._error is None and self._presenter.report is None and not self._lost):
+            self._take_back()
+            self._presenter.note(line.removeprefix(_OWN_NAME))
+
+    def _died(self) -> GpubenchError:
+        """The reason why there is no result: the first rank that was killed or crashed, as launchers end the others."""
+        first = first_lost(self._lost)
+        if first is None and self._ranks_spoke:
+            return ranks_ended_early(self._launcher_code, self._presenter.rows)
+        if not self._ranks_spoke:
+            self._kept_lines = self._kept_lines[-_MOST_KEPT_LINES:]
+            self._show_kept_lines()
+        if first is not None and (self._ranks_spoke or not first.exited):
+            return first.error(rows_kept(self._presenter.rows))
+        return no_rank_started() if self._is_late else launcher_failed(self._launcher_code)
+
+    def _show_kept_lines(self) -> None:
+        for line in self._kept_lines:
+            self._take_back()
+            self._presenter.note(line)
+        self._kept_lines.clear()
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
@@ -16,17 +354,28 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     launch, source = launched_by(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)
     if isinstance(source, Replayed):
-        from gpubench.jobs.collective import replayed
+        from gpubench.jobs.collective import simulated
 
-        return replayed.run(plan, source, arguments)
+        return simulated.run_replayed(plan, source, arguments)
     if isinstance(source, Simulated):
         from gpubench.jobs.collective import simulated
 
-        return simulated.run(plan, source, arguments)
+        return simulated.run_simulated(plan, source, arguments)
     if launch is None:
-        from gpubench.jobs.collective import launch as launching
+        return launch_ranks(plan, arguments)
 
-        return launching.run(plan, arguments)
-    from gpubench.jobs.collective.rank_plan import run_as_rank
+    return run_as_rank(plan, arguments, launch)
+
+
+def run_overlap(plan: CollectivePlan, asked: OverlapAsked, arguments: Sequence[str]) -> int:
+    """The exit code. Raises GpubenchError: nothing can be measured, the measurement broke, an output not be written."""
+    launch, source = launched_by(os.environ), plan.source
+    refuse_under_launcher(OVERLAP, source, launch)
+    if isinstance(source, Simulated):
+        from gpubench.jobs.collective import simulated
+
+        return simulated.run_simulated_overlap(plan, asked, source, arguments)
+    if launch is None:
+        return launch_ranks(plan, arguments)
 
     return run_as_rank(plan, arguments, launch)

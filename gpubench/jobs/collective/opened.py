@@ -9,19 +9,18 @@ from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.registry import BackendKind, BackendSetup
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
-from gpubench.measure.collective.observers import ReadCondition
-from gpubench.model.facts.backends import HOST, MPI, gated
-from gpubench.model.facts.mpi_support import MpiSupport
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Mode
+from gpubench.measure.collective.sweep import ReadCondition
+from gpubench.model.facts.process import HOST, MPI, MpiSupport, gated
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import Mode
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
-    from gpubench.hardware.cuda.device import CudaDevice
+    from gpubench.hardware.cuda import CudaDevice
     from gpubench.hardware.nccl.backend import NcclLibrary
     from gpubench.jobs.collective.path_watch import PathWatch
     from gpubench.jobs.machines import Machines
@@ -134,7 +133,7 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
     """Nodes and processes for a recording, read here where nobody observes paths, who reads them anyway."""
     if plan.recording.record is None:
         return None
-    from gpubench.hardware.node.probe import probe
+    from gpubench.hardware.probe import probe
 
     own = [probe(SECONDS_TO_READ_A_NODE, os.environ)] if rank.identity.local_rank == 0 else []
     return gathered(rank.group, own, own_process(rank.identity))

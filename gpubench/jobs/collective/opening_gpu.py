@@ -5,22 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.environment import nccl_settings
 from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.hardware.node.nvml.condition import NvmlCondition
-from gpubench.hardware.node.nvml.gpu_use import NvmlUse
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.registry import BackendKind
-from gpubench.jobs.agreement import agree
+from gpubench.hardware.traffic import NvmlCondition, NvmlUse
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
 from gpubench.jobs.collective.path_watch import PathWatch
-from gpubench.jobs.collective.plan import CollectivePlan, check_unset
-from gpubench.jobs.gpus import check_nccl_of_ranks, open_gpu
-from gpubench.model.facts.backends import MPI, TORCH
-from gpubench.model.facts.idle_gpu import holders
-from gpubench.model.facts.mpi_support import MpiSupport
-from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.terms.hang import Phase
+from gpubench.jobs.plans import CollectivePlan, check_unset
+from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
+from gpubench.model.facts.process import MPI, TORCH, MpiSupport
+from gpubench.model.facts.traffic import holders
+from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group
 
@@ -89,7 +86,7 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
     Raises AgreedError: no mpirun is there to start jobs with.
     """
     from gpubench.collectives.registry import SUMMARIES
-    from gpubench.hardware.mpi.support import TrialCommand, read_support
+    from gpubench.hardware.mpi.backends import TrialCommand, read_support
 
     rank.progress.enter(Phase.SET_UP, "trying MPI on GPU memory", len(SUMMARIES))
     asked = plan.collective.name

@@ -6,32 +6,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol, Self
 
-from gpubench.collectives.request import SweepRequest
+from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import GpubenchError, no_direct_path, no_path
+from gpubench.hardware.environment import nccl_settings, refusals
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
-from gpubench.hardware.node.nvml.gpu_use import NvmlUse
-from gpubench.hardware.node.nvml.link_counters import NvmlCounters
-from gpubench.hardware.node.probe import Probe
-from gpubench.hardware.process.cpu_time import RunDelay, run_delay, waited_share
-from gpubench.hardware.process.facts import read_again
-from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
+from gpubench.hardware.node.nvml import NvmlCounters
+from gpubench.hardware.probe import Probe
+from gpubench.hardware.process import RunDelay, read_again, run_delay, waited_share
+from gpubench.hardware.traffic import NvmlUse
 from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
-from gpubench.measure.collective.observers import ObservationSources, PathObserver
 from gpubench.measure.collective.recording import RecordedLog
+from gpubench.measure.collective.sweep import ObservationSources, PathObserver
 from gpubench.measure.paths.diagnosis import first_cause
-from gpubench.measure.paths.idle_window import IdleWindow
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.measure.paths.observed import IdleWindow
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.nodes import with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.group import Group
-from gpubench.readers.nccl_log.remarks import parse_remark
+from gpubench.readers.nccl_log.notes import parse_remark
 
 _SECONDS_BETWEEN_RANKS = 1.0
 _MOST_SECONDS = 8.0

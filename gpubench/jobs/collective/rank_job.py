@@ -1,4 +1,4 @@
-"""A collective on one rank of a job: join a group, open a backend, measure, report."""
+"""One rank of a collective: join a group, open a backend, measure, report."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,44 +7,77 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpubench.collectives.request import SweepRequest
+from gpubench.collectives.record import SweepRequest
 from gpubench.errors import UsageError, shared_gpu_under_launcher
-from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.hardware.registry import backend_named
+from gpubench.hardware.watchdog.messages import ChannelSender
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count, with_presence
-from gpubench.jobs.collective.gpu_memory import nothing_measured, with_mpi_support
-from gpubench.jobs.collective.metadata import collective_metadata, described_collective
-from gpubench.jobs.collective.opened import Opened, Rank, answer_for_all, open_kind
-from gpubench.jobs.collective.opening import open_backend
-from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.collective.speed import speed_judge_of
+from gpubench.jobs.collective.metadata import (
+    collective_metadata,
+    described_collective,
+    nothing_measured,
+    speed_judge_of,
+    with_mpi_support,
+)
+from gpubench.jobs.collective.opened import Opened, Rank, answer_for_all, open_kind, read_machines
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
-from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.rank import own_identity
-from gpubench.measure.collective.described import DescribedCollective
-from gpubench.measure.collective.observers import Observers
-from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
-from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
+from gpubench.jobs.outputs import NullListener
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.rank import agree, own_identity
+from gpubench.measure.collective.cases import DescribedCollective
+from gpubench.measure.collective.report import NO_RECORDER, Recorder
+from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.model.facts.backends import NCCL_ALONE
+from gpubench.model.facts.process import NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.split import RankGroup, groups_of
-from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
+from gpubench.model.terms.units import DroppedSize
+from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
-    from gpubench.model.results.past import PastFigures
+    from gpubench.hardware.traffic import NvmlUse
+    from gpubench.model.results.history import PastFigures
     from gpubench.model.results.report import Metadata
+
+
+def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
+    """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over.
+
+    What is begun beside it ends with `stack`. Raises AgreedError where a rank cannot.
+    """
+    driver = read_driver(os.environ)
+    # Before any rank has a context: the gather below makes sure of that.
+    use = _use_of_gpus(driver, stack)
+    sees_gpus = any(rank.group.gather(driver.visible > 0))
+    kinds = agree(rank.group, lambda: plan.kinds(gpus=sees_gpus))
+    if any(kind.takes_gpus(seen=sees_gpus) for kind in kinds):
+        from gpubench.jobs.collective.opening_gpu import open_on_gpu
+
+        return open_on_gpu(kinds, rank, plan, driver, use, stack)
+    agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
+    machines = read_machines(rank, plan)
+    rank.progress.enter(Phase.OPENING)
+    agree(rank.group, lambda: [kind.load(0) for kind in kinds], place=str(rank.identity))
+    backend = open_kind(kinds[0], rank, plan)
+    return Opened(kind=kinds[0], backend=backend, identity=rank.identity, machines=lambda: machines)
+
+
+def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
+    """Who uses the GPUs of this host already, until `stack` ends; None where the driver lists none."""
+    if not driver.gpus:
+        return None
+    from gpubench.hardware.traffic import NvmlUse
+
+    use = NvmlUse()
+    stack.callback(use.close)
+    return use
 
 
 class CollectiveRankJob:
@@ -168,7 +201,7 @@ class CollectiveRankJob:
         """This machine's past on the first rank, where the run's own result is kept in a folder."""
         if self._group.rank != 0 or self._plan.history is None:
             return None
-        from gpubench.jobs.past import past_of
+        from gpubench.jobs.compare import past_of
 
         return past_of(self._plan.history, metadata)
 
@@ -210,7 +243,7 @@ class CollectiveRankJob:
         """Measure, in all groups at once where there are several, or in all variants."""
         if self._part is None:
             return measure_variants(request, self._group, variants, identities, listener, observers)
-        from gpubench.measure.collective.split_groups import GroupRows, InStep
+        from gpubench.measure.collective.variants import GroupRows, InStep
 
         rows = GroupRows(self._part, self._own, self._group, listener)
         together = InStep(self._own, self._group)
@@ -221,7 +254,7 @@ class CollectiveRankJob:
         directory, watch = self._plan.recording.record, opened.path_watch
         if directory is None:
             return nullcontext(NO_RECORDER)
-        from gpubench.jobs.collective.recorder import CollectiveRecorder
+        from gpubench.jobs.collective.simulated import CollectiveRecorder
 
         log_text = None if watch is None else watch.log_text
         return CollectiveRecorder(

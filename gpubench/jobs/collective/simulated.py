@@ -1,37 +1,131 @@
-"""A collective on a simulated machine: one process, no MPI, no GPU."""
+"""A collective or an overlap without GPUs: on a simulated machine, or replayed from a recording."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
-from gpubench.collectives.request import SweepRequest
+from gpubench.collectives.record import SweepRequest
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
-from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.hardware import recorded
+from gpubench.hardware.simulated.machine import SimulatedMachine
+from gpubench.hardware.simulated.times import CollectiveTimes, OverlapModel
 from gpubench.jobs.collective.gpu_count import with_gpu_count, with_presence
-from gpubench.jobs.collective.metadata import collective_metadata, described_collective
-from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.collective.speed import judge_of_model
+from gpubench.jobs.collective.metadata import (
+    collective_metadata,
+    described_collective,
+    judge_of_model,
+    overlap_metadata,
+    speed_judge_of,
+)
 from gpubench.jobs.machines import Machines, check_drivers
-from gpubench.jobs.outputs import presenting
-from gpubench.jobs.simulation import Simulation
-from gpubench.jobs.sources import Simulated
-from gpubench.measure.collective.cases import cases, without_data
-from gpubench.measure.collective.described import DescribedCollective, Model
-from gpubench.measure.collective.path_evidence import simulated
-from gpubench.measure.collective.row_collector import Answer, RowSample
-from gpubench.measure.collective.simulated import BACKEND, MOST_ROWS, simulate
+from gpubench.jobs.outputs import ReportCollector, presenting
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.sources import Replayed, Simulated, Simulation
+from gpubench.measure.collective import recording
+from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts, Model, OwnTimes, cases, without_data
+from gpubench.measure.collective.paths import PathObservations, simulated
+from gpubench.measure.collective.recording import (
+    MOST_SIMULATED_ROWS,
+    SIMULATED_BACKEND,
+    RecordedCollective,
+    RowWriter,
+    Write,
+    file_of,
+    read_recorded,
+    replay,
+    simulate,
+)
+from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
-from gpubench.measure.collective.timing import OwnTimes
+from gpubench.measure.overlap import StepSample, overlap_cases, row_of, with_rows
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COLLECTIVES
+from gpubench.model.results.backends import RefusedRow
+from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.overlap.asked import OVERLAP
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
+from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity
+from gpubench.model.terms.verdict import Origin
+from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
-from gpubench.profiles.files import find
+from gpubench.profiles import find, load
+
+
+@dataclass
+class CollectiveRecorder(Recorder):
+    """Writes on the first rank what all ranks know; a context, of every rank.
+
+    `read_machines` returns nodes and processes on the first rank, `log_text` what NCCL logged on this rank.
+    """
+
+    directory: Path
+    described: DescribedCollective
+    group: Group
+    part: RankGroup | None
+    read_machines: Callable[[], Machines | None]
+    log_text: Callable[[], bytes] | None
+    progress: Progress
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _writer: RowWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The last line, where the run came to its end."""
+        with self._stack:
+            if kind is None and self._writer is not None:
+                self._writer.end()
+
+    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+        """Everything but the rows; of many nodes that may take its time."""
+        self.progress.enter(Phase.OUTPUT)
+        logs = None if self.log_text is None else self.group.collect(zlib.compress(self.log_text()))
+        machines, write = self.read_machines(), None
+        if machines is not None:
+            first = RecordedCollective.of(
+                self.described,
+                hosts=tuple(node.host for node in machines.snapshots),
+                testimony=None if observations is None else recording.RecordedObservations.of(observations),
+                refused=None if refused is None else tuple(refused),
+            )
+            write = self._stack.enter_context(written(self.directory, first, machines))
+            recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
+        # Of several groups the first rank of the job knows only the rows of its own.
+        self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
+
+    def row(self, case: Case, measured: MeasuredRow) -> None:
+        """A line a row, and a group."""
+        if self._writer is None:
+            raise ValueError("what is known before comes first")
+        self._writer.row(case, measured)
+
+    def end(self, idle: Sequence[IdleGpu]) -> None:
+        """What was seen of GPUs after the last row comes with the last line."""
+        if self._writer is not None:
+            self._writer.after_rows(idle)
+
+
+@contextmanager
+def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
+    """A recording with nodes, processes and its first line; what is called writes the others.
+
+    Raises OutputError: the folder cannot be written any more.
+    """
+    name = recording.file_of(first.collective)
+    recorded.write_recording(directory, machines.snapshots, machines.processes)
+    with recorded.recording_samples(directory, name) as write:
+        write(first)
+        yield write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +151,7 @@ class ModelledCollective:
         name, source = self.request.collective.name, self.simulation.source
 
         def seconds(size: int, row: int, attempt: int) -> Sequence[float]:
-            return self.times.seconds(name, size, row=row + attempt * MOST_ROWS, ranks_per_node=self.per_node)
+            return self.times.seconds(name, size, row=row + attempt * MOST_SIMULATED_ROWS, ranks_per_node=self.per_node)
 
         paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
@@ -94,7 +188,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     described = described_collective(
         plan,
         replace(request, check=False),
-        backend=BACKEND,
+        backend=SIMULATED_BACKEND,
         origin=Origin.SIMULATED,
         ranks=tuple(identities),
         hosts=tuple(node.host for node in nodes),
@@ -113,7 +207,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     )
 
 
-def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
+def run_simulated(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
     """Present the model's figures; the exit code. Raises as `modelled`."""
     found = modelled(plan, source)
     made: list[Sequence[float]] = []
@@ -135,14 +229,13 @@ def _record(
     made: Sequence[Sequence[float]],
 ) -> None:
     """Write a recording of what the model said of every row, in seconds by rank."""
-    from gpubench.jobs.collective.recorder import written
-    from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RecordingLine
+    from gpubench.measure.collective.recording import RecordedRow, RecordingLine
 
     with written(directory, RecordedCollective.of(described), Machines.of(nodes)) as write:
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))
-            write(RecordingLine(row=RecordedRow(case, BACKEND, sample)))
+            write(RecordingLine(row=RecordedRow(case, SIMULATED_BACKEND, sample)))
         write(RecordingLine(rows=len(made)))
 
 
@@ -176,3 +269,99 @@ def _identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
         for number, node in enumerate(nodes)
         for local, gpu in enumerate([gpu for gpu in node.gpus if not gpu.lost][:per_node])
     ]
+
+
+def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int:
+    """Show what was recorded; the exit code.
+
+    Raises GpubenchError: there is no recording of this collective, or an output cannot be written.
+    """
+    collective = plan.collective
+    with presenting(plan.presentation) as presenter:
+        machines = source.machines()
+        lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
+        found, rows = read_recorded(lines, collective, source.text)
+        found = _as_asked(found, plan)
+        circumstances = _circumstances(found, machines, source.text)
+        topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
+        metadata = collective_metadata(found, collective, arguments, topology=topology, replayed=source.text)
+        presenter.begin(metadata)
+
+        def speed_judge(ranks: Sequence[RankIdentity]) -> SpeedJudge:
+            if found.model is None:
+                return speed_judge_of(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
+            machine = SimulatedMachine(load(found.model.profile["name"]), len(found.hosts))
+            per_node = len(found.ranks) // len(found.hosts)
+            nodes = list(circumstances.nodes.values())
+            return judge_of_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
+
+        report = replay(found, rows, collective, circumstances, presenter, speed_judge)
+        working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
+        report = with_gpu_count(with_presence(report, machines.nodes, plan), working, plan)
+        presenter.end(report)
+    return presenter.exit_code
+
+
+def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollective:
+    """The recording with what may be asked of it anew: to be stricter, and to show evidence where there is any."""
+    evidence = found.options.evidence
+    if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
+        evidence = plan.evidence
+    return replace(found, options=replace(found.options, strict=found.options.strict or plan.strict, evidence=evidence))
+
+
+def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
+    """Nodes and processes as they were. Raises UsageError: they and the samples do not belong together."""
+    by_host = {node.snapshot.host: node for node in machines.nodes}
+    facts = machines.processes
+    missing = [f"samples of {host}, which no node of the recording is" for host in found.hosts if host not in by_host]
+    if found.model is None and [each.rank for each in facts] != [each.rank for each in found.ranks]:
+        missing.append(f"samples of {len(found.ranks)} ranks, and processes of {len(facts)}")
+    if missing:
+        raise UsageError(
+            f"{source}: {missing[0]}",
+            expected="nodes, ranks and samples of one run",
+            reason="the folder was put together from several recordings, or is not whole",
+            next_step="copy the whole folder again, or record it again: --record DIR",
+        )
+    nodes = {number: by_host[host] for number, host in enumerate(found.hosts)}
+    return Circumstances(wiring=Wiring(found.ranks, nodes), facts=facts)
+
+
+def run_simulated_overlap(
+    plan: CollectivePlan, asked: OverlapAsked, source: Simulated, arguments: Sequence[str]
+) -> int:
+    """Present the model's figures; the exit code. Raises as `jobs.collective.simulated.modelled`."""
+    found = modelled(plan, source)
+    request, simulation = replace(found.request, check=False), source.simulation
+    model = OverlapModel(simulation.machine, simulation.faults, simulation.seed, found.per_node)
+    job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, len(found.identities), len(found.nodes))
+    with presenting(plan.presentation) as presenter:
+        topology = Topology(found.nodes[0]).fingerprint()
+        presenter.begin(
+            overlap_metadata(found.described, plan.collective, asked, arguments, topology=topology),
+            OverlapRow.columns(),
+        )
+        alone = ReportCollector()
+        report = found.report(alone, plan, lambda _seconds: None)
+        rows: list[OverlapRow] = []
+        every_case = tuple(cases(request, len(found.identities)))
+        for case in overlap_cases(every_case, plan.collective.name, asked):
+            step = model.step(
+                case.collective,
+                case.size_bytes,
+                case.ctas,
+                case.partner,
+                gemm_side=asked.gemm_side,
+                count=asked.partner_count,
+            )
+            sample = StepSample(
+                times=step.times,
+                partner_count=step.partner_count,
+                steps=step.steps,
+                step_ci95_percent=step.step_ci95_percent,
+            )
+            rows.append(row_of(case, job, sample))
+            presenter.row(rows[-1])
+        presenter.end(with_rows(report, alone.collectives, rows))
+    return presenter.exit_code

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from gpubench.collectives.hierarchical import Hierarchy
-from gpubench.collectives.request import SweepRequest
+from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.process.nccl_settings import environment_set
+from gpubench.hardware.environment import environment_set
 from gpubench.hardware.registry import BackendKind
-from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.plan import AskedVariants
+from gpubench.jobs.plans import AskedVariants
+from gpubench.jobs.rank import agree
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
-from gpubench.model.terms.hierarchy import TwoLevels
-from gpubench.model.terms.nccl_choice import HIERARCHICAL, NcclChoice
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.operation import HIERARCHICAL, NcclChoice, TwoLevels
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group
 

@@ -1,34 +1,308 @@
-"""Every check on some machines and what was measured of them: findings, and a verdict by check, node, GPU and link."""
+"""Health of machines: every check judged, findings folded under their root cause, and one verdict per node and GPU."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
+from typing import Any, TypeVar
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.registry import CONDITIONS
-from gpubench.measure.check.folding import folded
+from gpubench.conditions.registry import CONDITIONS, FAMILIES
 from gpubench.measure.check.unread import not_looked_at, unread_facts
-from gpubench.measure.topo.fallback import findings as prospect_findings
-from gpubench.measure.topo.fallback import prospects, survey
-from gpubench.model.paths.peer_policy import split_by_mig
-from gpubench.model.paths.topology import Topology
-from gpubench.model.results.measurements import Need
+from gpubench.measure.topo import prospect_findings, prospects, survey
+from gpubench.model.paths.topology import Topology, split_by_mig
+from gpubench.model.results.compare import HOST
+from gpubench.model.results.ending import TOO_NOISY
+from gpubench.model.results.figures import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import (
+    CHECKS_SECTION,
+    EVIDENCE_SECTION,
     FINDINGS_SECTION,
     PAIRS_SECTION,
     ROWS_SECTION,
+    VERDICTS_SECTION,
+    CheckRow,
     CollectiveRow,
+    Effect,
+    EvidenceRow,
     PairRow,
     Report,
     Section,
     Table,
+    VerdictRow,
 )
-from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.results.topo.rows import TREE_SECTION, TreeRow
-from gpubench.model.results.topo.tree import tree_rows
-from gpubench.model.terms.rank_identity import RANKS_SHARE_A_GPU
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
+from gpubench.model.results.topo import TREE_SECTION, TreeRow, tree_rows
+from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity
+from gpubench.model.terms.verdict import (
+    FIGURES,
+    HOST_STAGED,
+    SLOW_UNEXPLAINED,
+    STRAGGLER,
+    WRONG_DATA,
+    Finding,
+    Verdict,
+    gravity,
+    overall,
+)
+
+T = TypeVar("T")
+
+JUDGED_BY_CHECKS = frozenset(each.id for each in CONDITIONS if each.check and not each.effects) - {WRONG_DATA}
+JUDGED_BY_CHECKS |= {
+    TOO_NOISY,
+    "gpu-lost",
+    "gpu-in-use",
+    *(each.id for each in CONDITIONS if each.check == "nvlink_active"),
+}
+"""Findings of the commands that checks make themselves, from rows and facts."""
+
+
+def of_p2p(document: Mapping[str, Any]) -> Measurements:
+    """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
+    return Measurements(
+        pairs=_rows(document, PAIRS_SECTION, PairRow),
+        evidence=_rows(document, EVIDENCE_SECTION, EvidenceRow),
+        findings=_findings(document),
+    )
+
+
+def of_collective(document: Mapping[str, Any]) -> Measurements:
+    """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
+    return Measurements(
+        collectives=_rows(document, ROWS_SECTION, CollectiveRow),
+        ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
+        findings=without_wrong_data(_findings(document)),
+    )
+
+
+def of_node(measured: Measurements, host: str) -> Measurements:
+    """The measurements of one of several nodes, by the name that the node has among them."""
+    return replace(
+        measured,
+        pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
+        evidence=tuple(replace(row, source_node=host, destination_node=host) for row in measured.evidence),
+        findings=tuple(
+            replace(
+                each,
+                subject=f"{host} {each.subject}",
+                subjects=tuple(f"{host} {subject}" for subject in each.subjects),
+            )
+            for each in measured.findings
+        ),
+    )
+
+
+def together(parts: Sequence[Measurements]) -> Measurements:
+    """Several measurements as one."""
+    return Measurements(
+        pairs=tuple(row for part in parts for row in part.pairs),
+        collectives=tuple(row for part in parts for row in part.collectives),
+        ranks=next((part.ranks for part in parts if part.ranks), ()),
+        evidence=tuple(row for part in parts for row in part.evidence),
+        findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
+        left_out={need: reason for part in parts for need, reason in part.left_out.items()},
+        failed={need: reason for part in parts for need, reason in part.failed.items()},
+        failed_on=tuple(each for part in parts for each in part.failed_on),
+    )
+
+
+def accounted(measured: Measurements) -> Measurements:
+    """The measurements, in which whatever has neither rows nor a reason why could not be measured."""
+    ends = [{row.source, row.destination} for row in measured.pairs]
+    there = {
+        Need.PEER_COPIES: any(HOST not in each for each in ends) and bool(measured.evidence),
+        Need.HOST_COPIES: any(HOST in each and len(each) > 1 for each in ends),
+        Need.ALL_REDUCE: bool(measured.collectives),
+    }
+    told = {*measured.left_out, *measured.failed}
+    silent = {need: "nothing of it was found" for need, found in there.items() if not found and need not in told}
+    return replace(measured, failed={**measured.failed, **silent})
+
+
+def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
+    """The measurements of several nodes, by host: what some of them lack is missing there, and what all lack in all."""
+    failed_on = [
+        FailedOnNode(node=host, need=need, reason=reason)
+        for host, part in parts.items()
+        for need, reason in part.failed.items()
+    ]
+    nowhere = {need: found for need in Need if (found := [each for each in failed_on if each.need is need])}
+    nowhere = {need: found for need, found in nowhere.items() if len(found) == len(parts)}
+    measured = together(tuple(parts.values()))
+    return replace(
+        measured,
+        left_out={
+            need: reason
+            for need, reason in measured.left_out.items()
+            if all(need in part.left_out or need in part.failed for part in parts.values())
+        },
+        failed={need: "; ".join(dict.fromkeys(each.reason for each in found)) for need, found in nowhere.items()},
+        failed_on=tuple(each for each in failed_on if each.need not in nowhere),
+    )
+
+
+def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings of a command that no check makes from its rows."""
+    return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
+
+
+def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings of a collective without wrong data, which stand in its rows.
+
+    The collective itself is not run with --strict, by which NCCL refuses to fall back: a job that NCCL refuses is cut
+    short, and has neither pairs nor figures.
+    """
+    return tuple(each for each in findings if each.id != WRONG_DATA)
+
+
+def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
+    return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)
+
+
+def _rows(document: Mapping[str, Any], section: str, kind: type[T]) -> tuple[T, ...]:
+    return tuple(from_plain(kind, row) for row in document.get(section) or ())
+
+
+_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)
+"""Figures of what NCCL does; its settings explain no others."""
+
+_SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
+"""Conditions of a GPU that make it slow; they are causes of no path."""
+
+_WEAK = ("row-remap-pending", "row-remap-failed")
+"""Conditions that may be, and seldom are, why something is slow."""
+
+_NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
+_BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
+_ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
+_DEVICE = re.compile(r"\bGPU\d+\b|\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+_BY_ID = {each.id: each for each in CONDITIONS}
+_FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for each in family.conditions}
+
+
+@dataclass(frozen=True)
+class _FindingPlace:
+    """The hosts and GPUs that a finding names; none of a kind stands for all."""
+
+    finding: Finding
+    all_hosts: tuple[str, ...]
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        words = frozenset(re.split(r"[\s,]+", self._text))
+        return frozenset(host for host in self.all_hosts if host in words) or frozenset(self.all_hosts)
+
+    @cached_property
+    def devices(self) -> frozenset[str]:
+        return frozenset(_DEVICE.findall(self._text))
+
+    @property
+    def _text(self) -> str:
+        return ", ".join((self.finding.subject, *self.finding.subjects))
+
+    def touches(self, other: "_FindingPlace") -> bool:
+        """True if both are about a host, and where both name GPUs, about one of them."""
+        shared = not self.devices or not other.devices or bool(self.devices & other.devices)
+        return shared and bool(self.hosts & other.hosts)
+
+
+def folded(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> tuple[Finding, ...]:
+    """The findings without those that follow from others, which are told as consequences of these.
+
+    `hosts` are all of the run; `nvlinked` is whether its GPUs have NVLinks, where PCIe explains copies with host memory
+    alone. A root cause is as grave as the gravest of its consequences. Wrong data are always a finding of their own.
+    """
+    places = {number: _FindingPlace(each, tuple(hosts)) for number, each in enumerate(findings)}
+    root_of = {number: _root(number, places, nvlinked=nvlinked) for number in places}
+    below: dict[int, list[Finding]] = {}
+    for number, each in enumerate(findings):
+        top = _topmost(number, root_of)
+        if top != number:
+            below.setdefault(top, []).append(each)
+    return tuple(_with(each, below.get(number, ())) for number, each in enumerate(findings) if root_of[number] is None)
+
+
+def _topmost(number: int, root_of: Mapping[int, int | None]) -> int:
+    seen = {number}
+    while (above := root_of[number]) is not None and above not in seen:
+        number = above
+        seen.add(number)
+    return number
+
+
+def _root(number: int, places: Mapping[int, _FindingPlace], *, nvlinked: bool) -> int | None:
+    """The finding that explains another: a setting or device before a figure, the gravest first."""
+    place = places[number]
+    roots = [
+        other
+        for other, above in places.items()
+        if other != number and _explains(above, place, nvlinked=nvlinked) and above.touches(place)
+    ]
+    return min(roots, key=lambda each: _first_choice(places[each], place), default=None)
+
+
+def _first_choice(root: _FindingPlace, place: _FindingPlace) -> tuple[bool, int, bool]:
+    is_figure = root.finding.id in FIGURES
+    return is_figure, gravity(root.finding.severity), not (root.devices & place.devices)
+
+
+def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> bool:
+    cause, told = root.finding, place.finding
+    if cause.severity not in _ROOT_VERDICTS or told.severity in (Verdict.SKIP, Verdict.ERROR):
+        return False
+    condition = _BY_ID.get(cause.id)
+    if condition is not None and told.id in condition.implies:
+        return True
+    if told.id not in FIGURES or cause.id == told.id:
+        return False
+    if cause.id == "p2p-slow" and told.id in (SLOW_UNEXPLAINED, STRAGGLER):
+        return True
+    if cause.id in FIGURES:
+        return cause.id == HOST_STAGED and _is_nccl_s(cause) == (told.id in _OF_NCCL) and told.id != HOST_STAGED
+    return _does(cause.id, place, nvlinked=nvlinked)
+
+
+def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
+    """True if a condition makes what it touches do this."""
+    told, family = place.finding, _FAMILY.get(id_, "")
+    effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()
+    if told.id == HOST_STAGED:
+        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(told)
+        return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
+    slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
+    if not slows or id_ in _WEAK:
+        return False
+    if family in _NCCL_SETTINGS:
+        return told.id in _OF_NCCL
+    if family == _PCIE and nvlinked:
+        return told.id == "host-copies-slow"
+    if family in _BETWEEN_NODES:
+        return told.id in _OF_NCCL and len(place.hosts) > 1
+    return told.id != "host-copies-slow" or family in (_PCIE, "gpu")
+
+
+def _is_nccl_s(staged: Finding) -> bool:
+    """True if it is NCCL that goes through host memory, between ranks, and not a copy between GPUs."""
+    return "GPU" not in staged.subject
+
+
+def _with(root: Finding, below: Sequence[Finding]) -> Finding:
+    if not below:
+        return root
+    lines = [line for each in below for line in _lines(each, root)]
+    severity = overall([root.severity, *(each.severity for each in below)])
+    return replace(root, severity=severity, consequences=tuple(dict.fromkeys((*root.consequences, *lines))))
+
+
+def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
+    """A finding below another in words: what is slow is explained by now, and said once."""
+    if below.id != SLOW_UNEXPLAINED:
+        return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
+    return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)
+
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")

@@ -1,20 +1,41 @@
-"""The cases of a sweep, and the rows that their times become."""
+"""Cases of a sweep: the description of a run, the timing of each case, and the times of every rank."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from statistics import fmean
+from time import perf_counter
 
-from gpubench.collectives.request import SweepRequest
-from gpubench.model.facts.backends import composed
-from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.collectives.record import Asked, SweepRequest
+from gpubench.model.facts.gpu_use import GpuCondition
+from gpubench.model.facts.process import composed
+from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Section, Table, Verified
 from gpubench.model.results.speed import ONE_RANK
-from gpubench.model.terms.bandwidth import algbw_gb_s
-from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity, hosts_of_nccl, ranks_per_gpu
-from gpubench.model.terms.statistics.samples import RowTimes
-from gpubench.model.terms.sweep import DroppedSize
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s
+from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
+from gpubench.model.terms.statistics import (
+    FIRST_BATCHES,
+    INTERVAL,
+    BatchTimes,
+    ClockOffset,
+    Effort,
+    EntryTimes,
+    Mode,
+    Percentiles,
+    RankTimes,
+    RowTimes,
+    Sampling,
+    Spread,
+    Straggler,
+    common_clock,
+    operations_a_batch,
+    straggler,
+)
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, compress_names, format_size, spans
+from gpubench.model.terms.verdict import STRAGGLER, Finding, Origin, Verdict
+from gpubench.ports.group import Group
+from gpubench.ports.launch import IssueClock, Launch, LaunchTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +152,347 @@ def _verdict(request: SweepRequest, job: JobFacts, wrong: int) -> Verdict | None
     if wrong and request.check:
         return Verdict.FAIL
     return Verdict.SKIP if job.ranks == 1 else Verdict.PASS if request.check else None
+
+
+RECORDING_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options in a run's metadata beside those of its sweep. `settings` are the names of its variants."""
+
+    allocator: str
+    timeout_s: float
+    evidence: EvidenceUse
+    strict: bool
+    settings: tuple[str, ...] = ()
+    split: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The origin of a simulated run's times, and the pairs that its faults make go through host memory.
+
+    `profile` is as the metadata have it.
+    """
+
+    source: str
+    seed: int
+    profile: Mapping[str, str]
+    staged: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedCollective:
+    """A run before it is observed: the request, the ranks, and how they were asked to measure.
+
+    `hosts` are the nodes in their order, by the names that a recording gives them. `unwatched` is the reason why paths
+    are not observed, empty where there is none. `parts` are the groups that measured at once, none where all ranks did
+    together.
+    """
+
+    schema_version: int
+    collective: str
+    backend: str
+    origin: Origin
+    asked: Asked
+    options: RunOptions
+    ranks: tuple[RankIdentity, ...]
+    hosts: tuple[str, ...] = ()
+    parts: tuple[RankGroup, ...] = ()
+    dropped_sizes: tuple[DroppedSize, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    unwatched: str = ""
+    model: Model | None = None
+
+    @property
+    def groups(self) -> tuple[RankGroup | None, ...]:
+        """The groups that measured rows, else None for all ranks together."""
+        return self.parts or (None,)
+
+    def ranks_of(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
+        """The ranks of a group, or all."""
+        return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
+
+
+_SECONDS_TO_LEARN = 2e-3
+"""Of operations back to back, to learn how long one takes: a short warm-up says too much of the first of them."""
+
+_MOST_TO_LEARN = 1000
+
+_FIRST_ALONE = 100
+"""Operations alone that are timed before anything is decided."""
+
+_MOST_SAMPLES = 10_000
+"""That are kept of a row: a recording of a sweep stays within what is read of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTimes:
+    """A rank's times of a row: its seconds an operation, how many of them, and what all ranks agreed on.
+
+    `samples` are the first of the seconds that this rests on, where there are several: of this rank's batches, or of
+    operations alone by their slowest rank. `issue_seconds` are those that this rank's host takes to issue an operation.
+    """
+
+    seconds: float
+    iterations: int
+    batches: BatchTimes | None = None
+    percentiles: Percentiles | None = None
+    interval: float | None = None
+    note: str | None = None
+    entries: EntryTimes | None = None
+    samples: tuple[float, ...] = ()
+    issue_seconds: float | None = None
+
+    def with_others(self, seconds_by_rank: Sequence[float]) -> RowTimes:
+        """The row's, once every rank's seconds are known."""
+        ranks = RankTimes.of(seconds_by_rank)
+        return RowTimes(ranks, self.iterations, self.batches, self.percentiles, self.interval, self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Times the operations of a row on this rank; every rank calls every method alike."""
+
+    sampling: Sampling
+    group: Group
+    backend: LaunchTimer
+    graph_replays: int
+
+    def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
+        """Seconds an operation takes among others on the slowest rank, where that decides what a batch is.
+
+        In the warm-up each took `warm_seconds` on this rank, 0 where there was none. What runs here is not timed.
+        """
+        if not self._in_batches:
+            return warm_seconds
+        (seconds,) = self.group.largest([warm_seconds])
+        if seconds < _SECONDS_TO_LEARN:
+            count = min(_MOST_TO_LEARN, max(1, int(_SECONDS_TO_LEARN / seconds))) if seconds else 1
+            learnt = self.backend.together(self.backend.bind(in_turn(launches, count), 0)) / count
+            (seconds,) = self.group.largest([learnt])
+        return seconds
+
+    def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
+        """Time operations that go round `launches`, each of which takes about as long as was learnt.
+
+        `clean` makes the buffers ready for what is timed, after the last operation that is not.
+        """
+        if self.sampling.mode is Mode.LATENCY:
+            clean()
+            return self._alone(launches)
+        if self._in_batches:
+            clean()
+            return self._batches(launches, operations_a_batch(seconds_each))
+        return self._at_once(launches, self.sampling.least_iterations, clean)
+
+    def _at_once(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
+        """nccl-tests' loop: one more operation that is waited for, a barrier, and one time for all."""
+        timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
+        operations = iterations * max(1, self.graph_replays)
+        self.backend.once(launches[0])
+        clean()
+        seconds = self.backend.together(timed) / operations
+        return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
+
+    def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
+        """Seconds of this rank's host to issue an operation of what was timed last, where that is known."""
+        clock = self.backend
+        return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
+
+    @property
+    def _in_batches(self) -> bool:
+        return self.sampling.mode is Mode.THROUGHPUT and self.sampling.iterations is None
+
+    def _batches(self, launches: Sequence[Launch], a_batch: int) -> OwnTimes:
+        """Loops of batches of so many operations, until their mean is known well enough or the budget is spent."""
+        seconds, operations, values, issued = 0.0, 0, list[float](), list[float]()
+        more = FIRST_BATCHES
+        while True:
+            count = (more + 1) * a_batch
+            timed = self.backend.in_batches(in_turn(launches, count), a_batch)
+            seconds += self.backend.together(timed)
+            operations += count
+            values += timed.batch_seconds()
+            each = self._issue_seconds(timed, count)
+            issued += [] if each is None else [each]
+            batches, effort = self._agree(values, a_batch, seconds)
+            more = effort.further(self.sampling.budget_seconds)
+            if not more:
+                return OwnTimes(
+                    seconds / operations,
+                    operations,
+                    batches,
+                    interval=batches.interval,
+                    note=self._note(effort),
+                    samples=tuple(values[:_MOST_SAMPLES]),
+                    issue_seconds=min(issued, default=None),
+                )
+
+    def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:
+        """The first rank's statistics of all ranks' batches, and the effort spent on them."""
+        collected = self.group.collect((Spread.of(values), seconds))
+        decision = None
+        if collected is not None:
+            spreads = [spread for spread, _ in collected]
+            batches = BatchTimes.of(spreads, a_batch)
+            slowest = max(spent for _, spent in collected)
+            each = max(spread.mean for spread in spreads)
+            decision = batches, Effort(len(values), each, batches.interval, slowest)
+        return self.group.broadcast(decision)
+
+    def _alone(self, launches: Sequence[Launch]) -> OwnTimes:
+        """Operation by operation, each begun together and waited for.
+
+        An operation takes as long as it does on its slowest rank, by the clock of the host: launch and completion are
+        in it.
+        """
+        bound = [self.backend.bind([launch], self.graph_replays) for launch in launches]
+        divisor = max(1, self.graph_replays)
+        own, values = list[float](), list[float]()
+        more = _FIRST_ALONE if self.sampling.iterations is None else self.sampling.iterations
+        entered, before, start = list[float](), self.group.clock_offset(), perf_counter()
+        while True:
+            fresh = []
+            for launch in islice(cycle(bound), more):
+                self.group.barrier()
+                entered.append(perf_counter())
+                fresh.append(self.backend.seconds(launch) / divisor)
+            own += fresh
+            values += self.group.largest(fresh)
+            spread = Spread.of(values)
+            effort = Effort(len(values), spread.mean * divisor, spread.interval, sum(values) * divisor)
+            more = 0 if self.sampling.iterations else effort.further(self.sampling.budget_seconds)
+            if not more:
+                return OwnTimes(
+                    seconds=fmean(own),
+                    iterations=len(own),
+                    percentiles=Percentiles.of(values),
+                    interval=spread.interval,
+                    note=self._note(effort),
+                    entries=self._entries(entered, before, start),
+                    samples=tuple(values[:_MOST_SAMPLES]),
+                )
+
+    def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
+        """When this rank entered operations, against all others; the clocks were compared `before`, at `start`."""
+        end, after = perf_counter(), self.group.clock_offset()
+        own = common_clock(entered, before, after, start, end)
+        last = self.group.largest(own)
+        first = [-each for each in self.group.largest([-each for each in own])]
+        return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
+
+    def _note(self, effort: Effort) -> str | None:
+        """The note of a row whose interval did not get tight within the budget."""
+        interval = effort.interval
+        if self.sampling.iterations is not None or (interval is not None and interval <= INTERVAL):
+            return None
+        if interval is None:
+            return f"95 % interval unknown after {effort.count} values"
+        needed = f"±{100 * INTERVAL:g} % takes about {effort.seconds_needed():.2g} s"
+        return f"95 % interval ±{100 * interval:.1f} %, budget {self.sampling.budget_seconds:g} s; {needed}"
+
+
+def in_turn(launches: Sequence[Launch], count: int) -> list[Launch]:
+    """So many launches, each of those that there are in its turn."""
+    return list(islice(cycle(launches), count))
+
+
+RankPart = tuple[float, EntryTimes | None]
+"""A rank's seconds an operation, and when it entered them, where that is known."""
+
+
+class RankTimings:
+    """Collects the times of every rank over the rows of a sweep."""
+
+    def __init__(self, identities: Sequence[RankIdentity]) -> None:
+        self._identities = identities
+        self._rows: list[tuple[CollectiveRow, Sequence[RankPart]]] = []
+        self._conditions: dict[int, GpuCondition] = {}
+
+    def add_row(self, row: CollectiveRow, parts: Sequence[RankPart]) -> None:
+        """Add a row with each rank's part in it, in rank order."""
+        self._rows.append((row, parts))
+
+    def add_conditions(self, conditions: Sequence[GpuCondition | None]) -> None:
+        """Add the conditions of the ranks' GPUs after a row, in rank order; None is not known."""
+        for rank, condition in enumerate(conditions):
+            if condition is not None:
+                before = self._conditions.get(rank)
+                self._conditions[rank] = condition if before is None else before.together(condition)
+
+    def sections(self) -> dict[str, Section]:
+        """A line for every rank and row; no section without rows."""
+        if not self._rows:
+            return {}
+        return {RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: list(self._lines()))}
+
+    def findings(self) -> tuple[Finding, ...]:
+        """The finding on ranks that are late as a rule, if there are any; ranks of one GPU are late by its turns."""
+        if (ranks_per_gpu(self._identities) or 1) > 1:
+            return ()
+        known = []
+        for row, parts in self._rows:
+            entries = [each for _, each in parts if each is not None]
+            if len(entries) == len(self._identities):
+                known.append((entries, row.time_us / MICROSECONDS_PER_SECOND))
+        found = straggler(known, [each.node for each in self._identities])
+        return () if found is None else (self._finding(found),)
+
+    def _lines(self) -> Iterator[RankTimeRow]:
+        for row, parts in self._rows:
+            for identity, (seconds, entries) in zip(self._identities, parts, strict=True):
+                yield RankTimeRow(
+                    collective=row.collective,
+                    backend=row.backend,
+                    origin=row.origin,
+                    size_bytes=row.size_bytes,
+                    dtype=row.dtype,
+                    op=row.op,
+                    placement=row.placement,
+                    mode=row.mode,
+                    rank=identity.rank,
+                    host=identity.host,
+                    node=identity.node,
+                    gpu_bus_id=identity.gpu_bus_id,
+                    time_us=seconds * MICROSECONDS_PER_SECOND,
+                    late_us=None if entries is None else entries.late_seconds * MICROSECONDS_PER_SECOND,
+                    clock_uncertainty_us=None if entries is None else entries.uncertainty * MICROSECONDS_PER_SECOND,
+                    last_percent=None if entries is None else 100 * entries.last / entries.operations,
+                    setting=row.setting,
+                )
+
+    def _finding(self, found: Straggler) -> Finding:
+        late = [self._identities[rank] for rank in found.ranks]
+        subject = str(late[0])
+        if len(late) > 1:
+            hosts = compress_names(sorted({each.host for each in late}))
+            subject = f"ranks {spans([each.rank for each in late])} on {hosts}"
+        usual = len(late) / len(self._identities)
+        return Finding(
+            id=STRAGGLER,
+            severity=Verdict.WARN,
+            subject=subject,
+            seen=f"the last to enter {found.last} of {found.operations} operations, "
+            f"{found.late_seconds * MICROSECONDS_PER_SECOND:.0f} µs behind the others in the median row, where an "
+            f"operation takes {found.operation_seconds * MICROSECONDS_PER_SECOND:.0f} µs"
+            + "".join(f"; {remark}" for remark in self._remarks(late)),
+            expected=f"{usual:.0%} of them, as of any other; by chance it would be so with a probability of at most "
+            f"{found.chance:.0e}",
+            cause="its processor, its GPU or its host is slower, or busy with something else",
+            next_command="gpubench topo on that host: throttling, errors and other users of its GPU; then top",
+            subjects=tuple(map(str, late)),
+        )
+
+    def _remarks(self, late: Sequence[RankIdentity]) -> Iterator[str]:
+        for identity in late:
+            condition = self._conditions.get(identity.rank)
+            if condition is None:
+                continue
+            gpu = f"its GPU {identity.gpu_index}" if len(late) == 1 else f"GPU {identity.gpu_index} of {identity}"
+            if remarks := list(condition.remarks()):
+                yield f"{gpu} {', and '.join(remarks)}"
+            if condition.not_read:
+                yield f"not read of {gpu}: {condition.not_read}"

@@ -6,20 +6,17 @@ from itertools import permutations
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.measure.collective.path_judge import limited
-from gpubench.measure.collective.row_collector import wrong_data
-from gpubench.measure.collective.speed_judge import SpeedJudge
+from gpubench.measure.collective.paths import limited
+from gpubench.measure.collective.report import SpeedJudge, wrong_data
 from gpubench.measure.paths.report import unwatched
-from gpubench.model.paths.busbw_limit import assumed_limit, busbw_limit, network_limit, networks
 from gpubench.model.paths.topology import Limit
-from gpubench.model.paths.wiring import Wiring
+from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit, networks
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.result_file import CPU_TIME, ResultFile
-from gpubench.model.terms.bandwidth import algbw_gb_s
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.operation import algbw_gb_s
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
 from gpubench.ports.listener import Listener
 
 INCOMPLETE = "incomplete-result"

@@ -1,20 +1,127 @@
-"""The raw samples of a collective, written as rows are measured; fields are named as in files."""
+"""Recording of a collective: raw samples, the rules they keep, and the report from a recorded or simulated run.
 
-from collections.abc import Callable, Mapping, Sequence
+Of a thousand ranks that send to each other there are a million pairs. Fields are named as in files.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from gpubench.collectives.record import Asked, Collective, SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.measure.collective.cases import Case
-from gpubench.measure.collective.counting import Traffic
-from gpubench.measure.collective.described import DescribedCollective
-from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
-from gpubench.measure.collective.row_collector import MeasuredRow, RowSample
-from gpubench.model.facts.idle_gpu import IdleGpu
-from gpubench.model.results.winners import RefusedRow
-from gpubench.model.terms.split import RankGroup
+from gpubench.errors import UsageError, advising
+from gpubench.measure.collective.cases import (
+    RECORDING_VERSION,
+    Case,
+    DescribedCollective,
+    JobFacts,
+    cases,
+    describe,
+    without_data,
+)
+from gpubench.measure.collective.paths import (
+    Choice,
+    LoggedChoices,
+    PathJudge,
+    PathObservations,
+    Traffic,
+    distinct_uses,
+    simulated,
+)
+from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector, RowSample, SpeedJudge, middle
+from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
+from gpubench.measure.paths.report import PathOutcome, unwatched
+from gpubench.model.facts.traffic import IdleGpu
+from gpubench.model.paths.transport import Pair, Transport, Tuning, Used
+from gpubench.model.results.backends import RefusedRow
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity
+from gpubench.model.terms.statistics import RankTimes, RowTimes
+from gpubench.model.terms.units import MOST_SIZES, counted
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 from gpubench.ports.library_log import LibraryLog
+from gpubench.ports.listener import Listener
+from gpubench.readers.documents import leaves, read_json_line
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPairs:
+    """The ordered pairs of ranks that are connected alike."""
+
+    transports: tuple[Transport, ...]
+    pairs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedUse:
+    """The connections of operations."""
+
+    connections: tuple[RecordedPairs, ...]
+    unheard: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChoice:
+    """The choice for an operation; `use` is the place of its connections in `uses`."""
+
+    dtype: DataType
+    op: ReduceOp | None
+    size_bytes: int
+    use: int
+    tuning: Tuning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLoggedChoices:
+    """All choices. `silence` is why a rank's log cannot be read."""
+
+    uses: tuple[RecordedUse, ...] = ()
+    choices: tuple[RecordedChoice, ...] = ()
+    silence: str = ""
+    no_tuning: str = ""
+
+    @classmethod
+    def of(cls, logged: LoggedChoices) -> "RecordedLoggedChoices":
+        """The choices to be written; `restored` is the inverse."""
+        uses = list(distinct_uses(logged))
+        choices = (
+            RecordedChoice(dtype, op, size_bytes, uses.index(choice.used), choice.tuning)
+            for (dtype, op, size_bytes), choice in logged.by_operation.items()
+        )
+        return cls(tuple(map(_recorded, uses)), tuple(choices), logged.no_log, logged.no_tuning)
+
+    def restored(self) -> LoggedChoices:
+        """The choices as they were."""
+        uses = [_used(each) for each in self.uses]
+        choices = {(each.dtype, each.op, each.size_bytes): Choice(uses[each.use], each.tuning) for each in self.choices}
+        return LoggedChoices(choices, self.silence, self.no_tuning)
+
+    def is_of(self, ranks: int) -> bool:
+        """True if these can be the choices of so many ranks."""
+        pairs = [pair for each in self.uses for alike in each.connections for pair in alike.pairs]
+        named = [rank for each in (*pairs, *(use.unheard for use in self.uses)) for rank in each]
+        return (
+            all(0 <= rank < ranks for rank in named)
+            and all(len(pair) == 2 for pair in pairs)
+            and all(0 <= each.use < len(self.uses) for each in self.choices)
+        )
+
+
+def _recorded(used: Used) -> RecordedUse:
+    alike: dict[tuple[Transport, ...], list[Pair]] = {}
+    for pair, transports in used.pairs.items():
+        alike.setdefault(transports, []).append(pair)
+    return RecordedUse(tuple(RecordedPairs(each, tuple(pairs)) for each, pairs in alike.items()), used.unconnected)
+
+
+def _used(recorded: RecordedUse) -> Used:
+    pairs = {
+        (source, destination): each.transports for each in recorded.connections for source, destination in each.pairs
+    }
+    return Used({pair: pairs[pair] for pair in sorted(pairs)}, recorded.unheard)
+
 
 Write = Callable[[object], None]
 
@@ -163,3 +270,370 @@ class RecordedLog:
     def text(self) -> bytes:
         """All lines so far."""
         return b"".join(line + b"\n" for line in self._kept)
+
+
+_MOST_BYTES = 2**60
+_LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
+_MOST = 1e15
+"""Of any number with a fraction, so that nothing made of it is infinite."""
+
+_MOST_WHOLE = 2**63
+
+_WHITE = str.maketrans("", "", "\n\t")
+"""White space that libraries have in their texts."""
+
+CasesByGroup = Mapping[str | None, frozenset[Case]]
+"""The cases that each group can have measured; None is all ranks together."""
+
+
+def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
+    """Refuse a first line that no run can have had; the cases of which there can be rows.
+
+    Raises UsageError: it is a newer one's or another collective's, or contradicts itself.
+    """
+    if found.schema_version != RECORDING_VERSION:
+        raise UsageError(
+            f"{where}: schema_version {found.schema_version}",
+            expected=f"{RECORDING_VERSION}, which this gpubench reads",
+            reason="a newer gpubench recorded it",
+            next_step="pip install --upgrade gpubench",
+        )
+    if found.collective != collective.name:
+        raise UsageError(f"{where}: samples of {found.collective[:40]!a}", expected=f"those of {collective.name}")
+    _check_values(found, where, but=("environment", "testimony"))
+    if found.testimony is not None:
+        _check_values(found.testimony, where, but=("settings",))
+    _check_ranks(found, where)
+    _check_asked(found.asked, collective, min(len(found.ranks_of(part)) for part in found.groups), where)
+    _check_paths(found, where)
+    request = found.asked.request(collective)
+    by_group = {}
+    for part in found.groups:
+        ranks = len(found.ranks_of(part))
+        if without_data(request, request.sizes, ranks):
+            raise UsageError(f"{where}: a size of which {ranks} ranks have no share each", expected="sizes with data")
+        by_group[None if part is None else part.name] = frozenset(cases(request, ranks))
+    return by_group
+
+
+def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGroup, where: str) -> None:
+    """Refuse a row that cannot be one of this run.
+
+    Raises UsageError: it is of another group or size, of other ranks, or its figures are none.
+    """
+    _check_values(row, where)
+    if row.group not in by_group:
+        raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
+    case = row.case
+    if replace(case, setting=None) not in by_group[row.group]:
+        raise UsageError(f"{where}: a row that was not asked for", expected="sizes, types and placements of line 1")
+    part = next((each for each in found.parts if each.name == row.group), None)
+    ranks = len(found.ranks_of(part))
+    if len(row.sample.answers) != ranks:
+        raise UsageError(f"{where}: answers of {len(row.sample.answers)} ranks", expected=f"{ranks} ranks")
+    for answer in row.sample.answers:
+        _check_answer(answer, where)
+    if row.sample.own.iterations < 1:
+        raise UsageError(f"{where}: {row.sample.own.iterations} iterations", expected="at least 1")
+
+
+def check_idle(idle: Sequence[IdleGpu], found: RecordedCollective, where: str) -> None:
+    """Refuse GPUs after the last row that are not those of the ranks.
+
+    Raises UsageError: they are of other ranks, or were not looked at before the first row.
+    """
+    for each in idle:
+        _check_values(each, where)
+    if idle and (found.testimony is None or len(idle) != len(found.ranks)):
+        raise UsageError(f"{where}: {len(idle)} GPUs after the last row", expected=_OF_RANKS)
+
+
+def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
+    """Refuse numbers so large that results would overflow, and texts that no output can show.
+
+    Of the fields of `but`, which hold what a user has set, texts may be any.
+    """
+    plain = {name: held for name, held in to_plain(value).items() if name not in but}
+    for _, each in leaves(plain, where):
+        if isinstance(each, str):
+            if not each.translate(_WHITE).isprintable():
+                raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
+        elif each is not None and abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
+            raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
+
+
+def _check_ranks(found: RecordedCollective, where: str) -> None:
+    count = len(found.ranks)
+    if not count or [each.rank for each in found.ranks] != list(range(count)):
+        raise UsageError(f"{where}: ranks that are not counted from 0", expected="every rank of the job, in order")
+    if not found.hosts or not all(0 <= each.node < len(found.hosts) for each in found.ranks):
+        raise UsageError(f"{where}: ranks on more nodes than {len(found.hosts)}", expected="a host for each")
+    if found.parts and not _are_all(found.parts, count):
+        raise UsageError(f"{where}: groups that are not made of {count} ranks", expected="every rank in one group")
+
+
+def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
+    """True if groups have every rank once, and names of their own."""
+    ranks = sorted(rank for part in parts for rank in part.ranks)
+    names = {part.name for part in parts}
+    return ranks == list(range(count)) and all(part.ranks for part in parts) and len(names) == len(parts)
+
+
+def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -> None:
+    if not 1 <= len(asked.sizes) <= MOST_SIZES or not all(1 <= size <= _MOST_BYTES for size in asked.sizes):
+        raise UsageError(f"{where}: sizes that no sweep has", expected=f"1 to {MOST_SIZES:,} sizes of at least a byte")
+    for words in (asked.dtypes, asked.ops, asked.placements):
+        if not words or len(set(words)) < len(words):
+            raise UsageError(f"{where}: {', '.join(words) or 'nothing'} asked for", expected="words, each once")
+    if Placement.IN_PLACE in asked.placements and not collective.in_place:
+        raise UsageError(f"{where}: {collective.name} in place", expected="out of place: it has no other form")
+    if not 0 <= asked.root < ranks:
+        raise UsageError(f"{where}: root {asked.root} of {ranks} ranks", expected="a rank")
+    if asked.sampling.least_iterations < 1 or min(asked.warmup, asked.graph_replays) < 0:
+        raise UsageError(f"{where}: fewer operations than none", expected="at least 1 that is timed")
+
+
+def _check_paths(found: RecordedCollective, where: str) -> None:
+    ranks = len(found.ranks)
+    known = found.testimony
+    if known is not None and (found.parts or found.model is not None or not _is_of(known, ranks)):
+        raise UsageError(f"{where}: what was found out of paths is not that of {ranks} ranks", expected=_OF_RANKS)
+    for pair in () if found.model is None else found.model.staged:
+        if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= rank < ranks for rank in pair):
+            raise UsageError(f"{where}: the pair {list(pair)}", expected=f"two different of {ranks} ranks")
+
+
+_OF_RANKS = "pairs, bytes and counts of the ranks of the job"
+
+
+def _is_of(known: RecordedObservations, ranks: int) -> bool:
+    return (
+        len(known.due) == len(known.traffic) == ranks
+        and len(known.idle) in (0, ranks)
+        and all(len(each) == 2 and min(each) >= 0 for each in known.due)
+        and all(heard.is_of(ranks) for heard in (known.heard, *known.under.values()))
+    )
+
+
+def _check_answer(answer: Answer, where: str) -> None:
+    issued = answer.issue_seconds or 0.0
+    if not _LEAST_SECONDS <= answer.seconds <= _MOST_SECONDS or answer.wrong < 0 or not 0 <= issued <= _MOST_SECONDS:
+        raise UsageError(
+            f"{where}: an operation of {answer.seconds:g} s with {answer.wrong} wrong elements",
+            expected="a time above 0, and no fewer than 0 elements",
+        )
+    entries = answer.entries
+    if entries is not None and not (
+        0 <= entries.last <= entries.operations > 0
+        and min(entries.late_seconds, entries.uncertainty) >= 0
+        and max(entries.late_seconds, entries.uncertainty) <= _MOST_SECONDS
+    ):
+        raise UsageError(f"{where}: a rank that was last in {entries.last} of {entries.operations}", expected="a part")
+
+
+SIMULATED_BACKEND = "simulated"
+
+MOST_SIMULATED_ROWS = 10**6
+"""More than any sweep has, to number tries of rows apart from rows."""
+
+Times = Callable[[int, int, int], Sequence[float]]
+"""Seconds by rank of an operation of that many bytes; the other numbers tell rows apart, and tries of a row."""
+
+
+def simulate(
+    request: SweepRequest,
+    ranks: int,
+    nodes: int,
+    times: Times,
+    listener: Listener[CollectiveRow],
+    outcome: PathOutcome,
+    speed: SpeedJudge | None,
+    keep: Callable[[Sequence[float]], object] = lambda _seconds: None,
+    most_rows: int | None = None,
+) -> Report:
+    """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified.
+
+    Speed is judged as that of measured rows: those near the threshold are made again. `keep` gets the times of every
+    row.
+
+    `outcome` is what the model says of paths. No more than `most_rows` are made.
+    """
+    unchecked = replace(request, check=False)
+    job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
+    every_case = tuple(cases(unchecked, ranks))
+    rows: list[CollectiveRow] = []
+    for number, case in enumerate(every_case[:most_rows]):
+        listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
+        tries: list[tuple[CollectiveRow, Sequence[float]]] = []
+        while not tries or (speed is not None and speed.wants_another([row for row, _ in tries])):
+            seconds = times(case.size_bytes, number, len(tries))
+            row_times = RowTimes(RankTimes.of(seconds), unchecked.sampling.least_iterations)
+            tries.append((describe(unchecked, case, job, row_times, 0), seconds))
+        row, seconds = middle(tries, lambda each: each[0].time_us)
+        keep(seconds)
+        rows.append(row if speed is None else speed.row(row))
+        listener.row(rows[-1])
+    findings = outcome.findings if speed is None else speed.findings(outcome.findings, outcome.explained)
+    judged = (Verdict(row.verdict) for row in rows if row.verdict is not None)
+    return Report(
+        verdict=overall([Verdict.SKIP, *judged, *(finding.severity for finding in findings)]),
+        complete=True,
+        findings=findings,
+        sections=dict(outcome.sections),
+    )
+
+
+CUT_SHORT = "recording-cut-short"
+
+_Lines = Sequence[tuple[str, str]]
+
+SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
+"""Makes the judge of the speed of what some ranks measured; None where nobody judges it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRows:
+    """All lines but the first; `is_whole` is whether the run came to its end, `idle` what GPUs then were like."""
+
+    rows: tuple[RecordedRow, ...]
+    is_whole: bool
+    idle: tuple[IdleGpu, ...] = ()
+
+
+def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
+    """A recording from its lines, each with its place; `name` is what to call it.
+
+    Raises UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
+    """
+    again = f"record it again: gpubench {collective.name} --record DIR"
+    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=again):
+        if not lines:
+            file = file_of(collective.name)
+            raise UsageError(f"{name}, {file}: empty", expected=f"a recorded run of {collective.name}")
+        found = read_json_line(RecordedCollective, *lines[0])
+        by_group = check_recorded(found, collective, lines[0][1])
+        rows: list[RecordedRow] = []
+        for text, where in lines[1:]:
+            line = read_json_line(RecordingLine, text, where)
+            if line.row is None:
+                _check_end(line, len(rows), where, is_last=(text, where) == lines[-1])
+                check_idle(line.idle, found, where)
+                return found, RecordedRows(tuple(rows), is_whole=True, idle=line.idle)
+            check_row(line.row, found, by_group, where)
+            rows.append(line.row)
+        return found, RecordedRows(tuple(rows), is_whole=False)
+
+
+def _check_end(line: RecordingLine, rows: int, where: str, *, is_last: bool) -> None:
+    if line.rows != rows:
+        counted = "no row, and does not count them" if line.rows is None else f"the end of {line.rows} rows"
+        raise UsageError(f"{where}: {counted}", expected=f"the {rows} that come before it")
+    if not is_last:
+        raise UsageError(f"{where}: more lines after the last one", expected="the recording of one run")
+
+
+def replay(
+    found: RecordedCollective,
+    recorded: RecordedRows,
+    collective: Collective,
+    circumstances: Circumstances,
+    listener: Listener[CollectiveRow],
+    speed_judge_of: SpeedJudgeOf,
+) -> Report:
+    """Hand the rows to the listener as if they were measured now; the report is the same as then.
+
+    `circumstances` are the nodes and processes of the recording.
+    """
+    request, rows = found.asked.request(collective), recorded.rows
+    if found.model is not None:
+        seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
+        staged = [(source, destination) for source, destination in found.model.staged]
+        node_of = circumstances.wiring.nodes.__getitem__
+        outcome = simulated(staged, found.ranks, node_of, found.model.source)
+        ranks, nodes = len(found.ranks), len(found.hosts)
+        speed = speed_judge_of(found.ranks)
+        report = simulate(
+            request, ranks, nodes, lambda _, row, _try: seconds[row], listener, outcome, speed, most_rows=len(rows)
+        )
+    else:
+        judge = None
+        if found.testimony is not None:
+            observations = found.testimony.restored(circumstances).with_idle(recorded.idle)
+            judge = PathJudge(request, observations, origin=Origin.RECORDED)
+        report = _measured(found, rows, request, listener, judge, speed_judge_of)
+    return report if recorded.is_whole else _cut_short(report, rows, collective)
+
+
+def _measured(
+    found: RecordedCollective,
+    rows: Sequence[RecordedRow],
+    request: SweepRequest,
+    listener: Listener[CollectiveRow],
+    judge: PathJudge | None,
+    speed_judge_of: SpeedJudgeOf,
+) -> Report:
+    groups = {None if part is None else part.name: part for part in found.groups}
+    siblings = _RowsOfCases(listener, len(groups))
+    collectors = {
+        name: RowCollector(
+            found.ranks_of(part),
+            listener if part is None else NamedRows(part, siblings),
+            judge,
+            speed=speed_judge_of(found.ranks_of(part)),
+        )
+        for name, part in groups.items()
+    }
+    shown = []
+    for row in rows:
+        ranks = found.ranks_of(groups[row.group])
+        job = JobFacts.of(row.backend, Origin.RECORDED, ranks)
+        measured = MeasuredRow(row.sample.row(request, row.case, job), row.sample)
+        observed = row.backend == found.backend
+        shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
+    reports = [each.report() for each in collectors.values()]
+    report = siblings.report([PartReport.of(each) for each in reports]) if found.parts else reports[0]
+    if found.refused is not None:
+        report = with_winners(report, shown, found.refused)
+    return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
+
+
+class _RowsOfCases:
+    """A listener that hands rows on once all groups have one of the same case: they are held against each other."""
+
+    def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
+        self._listener, self._groups = listener, groups
+        self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
+        self._siblings = SiblingJudge()
+        self._waiting: list[CollectiveRow] = []
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row of one group."""
+        self._waiting.append(row)
+        if len(self._waiting) == self._groups:
+            self._hand_on()
+
+    def report(self, parts: Sequence[PartReport]) -> Report:
+        """The report on all groups; a run that was cut short may have rows of some groups alone."""
+        self._hand_on()
+        return self._siblings.report(together(parts))
+
+    def _hand_on(self) -> None:
+        for row in self._siblings.judged(self._waiting):
+            self._listener.row(row)
+        self._waiting.clear()
+
+
+def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:
+    """The report of a run that did not come to its end."""
+    last = f"the last of them {rows[-1].case.label}" if rows else "for it ended before the first"
+    finding = Finding(
+        id=CUT_SHORT,
+        severity=Verdict.ERROR,
+        subject="the recording",
+        seen=f"{counted(len(rows), 'row')}, {last}, and no line that says that these are all",
+        expected="a run that came to its end",
+        cause="the run was ended before: a rank died, hung, or Ctrl-C; or the copy of the recording is not whole",
+        next_command=f"gpubench {collective.name} --record DIR once more",
+    )
+    verdict = overall([report.verdict, Verdict.ERROR])
+    return replace(report, verdict=verdict, complete=False, findings=(*report.findings, finding))

@@ -1,28 +1,28 @@
-"""The same sweep in several variants, side by side: the library's own choice, settings of it, other backends."""
+"""Variants of a sweep side by side (settings, other backends), and one sweep in several groups of ranks at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from gpubench.collectives.request import SweepRequest
+from gpubench.collectives.record import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
-from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
-from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
-from gpubench.measure.collective.sweep import Buffers, Issue, Sweep, job_facts
-from gpubench.model.results.report import CollectiveRow, Report, Section, Table
-from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.nccl_choice import AGAIN
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import overall
+from gpubench.measure.collective.report import MeasuredRow, RowCollector, slow_unexplained
+from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
+from gpubench.model.results.compare import figures_of_siblings
+from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Report, Section, Table
+from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
+from gpubench.model.terms.operation import AGAIN
+from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
+from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
 from gpubench.ports.memory import SharedMemory
 
 if TYPE_CHECKING:
-    from gpubench.measure.collective.logged_choices import OperationKey
-    from gpubench.model.results.winners import RefusedRow
+    from gpubench.measure.collective.paths import OperationKey
+    from gpubench.model.results.backends import RefusedRow
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
     wrong = [each for each in tries if each.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
-    from gpubench.measure.collective.speed_judge import middle
+    from gpubench.measure.collective.report import middle
 
     chosen = middle(tries, lambda each: each.row.time_us)
     if chosen.sample is None:
@@ -220,7 +220,7 @@ class VariantPreparation:
 
         A communicator that refused something is not trusted with anything else: another one takes its place.
         """
-        from gpubench.measure.collective.logged_choices import key_of
+        from gpubench.measure.collective.paths import key_of
 
         sweep = self._opened(variant)
         usable: list[Case] = []
@@ -269,7 +269,7 @@ class VariantPreparation:
         return outcome, f"rank {rank}: {reason}"
 
     def _refuse(self, variant: SweepVariant, case: Case | None, reason: str) -> None:
-        from gpubench.model.results.winners import RefusedRow
+        from gpubench.model.results.backends import RefusedRow
 
         self.refused.append(
             RefusedRow(
@@ -298,9 +298,18 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """The report with the fastest variants of its rows, those that could not run, and backends beside the first."""
-    from gpubench.model.results.rows.backend_speed import framework_slower, staged_beside
-    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first
-    from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
+    from gpubench.model.results.backends import (
+        BACKENDS_SECTION,
+        REFUSED_SECTION,
+        WINNERS_SECTION,
+        BackendRow,
+        RefusedRow,
+        WinnerRow,
+        against_first,
+        framework_slower,
+        staged_beside,
+        winners,
+    )
 
     best = winners(rows)
     beside = against_first(rows)
@@ -314,3 +323,107 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
     verdict = overall([report.verdict, *(each.severity for each in found)])
     findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})
+
+
+class InStep:
+    """A group whose barriers are those of the whole job, so that all groups begin together what is timed."""
+
+    def __init__(self, own: Group, whole: Group) -> None:
+        self.rank, self.size = own.rank, own.size
+        self.gather, self.collect, self.broadcast = own.gather, own.collect, own.broadcast
+        self.largest, self.clock_offset, self.split = own.largest, own.clock_offset, own.split
+        self.barrier = whole.barrier
+
+
+@dataclass(frozen=True, slots=True)
+class PartReport:
+    """The part of a group's report that its first rank sends to the first rank of the job."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    rank_times: tuple[RankTimeRow, ...]
+
+    @classmethod
+    def of(cls, report: Report) -> "PartReport":
+        """From the report of the group."""
+        return cls(report.verdict, tuple(report.findings), tuple(report.rows(RANK_TIMES_SECTION, RankTimeRow)))
+
+
+def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
+    """The row of a group with its name; the slowest rank is counted in the whole job."""
+    slowest = None if row.slowest_rank is None else part.ranks[row.slowest_rank]
+    return replace(row, group=part.name, slowest_rank=slowest)
+
+
+def together(parts: Sequence[PartReport]) -> Report:
+    """The report of the whole job."""
+    rank_times = [line for each in parts for line in each.rank_times]
+    return Report(
+        verdict=overall(each.verdict for each in parts),
+        complete=True,
+        findings=tuple(finding for each in parts for finding in each.findings),
+        sections={RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: rank_times)},
+    )
+
+
+class SiblingJudge:
+    """Judges rows of which nothing else tells what to expect by those of other groups."""
+
+    def __init__(self) -> None:
+        self._slow: list[CollectiveRow] = []
+
+    def judged(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
+        """The rows that all groups have of one case, with what is expected of each."""
+        for row, sibling in zip(rows, figures_of_siblings(rows), strict=True):
+            if row.expected_us is not None or sibling is None:
+                yield row
+                continue
+            shown = judged(row, ExpectedTime(sibling.time_us, sibling.source, AMONG_SIBLINGS))
+            self._slow += [shown] if is_slow(shown) else []
+            yield shown
+
+    def report(self, report: Report) -> Report:
+        """The report with a finding on the rows that are slow."""
+        if not self._slow:
+            return report
+        found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
+        return replace(report, verdict=overall([report.verdict, found.severity]), findings=(*report.findings, found))
+
+
+class NamedRows:
+    """A listener of one group's rows: another one gets them with the group's name, and all else as it is."""
+
+    def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
+        self._part = part
+        self._listener = listener
+        self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row with the group's name; ranks are counted in the whole job."""
+        self._listener.row(named(row, self._part))
+
+
+class GroupRows(NamedRows):
+    """The listener of one group while all measure at once: the first rank of the job gets a row of every group."""
+
+    def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
+        super().__init__(part, listener)
+        self._own = own
+        self._whole = whole
+        self._siblings = SiblingJudge()
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row each of all groups, with the group's name. Every rank calls it.
+
+        Rows of which nothing else tells what to expect are held against those of other groups.
+        """
+        collected = self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ()
+        for each in self._siblings.judged([each for each in collected if each is not None]):
+            self._listener.row(each)
+
+    def merged(self, report: Report) -> Report:
+        """The report of the whole job, on its first rank; on others that of the group."""
+        collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
+        if collected is None:
+            return report
+        return self._siblings.report(together([each for each in collected if each is not None]))

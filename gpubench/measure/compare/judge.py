@@ -1,16 +1,147 @@
-"""The verdict on one row of a comparison: data, path, limit, verdict, then time."""
+"""Judgement of a comparison: circumstances of both sides, verdicts on rows and ranges of sizes, and findings.
+
+Sixty rows that are 4 % slower each say more than one that is: their middle is known seven times as well. What a run as
+a whole differs from another, no number of its rows shows; there the floor for single runs stands, or several runs.
+"""
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
-from gpubench.measure.compare.noise import OWN_SPREAD, ChangeNoise, NoiseBound, logs_of
-from gpubench.measure.compare.rows import RunFigures
-from gpubench.model.results.above_limit import ABOVE_LIMIT
-from gpubench.model.results.rows.comparison import Change, ComparisonRow, RowKey, Status
-from gpubench.model.terms.verdict import Verdict, gravity, overall
+from gpubench.errors import UsageError
+from gpubench.measure.compare.noise import (
+    FLOOR,
+    LARGE_BYTES,
+    LEAST_VALUES,
+    OWN_SPREAD,
+    REPEATED_RUNS,
+    TESTS,
+    ChangeNoise,
+    NoiseBound,
+    RunFigures,
+    RunsByRow,
+    logs_of,
+)
+from gpubench.model.paths.transport import Conclusion
+from gpubench.model.results.compare import Change, CircumstanceRow, ComparisonRow, RowKey, Status, siblings
+from gpubench.model.results.fallback import MOST_ROWS
+from gpubench.model.results.report import EvidenceRow
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.speed import ABOVE_LIMIT
+from gpubench.model.terms.statistics import Noise
+from gpubench.model.terms.units import counted, format_size, some_of
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity, overall
+
+TOPOLOGY = "topology"
+
+_MOST_HOSTS = 2
+
+Texts = Mapping[str, str | None]
+"""Circumstances of one file, by name."""
+
+
+def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], option: str) -> None:
+    """Raise UsageError where files are of machines with other GPUs, or a model stands against a measurement.
+
+    What a file does not tell cannot differ. `option` is what asks for the comparison anyway.
+    """
+    first = base[0]
+    for other in (*base[1:], *new):
+        differences = list(_differences(first, other))
+        if differences:
+            raise UsageError(
+                f"{other.name} is of another machine than {first.name}: {'; '.join(differences)}",
+                expected="results of the same kind of machine",
+                reason="differences between machines are no regression",
+                next_step=f"{option} compares them all the same",
+            )
+
+
+def _differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
+    before, after = one.circumstances.gpus, other.circumstances.gpus
+    if before and after and Counter(before) != Counter(after):
+        yield f"{_counted(after)}, and not {_counted(before)}"
+    models = [file.circumstances.models for file in (one, other)]
+    if all(models) and set(models[0]) != set(models[1]):
+        yield f"{' and '.join(models[1])}, and not {' and '.join(models[0])}"
+    simulated = [_simulated(file) for file in (one, other)]
+    if None not in simulated and simulated[0] != simulated[1]:
+        yield "simulated, and not measured" if simulated[1] else "measured, and not simulated"
+
+
+def _counted(models: Sequence[str]) -> str:
+    """'4 × NVIDIA H200'."""
+    return " and ".join(f"{count} × {model}" for model, count in Counter(models).items())
+
+
+def _simulated(file: ResultFile) -> bool | None:
+    origins = {row.origin for row in file.measured}
+    if not origins and file.circumstances.origin is not None:
+        origins = {file.circumstances.origin}
+    return Origin.SIMULATED in origins if origins else None
+
+
+def are_other_hosts(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
+    """True where both sides name their hosts, and these are not the same: what lies between them may differ."""
+    before, after = ({host for file in side for host in file.circumstances.hosts} for side in (base, new))
+    return bool(before) and bool(after) and before != after
+
+
+def describe_file(file: ResultFile) -> str:
+    """A file in words: the tool that wrote it, NCCL's version, GPUs and hosts, or that these are not known."""
+    known = file.circumstances
+    nccl = known.libraries.get("NCCL")
+    gpus = _counted(known.gpus) or " and ".join(known.models)
+    machine = f"{gpus} on {', '.join(known.hosts[:_MOST_HOSTS])}" if gpus else ""
+    more = f" and {len(known.hosts) - _MOST_HOSTS} hosts more" if len(known.hosts) > _MOST_HOSTS else ""
+    parts = (known.tool, f"NCCL {nccl.partition(' from ')[0]}" if nccl else "", machine + more)
+    return ", ".join(filter(None, parts)) + ("" if machine else "; does not say of which GPUs")
+
+
+def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
+    """Every circumstance that a file tells of, those that changed first."""
+    parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, lambda each: each.options)
+    rows: list[CircumstanceRow] = []
+    for texts_of in parts:
+        before, after = ([texts_of(file.circumstances) for file in files] for files in (base, new))
+        rows += _rows(before, after, None)
+    before_set, after_set = ([file.circumstances.environment for file in files] for files in (base, new))
+    rows += _rows(before_set, after_set, "not set")
+    return sorted(rows, key=lambda row: not row.changed)
+
+
+def _rows(
+    before: Sequence[Texts | None], after: Sequence[Texts | None], absent: str | None
+) -> Iterator[CircumstanceRow]:
+    """A row a name. `absent` is what it means that a file which tells of such things does not tell of this one."""
+    for name in dict.fromkeys(name for each in (*before, *after) for name in each or ()):
+        base, new = (_joined(name, [each for each in side if each is not None], absent) for side in (before, after))
+        yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
+
+
+def _joined(name: str, texts: Sequence[Texts], absent: str | None) -> str | None:
+    found = dict.fromkeys(text for each in texts if (text := each.get(name, absent)) is not None)
+    return " or ".join(found) or None
+
+
+def _single(each: FileCircumstances) -> Texts:
+    return {
+        "GPUs": _counted(each.gpus) or None,
+        "hosts": ", ".join(each.hosts) or None,
+        TOPOLOGY: each.topology,
+        "tool": each.tool if " " in each.tool else None,
+        "profile": each.profile,
+    }
+
+
+def _libraries(each: FileCircumstances) -> Texts:
+    """Without the file that a library was loaded from: two environments with the same version are alike."""
+    return {name: text.partition(" from ")[0] for name, text in each.libraries.items()}
+
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
     *("wrong-data", "now-staged", "slower", "worse-verdict", "lower-limit", "not-measured"),
@@ -232,3 +363,268 @@ def _judged(
 def _middle(figures: Sequence[float | None]) -> float | None:
     known = [each for each in figures if each]
     return median(known) if known else None
+
+
+RANGE = "slower-together"
+
+_MEDIAN_WIDTH = math.sqrt(math.pi / 2)
+"""The standard error of a median over that of a mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Rows of one kind whose sizes are alike, the change in their middle, and what it has to exceed; both as logs."""
+
+    keys: tuple[RowKey, ...]
+    change: float
+    bound: float
+
+
+def slower_ranges(
+    before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
+) -> Iterator[Finding]:
+    """A finding for each range that is slower as a whole, unless most of its rows are named, or a threshold judges."""
+    named = {each.key for each in judged if each.row.change == Change.SLOWER}
+    if rules.threshold_percent is not None:
+        return
+    families = [part for family in siblings(noise.keys) for part in _parts(family) if len(part) >= LEAST_VALUES]
+    for keys in families:
+        found = _range(keys, before, after, noise, len(families))
+        if found is not None and found.change > found.bound and 2 * len(named.intersection(keys)) <= len(keys):
+            yield _finding(found)
+
+
+def _parts(keys: Sequence[RowKey]) -> Iterator[list[RowKey]]:
+    """Below 16 MiB, where latency decides, and from there on, where bandwidth does."""
+    yield [key for key in keys if (key.size_bytes or 0) < LARGE_BYTES]
+    yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
+
+
+def _range(
+    keys: Sequence[RowKey], before: RunsByRow, after: RunsByRow, noise: ChangeNoise, ranges: int
+) -> Range | None:
+    """A range with the smaller of two bounds: from its rows with the floor for single runs, and from its runs."""
+    middle = median(change for key in keys if (change := noise.change(key)) is not None)
+    bounds = []
+    known = [deviation for key in keys if (deviation := noise.of_change(key)) is not None]
+    if known:
+        error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
+        typical = Noise(error, median(each.freedom for each in known))
+        bounds.append(max(_floor(keys, before, noise), typical.bound(TESTS * ranges)))
+    runs = [_run_middles(side, keys) for side in (before, after)]
+    if min(map(len, runs)) >= REPEATED_RUNS and noise.shows_whole_runs(keys[0]):
+        freedom = sum(map(len, runs)) - len(runs)
+        squares = sum((each - fmean(side)) ** 2 for side in runs for each in side)
+        error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
+        bounds.append(max(math.log1p(FLOOR), Noise(error, freedom).bound(TESTS * ranges)))
+    return Range(tuple(keys), middle, min(bounds)) if bounds else None
+
+
+def _floor(keys: Sequence[RowKey], before: RunsByRow, noise: ChangeNoise) -> float:
+    typical_us = math.exp(median(median(logs_of(before[key])) for key in keys))
+    return math.log1p(noise.floor(keys[0], typical_us))
+
+
+def _run_middles(side: RunsByRow, keys: Sequence[RowKey]) -> list[float]:
+    """The middle of the logarithms of each run, where every row has all of them."""
+    logs = [logs_of(side[key]) for key in keys]
+    runs = min(map(len, logs))
+    return [median(each[run] for each in logs) for run in range(runs)] if runs == max(map(len, logs)) else []
+
+
+def _finding(found: Range) -> Finding:
+    first = found.keys[0]
+    sizes = sorted({key.size_bytes or 0 for key in found.keys})
+    peer = f"peer {first.peer}" if first.peer else None
+    what = first.collective or " ".join(filter(None, (first.direction, first.engine, peer)))
+    span = " to ".join(dict.fromkeys(map(format_size, (sizes[0], sizes[-1]))))
+    return Finding(
+        id=RANGE,
+        severity=Verdict.FAIL,
+        subject=f"{what} {span}: {len(found.keys)} rows together",
+        seen=f"{100 * math.expm1(found.change):.1f} % slower in their middle; "
+        f"{100 * math.expm1(found.bound):.1f} % is noise",
+        expected="times as before, within noise",
+        cause="one of the changed circumstances, clocks, or a fault",
+        next_command="measure again and add it: --new AGAIN.json",
+    )
+
+
+_MOST_NAMED = 4
+_ADVICE: Mapping[str, tuple[str, str, str]] = {
+    WRONG: (
+        "every element as computed",
+        "data were damaged on the way",
+        "gpubench p2p names the pair",
+    ),
+    ABOVE_LIMIT: (
+        "figures that links can carry",
+        "a link that the driver reports as narrower than it is, a link that was not found, or a wrong time",
+        "gpubench topo on that machine shows the links; then measure again",
+    ),
+    STAGED: (
+        "the direct path that was there before",
+        "a setting, a driver, a container or a GPU that refuses peer access",
+        "gpubench topo, and gpubench explain on NCCL's log, say why",
+    ),
+    NARROWER: ("the limit of before", "links that are down or slower", "gpubench topo names them"),
+    WORSE: ("the verdict of before", "what the new results say of them", "--format csv has every row with its reason"),
+    SLOWER: (
+        "times as before, within noise",
+        "one of the changed circumstances, or a fault",
+        "measure again and add it: --new AGAIN.json",
+    ),
+    LOST: ("a measurement, as before", "the run was cut short, or a device is gone", "the new file's own findings"),
+    PATH: ("the path of before", "NCCL, a setting or the wiring changed", "gpubench topo; gpubench explain"),
+    UNVERIFIED: ("verified data, as before", "checking was switched off", "leave --no-check out"),
+    MISSING: ("every row of the old results", "fewer were asked for, or the run ended early", "measure them too"),
+    UNSURE: ("less noise", "single runs of short operations vary", "more runs a side: --base FILE --new FILE"),
+}
+"""By finding what was expected, the likely cause, the next command; in the order in which findings are shown."""
+
+
+def findings_of(
+    judged: Sequence[JudgedRow],
+    ranges: Sequence[Finding],
+    sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
+    circumstances: Sequence[CircumstanceRow],
+) -> list[Finding]:
+    """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
+    found = [*_of_evidence(*sides), *_of_unseen_paths(*sides), *_of_rows(judged), *ranges, *_of_files(*sides)]
+    changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
+    found += [
+        Finding(
+            id="topology-changed",
+            severity=Verdict.WARN,
+            subject="the machine's wiring",
+            seen=f"fingerprint {row.new}",
+            expected=f"{row.base}, as before",
+            cause="a device, a link or what the system shows of them changed",
+            next_command="gpubench topo on both, side by side",
+        )
+        for row in changed
+    ]
+    return sorted(found, key=lambda each: (gravity(each.severity), each.id != WRONG))
+
+
+def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
+    for finding, advice in _ADVICE.items():
+        held = [(each.row, reason) for each in judged for reason in each.reasons if reason.finding == finding]
+        if finding == SLOWER:
+            held.sort(key=lambda each: -(each[0].slower_percent or 0))
+        if held:
+            names = tuple(row.name for row, _ in held)
+            texts = list(dict.fromkeys(reason.text for _, reason in held))
+            subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
+            seen = texts[0] + (", the first of them" if len(texts) > 1 else "")
+            severity = overall(reason.verdict for _, reason in held)
+            yield Finding(finding, severity, subject, seen, *advice, subjects=names)
+
+
+def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """Paths that were direct by all evidence, and are not any more."""
+    before = {(row.source, row.destination): row for row in _evidence(base)}
+    worse: dict[str, list[str]] = {}
+    for row in _evidence(new):
+        old = before.get((row.source, row.destination))
+        if old is not None and old.conclusion == Conclusion.DIRECT and row.conclusion in _BAD:
+            worse.setdefault(row.conclusion, []).append(f"{row.source} → {row.destination}")
+    for conclusion, paths in worse.items():
+        shown = ", ".join(paths[:_MOST_NAMED]) + (" …" if len(paths) > _MOST_NAMED else "")
+        yield Finding(
+            id="path-was-direct",
+            severity=Verdict.FAIL,
+            subject=shown,
+            seen=f"{conclusion} by all evidence",
+            expected="direct, as before",
+            cause=_ADVICE[STAGED][1],
+            next_command=_ADVICE[STAGED][2],
+            subjects=tuple(paths),
+        )
+
+
+def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """Paths that were direct, and of which the new results say nothing: of none at all, or not of pairs that copied."""
+    direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
+    seen = {(row.source, row.destination) for row in _evidence(new)}
+    copied = {(row.source, row.destination) for file in new for row in file.pairs if row.bandwidth_gb_s is not None}
+    paths = [f"{source} → {to}" for source, to in sorted(direct - seen) if not seen or (source, to) in copied]
+    if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
+        yield Finding(
+            id="path-not-seen",
+            severity=Verdict.WARN,
+            subject=some_of(paths, _MOST_NAMED),
+            seen="direct by all evidence before; nothing shows the path now",
+            expected="evidence of the path, as before",
+            cause="a listener that was switched off, or another library than before",
+            next_command="gpubench p2p, or gpubench allreduce, with the options of the old run",
+            subjects=tuple(paths),
+        )
+
+
+def _evidence(files: Sequence[ResultFile]) -> Iterator[EvidenceRow]:
+    return (row for file in files for row in file.evidence or ())
+
+
+_BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)
+
+
+def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    for file in (*base, *new):
+        if not file.complete:
+            yield Finding(
+                id="incomplete",
+                severity=Verdict.WARN,
+                subject=file.name,
+                seen="; ".join(file.remarks) or "the run was cut short",
+                expected="results of a run that ended",
+                cause="a time-out, a crash, a full disk, or a file that was cut off",
+                next_command="measure again",
+            )
+    for file in new:
+        wrong = file.circumstances.wrong_elements
+        if wrong and not (any(row.wrong for row in file.rows) or any(row.wrong for row in file.latencies)):
+            yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
+
+
+def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: Iterable[Finding]) -> Iterator[Finding]:
+    """A new result whose own verdict is FAIL or ERROR, where the old ones' is not and no row or finding says why."""
+    before = min((gravity(each.verdict) for each in base if each.verdict), default=gravity(Verdict.PASS))
+    worst = min((each for each in new if each.verdict), key=lambda each: gravity(each.verdict or ""), default=None)
+    if worst is None or worst.verdict is None or gravity(worst.verdict) > gravity(Verdict.ERROR):
+        return
+    if gravity(worst.verdict) < min((before, *(gravity(each.severity) for each in told))):
+        yield Finding(
+            id=WORSE,
+            severity=Verdict(worst.verdict),
+            subject=worst.name,
+            seen=f"the verdict of the new result itself is {worst.verdict}",
+            expected="a verdict no worse than that of the old results",
+            cause="its own findings, which are none of the rows that both sides have",
+            next_command=f"gpubench report {worst.name}",
+        )
+
+
+def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
+    """The finding that both sides have no row in common, with the columns in which no value is the same."""
+    differ = []
+    for name in RowKey.__dataclass_fields__:
+        before, after = ({getattr(key, name) for key in side} for side in (base, new))
+        if before and after and not before & after:
+            differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")
+    return Finding(
+        id="nothing-compared",
+        severity=Verdict.ERROR,
+        subject=f"{len(base)} old and {len(new)} new rows",
+        seen="; ".join(differ) or "no row of one side is one of the other's",
+        expected="at least one row that both sides have",
+        cause="other sizes, types, ranks or collectives were measured" if base and new else "a side has no rows",
+        next_command="measure the new side with the options of the old one",
+    )
+
+
+def _listed(column: str, values: set[Any]) -> str:
+    known = sorted(value for value in values if value is not None)
+    texts = [format_size(value) if column == "size_bytes" else str(value) for value in known]
+    texts += ["unknown"] if None in values else []
+    return ", ".join(texts[:_MOST_NAMED]) + (" …" if len(texts) > _MOST_NAMED else "")

@@ -1,4 +1,6 @@
-"""The noise of a comparison: by how much its rows differ by chance, as their own files show it.
+"""Noise of a comparison: the rows of both sides by key, and how much they differ by chance.
+
+Where the figures come from, and how often comparisons of other machines fail with them: docs/compare.md.
 
 Where a side has several runs, by how these differ; else by how unsteadily the change runs from size to size, which no
 real change of many sizes moves; among pairs of devices by how much the pairs differ. Neighbours lend each other what
@@ -7,17 +9,213 @@ they know: a row alone has too few figures.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from operator import itemgetter
 from statistics import median
 
-from gpubench.measure.compare.rows import RunFigures, RunsByRow
-from gpubench.measure.compare.single_runs import is_over_network, single_run_floor, with_usual_noise
-from gpubench.model.results.row_keys import siblings
-from gpubench.model.results.rows.comparison import RowKey
-from gpubench.model.terms.statistics.noise import Noise, robust_deviation
+from gpubench.model.paths.transport import is_staged, parse_transport
+from gpubench.model.results.compare import RowKey, collective_key, pair_key, siblings
+from gpubench.model.results.figures import BY_CPU
+from gpubench.model.results.report import CollectiveRow, PairRow, made_of
+from gpubench.model.results.result_file import LatencyRow, ResultFile
+from gpubench.model.results.speed import times_limit
+from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.statistics import Noise, robust_deviation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """The figures of one row of one run. `time_us` is None where it was not measured."""
+
+    time_us: float | None
+    gb_s: float | None
+    error_of_mean: float | None = None
+    origin: str
+    transport: str | None
+    host_staged: bool | None
+    verdict: str | None
+    wrong: int | None = None
+    verified: bool
+    path_class: str | None = None
+    limit_gb_s: float | None = None
+    times_limit: float | None = None
+    note: str | None = None
+
+
+RunsByRow = dict[RowKey, list[RunFigures]]
+"""The figures of every run by row key, in the order of files and rows."""
+
+
+def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsByRow, RunsByRow]:
+    """Both sides by key. Pairs are known by bus id where the hosts are the same, else by the devices' names."""
+    settings = _swept([*base, *new])
+    same_hosts = _pair_nodes(base) == _pair_nodes(new)
+    sides: list[RunsByRow] = []
+    for files in (base, new):
+        measured: RunsByRow = {}
+        nodes = _pair_nodes(files)
+        for file in files:
+            for row in file.rows:
+                key = collective_key(row)
+                if key in settings:
+                    key = replace(key, setting=_setting(row))
+                measured.setdefault(key, []).append(_of_collective(row))
+            for latency in file.latencies:
+                measured.setdefault(made_of(RowKey, latency), []).append(_of_latency(latency))
+            for pair in file.pairs:
+                measured.setdefault(pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
+        sides.append(measured)
+    return sides[0], sides[1]
+
+
+def _swept(files: Iterable[ResultFile]) -> set[RowKey]:
+    """Keys of which one file has rows with several algorithms or protocols: these were asked for, and not chosen."""
+    found = set()
+    for file in files:
+        settings: dict[RowKey, set[str | None]] = {}
+        for row in file.rows:
+            settings.setdefault(collective_key(row), set()).add(_setting(row))
+        found |= {key for key, each in settings.items() if len(each) > 1}
+    return found
+
+
+def _setting(row: CollectiveRow) -> str | None:
+    return " ".join(filter(None, (row.algorithm, row.protocol))) or None
+
+
+def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
+    pairs = [pair for file in files for pair in file.pairs]
+    return sorted({host for pair in pairs for host in (pair.source_node, pair.destination_node)})
+
+
+def _of_collective(row: CollectiveRow) -> RunFigures:
+    return made_of(
+        RunFigures,
+        row,
+        gb_s=row.busbw_gb_s,
+        error_of_mean=_error_of_mean(row),
+        host_staged=_staged(row.host_staged, row.transport),
+        verified=row.verified != "no",
+        limit_gb_s=None,
+        times_limit=times_limit(row),
+    )
+
+
+def _of_latency(row: LatencyRow) -> RunFigures:
+    return made_of(
+        RunFigures,
+        row,
+        gb_s=row.busbw_gb_s,
+        transport=None,
+        host_staged=None,
+        verdict=None,
+        verified=row.verified != "no",
+    )
+
+
+def _of_pair(row: PairRow) -> RunFigures:
+    return made_of(
+        RunFigures,
+        row,
+        time_us=row.latency_us if row.latency_us is not None else _time_us(row),
+        gb_s=row.bandwidth_gb_s,
+        host_staged=_staged(row.host_staged, row.transport),
+        verified=row.verified not in (None, "no"),
+        times_limit=times_limit(row),
+    )
+
+
+def _time_us(row: PairRow) -> float | None:
+    """The time that a copy of many at once takes, where only their bandwidth was measured."""
+    return row.size_bytes / row.bandwidth_gb_s / 1e3 if row.size_bytes and row.bandwidth_gb_s else None
+
+
+def _error_of_mean(row: CollectiveRow) -> float | None:
+    """The standard error of a row's time as a part of it: of its interval, else the whole spread of its batches."""
+    if row.ci95_percent is not None:
+        return row.ci95_percent / 100 / 1.96
+    return row.batch_cv
+
+
+def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - a column's three answers
+    """True where the bytes went through host memory: as the row says, else as any of its transports must."""
+    if in_row is not None or not transport:
+        return in_row
+    return is_staged([parse_transport(each) for each in transport.split("+")])
+
+
+LARGE_BYTES = 16 * 2**20
+_LARGE, _SMALL, _SMALL_US = 0.02, 0.05, 0.5
+"""By how much one run may differ from another as a whole: on four H200s medians of NCCL's collectives kept within 2 %
+from 16 MiB on, and within 5 % or 0.5 µs below (docs/validation.md)."""
+
+_NETWORK_SMALL = 0.10
+"""The same below 16 MiB over a network: of three runs of seven collectives on the same two nodes the middles differed
+by up to 9.3 %."""
+
+_OTHER_NODES = 0.15
+"""By how much jobs of several nodes differ that ran on other nodes: what lies between these is another part of the
+network. Of 45 pairs of ten H100 nodes the same test took up to 13 % longer on one pair than on another, at all sizes
+alike."""
+
+_BY_CPU = 0.25
+"""Of copies that a CPU makes in host memory: others use both, and `gpubench check` looks no closer either."""
+
+_WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}
+"""Of copies between GPU and host, by `setting`. In seven runs on healthy machines of one kind (H200s, 2026-11-20) those
+of pinned memory took 51.4 to 55.4 GB/s, and of pageable memory, which a CPU copies first, 5.7 to 16.7."""
+
+_OF_RINGS, _OF_MANY_PEERS = 0.01, 0.03
+"""The standard deviation of a row's change from 16 MiB on. NCCL's rings and trees, and sendrecv, which have the same
+neighbours all the time: 0.1 to 0.9 % a run. Many peers at a time, whose order and channels are another in every run, up
+to 1 GiB: 0.6 to 3 % a run, at neighbouring sizes alike, which differences between neighbours do not show."""
+
+_MANY_PEERS = frozenset({"alltoall", "alltoallv", "gather", "scatter"})
+_MANY_PEERS_UNTIL = 2**30
+
+_WORTH = 20.0
+"""The degrees of freedom that this knowledge counts with beside what the files show: about as many as 40 rows have."""
+
+
+def single_run_floor(key: RowKey, time_us: float, *, other_hosts: bool = False) -> float:
+    """By how much single runs of the same differ as a whole, as a part of the time; `time_us` is what a row takes."""
+    if key.engine == BY_CPU:
+        return _BY_CPU
+    if key.setting in _WITH_HOST:
+        return _WITH_HOST[key.setting]
+    if other_hosts and is_over_network(key):
+        return max(_OTHER_NODES, _SMALL_US / time_us)
+    if (key.size_bytes or 0) >= LARGE_BYTES:
+        return _LARGE
+    return max(_NETWORK_SMALL if is_over_network(key) else _SMALL, _SMALL_US / time_us)
+
+
+def is_over_network(key: RowKey) -> bool:
+    """True for rows of a job of several nodes."""
+    return (key.nodes or 1) > 1
+
+
+def with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
+    """The noise that the files show, and what such rows usually have, each by its degrees of freedom.
+
+    Few rows give a deviation that is often half or twice the true one; this draws it to the usual one, as Smyth does
+    for genes (2004, "Linear models and empirical Bayes methods"). Only of large rows of collectives; others have a
+    floor that is wider.
+    """
+    if key.collective is None or (key.size_bytes or 0) < LARGE_BYTES:
+        return found
+    many = key.collective in _MANY_PEERS and (key.size_bytes or 0) <= _MANY_PEERS_UNTIL
+    usual = Noise(_OF_MANY_PEERS if many else _OF_RINGS, _WORTH)
+    if found is None:
+        return usual
+    if found.deviation > usual.deviation:
+        return found
+    freedom = found.freedom + usual.freedom
+    squares = found.freedom * found.deviation**2 + usual.freedom * usual.deviation**2
+    return Noise((squares / freedom) ** 0.5, freedom)
+
 
 NEIGHBOURS = 6
 """Sizes on either side that lend a size their noise: it grows from large sizes to small ones."""

@@ -1,26 +1,184 @@
-"""The comparison of two sets of results, row by row: slower beyond noise, missing, or changed in another way."""
+"""Reports of a comparison: two sets of results, two health checks, or a history of dated results."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
 
-from gpubench.measure.compare.circumstances import are_other_hosts, check_same_machine, circumstance_rows
-from gpubench.measure.compare.findings import findings_of, nothing_compared, worse_result
-from gpubench.measure.compare.health import all_have_findings, finding_changes, health_findings
-from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing
-from gpubench.measure.compare.noise import ChangeNoise
-from gpubench.measure.compare.ranges import slower_ranges
-from gpubench.measure.compare.rows import RunsByRow, gather
-from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
-from gpubench.model.results.result_file import ResultFile
-from gpubench.model.results.rows.comparison import (
+from gpubench.conditions.checks import merged
+from gpubench.conditions.registry import ids_now
+from gpubench.errors import UsageError
+from gpubench.measure.compare.judge import (
+    JudgedRow,
+    Rules,
+    are_other_hosts,
+    check_same_machine,
+    circumstance_rows,
+    findings_of,
+    judge,
+    judge_added,
+    judge_missing,
+    nothing_compared,
+    slower_ranges,
+    worse_result,
+)
+from gpubench.measure.compare.noise import ChangeNoise, RunsByRow, gather
+from gpubench.model.results.compare import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
     FINDING_CHANGES_SECTION,
+    HISTORY_SECTION,
     CircumstanceRow,
     ComparisonRow,
     FindingChangeRow,
+    FindingStatus,
+    HistoryRow,
     Status,
+    Use,
 )
-from gpubench.model.terms.verdict import Verdict, gravity, overall
+from gpubench.model.results.history import CUT_SHORT, DatedName, ResultHead
+from gpubench.model.results.report import FINDINGS_SECTION, Report, Table, VerdictRow
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.units import some_of
+from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
+from gpubench.readers.registry import read_results
+from gpubench.readers.results.history import Kept, read_head
+
+NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
+
+_INDEX = re.compile(r"GPU\d+ (?=\()", re.ASCII)
+"""The number of a GPU before its bus id: with one GPU less, all after it are counted anew."""
+
+_FindingsBySubject = Mapping[tuple[str, str], Finding]
+"""Findings, one a subject, by id and subject without the numbers of GPUs."""
+
+_LOOKED_AT = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
+_STATUSES = tuple(FindingStatus)
+
+
+def all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
+    """True where every file of both sides has the findings of its run."""
+    return all(file.findings is not None for file in (*base, *new))
+
+
+def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
+    """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
+    before, after = _found(base), _found(new)
+    before = {_key_now(key, after): finding for key, finding in before.items()}
+    rows = [_row(before.get(key), after.get(key)) for key in {**after, **before}]
+    return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
+
+
+def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
+    found: dict[tuple[str, str], Finding] = {}
+    for finding in (each for file in files for each in file.findings or ()):
+        for subject in finding.subjects or (finding.subject,):
+            known = found.setdefault(_key(finding.id, subject), finding)
+            if known is finding or gravity(finding.severity) < gravity(known.severity):
+                found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
+    return found
+
+
+def _key_now(key: tuple[str, str], after: _FindingsBySubject) -> tuple[str, str]:
+    """Under what the new results have a finding of old ones: conditions were renamed, and some were split."""
+    now = ((id_, key[1]) for id_ in ids_now(key[0]))
+    return key if key in after else next((each for each in now if each in after), key)
+
+
+def _key(finding: str, subject: str) -> tuple[str, str]:
+    return finding, _INDEX.sub("", subject)
+
+
+def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
+    if after is None:
+        status = FindingStatus.GONE
+    elif before is None:
+        status = FindingStatus.NEW
+    elif after.severity == before.severity:
+        status = FindingStatus.SAME
+    else:
+        graver = gravity(after.severity) < gravity(before.severity)
+        status = FindingStatus.GRAVER if graver else FindingStatus.MILDER
+    worse = after is not None and status in (FindingStatus.NEW, FindingStatus.GRAVER)
+    named = next(each for each in (after, before) if each is not None)
+    return FindingChangeRow(
+        finding=named.id,
+        subject=named.subject,
+        status=status,
+        verdict=_verdict(named.severity) if worse else Verdict.PASS,
+        base_severity=before.severity if before is not None else None,
+        new_severity=after.severity if after is not None else None,
+        base_seen=before.seen if before is not None else None,
+        new_seen=after.seen if after is not None else None,
+    )
+
+
+def _verdict(severity: Verdict) -> Verdict:
+    """The verdict on a finding that was not there before: its own, but SKIP is no change."""
+    return Verdict.PASS if severity is Verdict.SKIP else severity
+
+
+def health_findings(
+    base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]
+) -> Iterator[Finding]:
+    """Findings that are new or graver, in the words of the new results; devices that are gone; checks left out."""
+    after = _found(new)
+    for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
+        worse = [row for row in rows if row.status == status and row.verdict != Verdict.PASS]
+        for found in merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse):
+            yield replace(found, id=name, subject=f"{found.id}: {found.subject}")
+    yield from _devices_gone(base, new)
+    yield from _not_looked_at(base, new)
+
+
+def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """GPUs and NICs of the same hosts that no new result knows: no check finds them, for none knows they were there."""
+    before, after = ({_place(row): row.subject for file in side for row in file.devices} for side in (base, new))
+    hosts = [{host for file in side for host in file.circumstances.hosts} for side in (base, new)]
+    gone = [subject for place, subject in before.items() if place not in after]
+    if gone and hosts[0] == hosts[1]:
+        yield Finding(
+            id=GONE,
+            severity=Verdict.FAIL,
+            subject=some_of(gone),
+            seen="was there before, and is not now" if len(gone) == 1 else "were there before, and are not now",
+            expected="every GPU and NIC of the old results",
+            cause="a device fell off the bus (Xid 79), was hidden from this process, or was taken out",
+            next_command="lspci; dmesg | grep Xid; echo $CUDA_VISIBLE_DEVICES",
+            subjects=tuple(gone),
+        )
+
+
+def _place(row: VerdictRow) -> tuple[str, str]:
+    """The node and bus id of a device, else its name: its number changes when another device is gone."""
+    return row.node, row.subject.rpartition("(")[2]
+
+
+def _as_now(finding: Finding, row: FindingChangeRow) -> Finding:
+    return replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {_before(row)}")
+
+
+def _before(row: FindingChangeRow) -> str:
+    return "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
+
+
+def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    before = {name for file in base for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
+    after = {name for file in new for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
+    lost = sorted(before - after)
+    if lost and all_have_findings(base, new):
+        yield Finding(
+            id=NOT_LOOKED_AT,
+            severity=Verdict.WARN,
+            subject=some_of(lost),
+            seen="looked at before, and not now: what they found may be there still",
+            expected="every check of the old results",
+            cause="--quick, another launcher, or something that could not be measured any more",
+            next_command="gpubench check with the options of the old run",
+            subjects=tuple(lost),
+        )
+
 
 OTHER_MACHINE = "--other-machine"
 SECTIONS = (COMPARISON_SECTION, FINDING_CHANGES_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
@@ -73,3 +231,275 @@ def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
     row = judged.row
     beyond = (row.slower_percent or 0) / (row.noise_percent or 1)
     return gravity(row.verdict), row.status != Status.COMPARED, -beyond
+
+
+MOST_LOOKED_AT = 5000
+"""Results whose beginnings are read, the newest: a second or two."""
+
+MOST_SERIES = 64
+"""Kinds of results that are compared: more are those of a cluster, which needs a folder a machine."""
+
+_MEASURES_NOTHING = ("compare", "explain")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSeries:
+    """The newest result of a kind, and those before it, the oldest first. `name` is the newest's."""
+
+    name: str
+    base: tuple[ResultFile, ...]
+    new: ResultFile
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySelection:
+    """The outcome of the choice: comparisons, every file that was looked at, the newest first, and doubts.
+
+    A doubt is a result that a person would expect to have been compared, with why it was not.
+    """
+
+    series: tuple[ResultSeries, ...]
+    files: tuple[HistoryRow, ...]
+    doubts: tuple[tuple[str, str], ...]
+
+
+Kind = list[tuple[DatedName, ResultHead]]
+"""Results of one kind, the newest first."""
+
+
+@dataclass(slots=True)
+class _Folder:
+    """The state of the choice, file by file."""
+
+    kept: Kept
+    heads: dict[DatedName, ResultHead] = field(default_factory=dict)
+    uses: dict[DatedName, HistoryRow] = field(default_factory=dict)
+    unfit: dict[DatedName, str] = field(default_factory=dict)
+    doubts: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, name: DatedName, use: Use, series: str | None = None, reason: str | None = None) -> None:
+        head = self.heads.get(name)
+        self.uses[name] = HistoryRow(
+            file=str(name),
+            started_at=head.started_at if head else None,
+            command=name.command,
+            host=name.host,
+            run_verdict=head.verdict if head else None,
+            use=use,
+            series=series,
+            reason=reason,
+        )
+
+    def leave_out(self, name: DatedName, reason: str) -> None:
+        self.note(name, Use.LEFT_OUT, reason=reason)
+
+    def reject(self, name: DatedName, reason: str) -> None:
+        """Leave out a result that is not as it should be."""
+        self.unfit[name] = reason
+        self.leave_out(name, reason)
+
+
+def choose(kept: Kept, last: int) -> HistorySelection:
+    """The newest result of every kind in a folder, and the `last` before it; files that cannot be used are left out."""
+    folder = _Folder(kept)
+    kinds = _kinds(folder)
+    series = tuple(_series(folder, kinds, last))
+    _doubt_unfit(folder)
+    dated = [folder.uses[name] for name in sorted(folder.uses, reverse=True)]
+    others = [HistoryRow(file=name, use=Use.LEFT_OUT, reason="no name of a dated result") for name in kept.others]
+    return HistorySelection(series, (*dated, *others), tuple(folder.doubts))
+
+
+def _kinds(folder: _Folder) -> list[Kind]:
+    """Results that may be compared with each other, by kind; the kind with the newest result first."""
+    kinds: dict[object, Kind] = {}
+    for number, name in enumerate(folder.kept.names):
+        if name.command in _MEASURES_NOTHING:
+            folder.leave_out(name, f"{name.command} measures nothing")
+        elif number >= MOST_LOOKED_AT:
+            folder.leave_out(name, f"older than the newest {MOST_LOOKED_AT}, and not opened")
+        else:
+            head = _head(folder, name)
+            if head is not None:
+                kinds.setdefault(head.kind, []).append((name, head))
+    return list(kinds.values())
+
+
+def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
+    """The metadata of a result; None where it may not be compared."""
+    try:
+        head = folder.heads[name] = read_head(folder.kept.path(name))
+    except UsageError as error:
+        folder.reject(name, _without_folder(folder, error))
+        return None
+    if not head.complete:
+        folder.reject(name, CUT_SHORT)
+        return None
+    return head
+
+
+def _without_folder(folder: _Folder, error: UsageError) -> str:
+    """An error about a file, without the path of the file, which stands beside it."""
+    return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
+
+
+def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[ResultSeries]:
+    """The kinds with two results or more."""
+    several = [kind for kind in kinds if len(kind) > 1]
+    for kind in kinds:
+        if len(kind) == 1:
+            _leave_out_single(folder, kind[0], kinds)
+    for kind in several[MOST_SERIES:]:
+        for name, _ in kind:
+            folder.leave_out(name, f"not of the newest {MOST_SERIES} kinds: keep a folder a machine")
+    for kind in several[:MOST_SERIES]:
+        files = _readable(folder, _with_usual_verdict(folder, kind, last), last + 1)
+        if len(files) > 1:
+            (newest, new), *before = files
+            series = str(newest).removesuffix(".json")
+            folder.note(newest, Use.NEW, series)
+            for name, _ in before:
+                folder.note(name, Use.BASE, series)
+            yield ResultSeries(series, tuple(file for _, file in reversed(before)), new)
+        elif files:
+            folder.leave_out(files[0][0], "nothing before it can be read")
+
+
+def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
+    """The newest result, and those before it that ended no worse than most of them did.
+
+    One bad night among few would make a baseline in which everything is noise.
+    """
+    newest, *before = kind
+    goodness = sorted(_verdict_place(head) for _, head in before[: 2 * last + 1])
+    usual = goodness[len(goodness) // 2]
+    for name, head in before:
+        if _verdict_place(head) < usual:
+            folder.leave_out(name, f"its run ended with {head.verdict}, and most with better")
+    return [newest, *(each for each in before if _verdict_place(each[1]) >= usual)]
+
+
+def _verdict_place(head: ResultHead) -> int:
+    """The place of a run's verdict, the worst first; where nothing was judged it is as good as PASS."""
+    return min(gravity(head.verdict), gravity(Verdict.PASS))
+
+
+def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, ResultFile]]:
+    """The newest `count` results of a kind that have rows."""
+    files: list[tuple[DatedName, ResultFile]] = []
+    for name, _ in kind:
+        if len(files) == count:
+            folder.leave_out(name, f"older than the last {count - 1}")
+            continue
+        try:
+            file = read_results(folder.kept.path(name))
+        except UsageError as error:
+            folder.reject(name, _without_folder(folder, error))
+            continue
+        if file.rows or file.pairs or file.findings is not None:
+            files.append((name, file))
+        else:
+            folder.leave_out(name, "has no rows to compare")
+    return files
+
+
+def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
+    """A result that has nothing to be compared with: say in what it differs from the one that is nearest to it.
+
+    Where its own machine ran the same command before, something changed, which is a doubt.
+    """
+    name, head = alone
+    others = [each for kind in kinds for other, each in kind if other != name and each.command == head.command]
+    nearest = min(others, key=lambda each: (each.machine != head.machine, each.models != head.models), default=None)
+    if nearest is None:
+        folder.leave_out(name, f"the only result of {head.command}")
+        return
+    reason = "; ".join(head.differences_from(nearest))
+    folder.leave_out(name, reason)
+    same = [each for each in others if each.machine == head.machine]
+    if same and all(each.started_at < head.started_at for each in same):
+        folder.doubts.append((str(name), reason))
+
+
+def _doubt_unfit(folder: _Folder) -> None:
+    """Files that cannot be used, and are newer than all of their command and host that can: the newest is missing."""
+    usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
+    for name, reason in folder.unfit.items():
+        if all(each < name for each in usable if (each.command, each.host) == (name.command, name.host)):
+            folder.doubts.append((str(name), reason))
+
+
+SECTIONS_OF_HISTORY = (*SECTIONS, HISTORY_SECTION)
+
+R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
+
+
+def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Report:
+    """The report on all comparisons of a folder, each as `compare` makes it, and on what was left out."""
+    reports = {each.name: compare(each.base, [each.new], rules, other_machine=True) for each in chosen.series}
+    findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda each: gravity(each.severity))
+    if not reports:
+        findings.append(_nothing(chosen, folder))
+    comparison = _of_all(reports, COMPARISON_SECTION, ComparisonRow)
+    changes = _of_all(reports, FINDING_CHANGES_SECTION, FindingChangeRow)
+    circumstances = _of_all(reports, CIRCUMSTANCES_SECTION, CircumstanceRow)
+    return Report(
+        verdict=overall([*(each.verdict for each in reports.values()), *(each.severity for each in findings)]),
+        complete=True,
+        findings=findings,
+        sections={
+            COMPARISON_SECTION: Table(ComparisonRow.columns(), lambda: comparison),
+            FINDING_CHANGES_SECTION: Table(FindingChangeRow.columns(), lambda: changes),
+            CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
+            HISTORY_SECTION: Table(HistoryRow.columns(), lambda: chosen.files),
+        },
+        main=COMPARISON_SECTION,
+    )
+
+
+def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
+    """The findings of all comparisons, each with which one it is of where there are several.
+
+    What would be another file of a side is one more run into the folder.
+    """
+    for name, report in reports.items():
+        for finding in report.findings:
+            subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
+            again = (
+                f"the same command again, --output {folder}/"
+                if "--new " in finding.next_command
+                else finding.next_command
+            )
+            yield replace(finding, subject=subject, next_command=again)
+
+
+def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
+    for name, reason in chosen.doubts:
+        yield Finding(
+            id="newest-left-out",
+            severity=Verdict.WARN,
+            subject=name,
+            seen=reason,
+            expected="a result that is whole, of the same GPUs and options as those before it",
+            cause="the run was killed or still goes on, or was asked for something else",
+            next_command="look at that file; run the command again as before",
+        )
+
+
+def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
+    return Finding(
+        id="nothing-before",
+        severity=Verdict.ERROR,
+        subject=f"{folder}",
+        seen="no two results of one command, machine and set of options"
+        if chosen.files
+        else "no results: the folder is empty",
+        expected="a newest result, and one before it",
+        cause="it is the first run, or runs differ in what was asked for; the section history says of each",
+        next_command="the same command again, with the same --output",
+    )
+
+
+def _of_all(reports: Mapping[str, Report], section: str, kind: type[R]) -> list[R]:
+    """The rows of a section of all comparisons, each with which one it is of."""
+    return [replace(row, series=name) for name, report in reports.items() for row in report.rows(section, kind)]

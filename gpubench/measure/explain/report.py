@@ -1,18 +1,407 @@
-"""The report on a job from NCCL's log: every path, the causes of staging, the verdict."""
+"""Report on a job from NCCL's log: every path, the causes of staging, failures, and gaps in the log."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from gpubench.conditions.definition.condition import joined
-from gpubench.conditions.registry import CAUSES
-from gpubench.measure.explain.findings import findings_of
-from gpubench.measure.explain.pairs import JudgedRoute, PairJudge, Scope
-from gpubench.measure.explain.summary import JobSummary, summarise
-from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member
-from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
-from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
-from gpubench.model.results.rows.explain import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.conditions.definition.condition import Complained, joined
+from gpubench.conditions.registry import CAUSES, CONDITIONS
+from gpubench.measure.explain.pairs import (
+    Examples,
+    JobSummary,
+    JudgedRoute,
+    PairJudge,
+    Part,
+    Scope,
+    StagedPaths,
+    summarise,
+)
+from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member, Note, RemarkKind
+from gpubench.model.paths.transport import Confidence
+from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
+from gpubench.model.results.fallback import (
+    PATHS_SECTION,
+    CommunicatorRow,
+    Explanation,
+    MemberRow,
+    PathRow,
+    TransportRow,
+    either,
+)
+from gpubench.model.results.report import CAUSES_SECTION, FINDINGS_SECTION, CauseRow, Effect, Report, Table
+from gpubench.model.terms.units import compress_names, counted, some_of
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
+
+
+def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
+    """The findings on what ended the job: special reasons, else the first of the general ones, with the rest below.
+
+    A complaint is of one condition, the first whose it is.
+    """
+    special, general = list[Finding](), list[Finding]()
+    for condition in sorted(CONDITIONS, key=lambda each: each.general):
+        found = list(condition.findings_in_log(facts))
+        (general if condition.general else special).extend(found)
+        if found and isinstance(condition.in_job, Complained):
+            facts = condition.in_job.without(facts)
+    reasons, others = (special, general) if special else (general[:1], general[1:])
+    if not reasons:
+        return ()
+    lines = tuple(f"{each.id}: {each.seen}" for each in others)
+    worst = min((each.severity for each in (*special, *general)), key=gravity)
+    # What is a doubt by itself is the reason where the job failed of nothing else that is known.
+    return (replace(reasons[0], severity=worst, consequences=lines), *reasons[1:])
+
+
+_DIRECT = "RDMA into GPU memory (GDRDMA)"
+_ASKED_FOR = ("NCCL_IB_HCA",)
+"""Variables of no use where there is no RDMA device."""
+
+
+def said_without_connections(facts: LogFacts) -> Iterator[Finding]:
+    """Findings on RDMA that a job between nodes cannot use; doubts where the text does not say how many there are."""
+    if facts.communicators and all(each.nodes == 1 for each in facts.communicators):
+        return
+    notes: dict[RemarkKind, list[Note]] = {}
+    for remark in facts.remarks:
+        notes.setdefault(remark.note.kind, []).append(remark.note)
+    severity = Verdict.FAIL if facts.communicators else Verdict.WARN
+    if refused := notes.get(RemarkKind.GDR_DISABLED):
+        subjects = [note.about[1] for note in refused]
+        yield _finding("gpudirect-refused", severity, subjects, f"NCCL says: {refused[0].text}", _DIRECT)
+    elif far := _far(notes):
+        yield _finding("gpudirect-too-far", Verdict.WARN, [], f"NCCL says: {far.text}", _DIRECT)
+    if notes.get(RemarkKind.NO_RDMA_DEVICE) and (reason := _expects_rdma(facts, notes)):
+        seen = f"NCCL found no RDMA device to use, and {reason}"
+        yield _finding("sockets-despite-rdma", severity, [], seen, "an RDMA device that opens")
+
+
+def _far(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
+    """The first line of a NIC that is too far, where none is near."""
+    far = [*notes.get(RemarkKind.GDR_DISTANT, ()), *notes.get(RemarkKind.GDR_FAR, ())]
+    return far[0] if far and not notes.get(RemarkKind.GDR_NEAR) else None
+
+
+def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
+    """What in the text says that there are RDMA devices; empty where nothing does."""
+    if devices := notes.get(RemarkKind.RDMA_DEVICES):
+        return devices[0].text
+    return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
+
+
+def _finding(id_: str, severity: Verdict, subjects: Sequence[str], seen: str, expected: str) -> Finding:
+    condition = next(each for each in CAUSES if each.id == id_)
+    return Finding(
+        id=id_,
+        severity=severity,
+        subject=joined(subjects) or "the network between nodes",
+        seen=seen,
+        expected=expected,
+        cause=condition.title,
+        next_command=condition.cure,
+    )
+
+
+PATH_UNKNOWN = "path-unknown"
+NO_CONNECTIONS = "no-connections"
+
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_LAZY_SINCE = (2, 22)
+_MOST_SUBJECTS = 4
+_MOST_NUMBERS = 12
+_TO_READ_THEM = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log in every rank's environment; gpubench explain /tmp/nccl.*.log"
+_LOGS_OF_ALL = f"NCCL_DEBUG=INFO {_TO_READ_THEM}"
+_CONNECTIONS_TOO = f"NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING {_TO_READ_THEM}"
+_DIRECT_BY_SCOPE = {
+    Scope.INSIDE: "peer access (P2P)",
+    Scope.ACROSS: "RDMA into GPU memory (GDRDMA)",
+    Scope.UNKNOWN: "P2P",
+}
+_WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
+
+
+def findings_of(
+    facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str] = ()
+) -> tuple[Finding, ...]:
+    """The findings: what ended the job, what is staged, first causes first, then what is not known.
+
+    Of a job that failed nobody expects all connections. `tables` are files without a line of NCCL's that hold results.
+    """
+    failures = failures_of(facts)
+    staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
+    failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
+    doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
+    unread = tuple(_unread(facts, logs))
+    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, tables)), *unread)
+
+
+def _unread(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
+    """What was left unread behind a limit, which may be anything: of a job that failed its reason too."""
+    for limit in facts.limits:
+        times = f" ({limit.times} times)" if limit.times > 1 else ""
+        yield _doubt(
+            "log-limit",
+            _listed(logs),
+            f"{limit.seen}{times}: what was read until then is reported",
+            f"at most {limit.most}",
+            "logs of several jobs in one, a damaged log, or one that was made to hold up who reads it",
+            "give the logs of one job alone, and of fewer ranks",
+        )
+
+
+def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) -> Finding:
+    subjects = [
+        f"{_pairs(examples)} of {name_of(summary.parts[number].communicator)}"
+        for number, examples in staged.pairs.items()
+    ]
+    return Finding(
+        id=HOST_STAGED,
+        severity=staged.verdict,
+        subject=some_of(subjects),
+        seen=f"through host memory: {_listed(list(staged.transports))}; on {compress_names(sorted(staged.hosts))}",
+        expected=_expected(explanation, staged),
+        cause=f"{explanation.id}: {explanation.evidence}",
+        next_command=explanation.advice,
+        subjects=tuple(subjects),
+    )
+
+
+def _expected(explanation: Explanation, staged: StagedPaths) -> str:
+    """What should carry the bytes; also where NCCL takes one machine for several."""
+    if staged.verdict is Verdict.SKIP:
+        return "this, by design"
+    effects = next((each.effects for each in CAUSES if each.id == explanation.id), ())
+    scopes = [Scope.INSIDE] if Effect.NETWORK_INSIDE in effects else list(staged.scopes)
+    unless = ", unless this is by design" if staged.verdict is Verdict.WARN else ""
+    return some_of([_DIRECT_BY_SCOPE[each] for each in scopes]) + unless
+
+
+def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str]) -> Iterator[Finding]:
+    if not any(part.pairs for part in summary.parts):
+        yield from said_without_connections(facts)
+        yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
+    else:
+        yield from _unknown_transports(summary.parts)
+        yield from _missing(facts, summary.parts)
+    if facts.unreadable:
+        yield _doubt(
+            "lines-unreadable",
+            _listed(logs),
+            f"{counted(facts.unreadable, 'line')} of connections, cut off or garbled",
+            "whole lines",
+            "processes that write into one file at a time, or a log that ends in the middle",
+            _LOGS_OF_ALL,
+        )
+    if facts.left_out:
+        yield _doubt(
+            "lines-left-out",
+            _listed(logs),
+            f"Ray left out {counted(facts.left_out, 'line')} as repetitions, of other ranks too",
+            "every rank's lines",
+            "Ray's collector shows one of several lines that differ by numbers alone",
+            "RAY_DEDUP_LOGS=0 in the environment of the driver, then the same job again",
+        )
+    if facts.cut_files:
+        yield _doubt(
+            "log-cut-off",
+            _listed(facts.cut_files),
+            "a gzip that ends before its end",
+            "a whole gzip",
+            "it was cut off while it was written or copied",
+            f"gzip -t {facts.cut_files[0]}",
+        )
+
+
+def _of_tables(facts: LogFacts, tables: Sequence[str]) -> Finding:
+    """Nothing of NCCL's, but results, which another command judges."""
+    return _error(
+        NO_CONNECTIONS,
+        _listed(tables),
+        f"a table of results in {counted(facts.lines, 'line')}, none of them NCCL's",
+        "NCCL's log, with lines of connections: ... via P2P/CUMEM",
+        "the output of a benchmark, whose job did not set NCCL_DEBUG=INFO",
+        f"gpubench report {tables[0]} judges it",
+    )
+
+
+def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
+    if not facts.nccl_lines:
+        seen, cause = f"{counted(facts.lines, 'line')}, none of them NCCL's", "NCCL logs nothing unless it is asked to"
+    elif not facts.communicators:
+        seen = f"{counted(facts.nccl_lines, 'line')} of NCCL's, none of a connection"
+        cause = "NCCL_DEBUG was VERSION or WARN, NCCL_DEBUG_SUBSYS left INIT out, or the job ended too early"
+    elif all(each.size == 1 for each in facts.communicators):
+        return Finding(
+            id=NOTHING_TO_CONNECT,
+            severity=Verdict.SKIP,
+            subject=_listed(logs),
+            seen=f"{counted(len(facts.communicators), 'communicator')} of one rank each",
+            expected="two ranks or more",
+            cause="one rank has nobody to be connected to",
+            next_command="gpubench allreduce measures all GPUs of a node",
+        )
+    else:
+        seen = f"{counted(len(facts.communicators), 'communicator')}, none of them connected"
+        cause = (
+            "NCCL connects ranks when they first communicate, and the job did not get there, or the text ends before"
+        )
+    return _error(
+        NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
+    )
+
+
+def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
+    names = dict.fromkeys(name for part in parts for name in part.unknown)
+    for name in list(names)[:_MOST_SUBJECTS]:
+        subjects = [
+            f"{_pairs(part.unknown[name])} of {name_of(part.communicator)}" for part in parts if name in part.unknown
+        ]
+        yield _error(
+            PATH_UNKNOWN,
+            some_of(subjects),
+            f"the transport {name!r}, which gpubench does not know",
+            "a transport of NCCL 2.10 to 2.32",
+            "a newer NCCL, or a damaged line",
+            "compare with gpubench p2p, and report the line",
+        )
+    if len(names) > _MOST_SUBJECTS:
+        yield _error(
+            PATH_UNKNOWN,
+            "more",
+            f"{len(names) - _MOST_SUBJECTS} more transports that gpubench does not know",
+            "transports of NCCL 2.10 to 2.32",
+            "a newer NCCL, or damaged lines",
+            "gpubench explain --format csv --section transports lists them",
+        )
+
+
+def _missing(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
+    """Ranks, ends and communicators whose lines are missing."""
+    missing = {
+        name_of(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
+        for part in parts
+        if part.communicator.missing_ranks
+    }
+    yield from _merged("ranks-missing", missing, "a log of every rank", "these ranks write elsewhere")
+    quiet = {
+        name_of(part.communicator): f"no connection of rank {_numbers(part.unconnected_ranks)}, of which there is a log"
+        for part in parts
+        if part.unconnected_ranks
+    }
+    yield from _merged("ranks-silent", quiet, "connections of every rank", "its log is cut off")
+    halves = {
+        name_of(part.communicator): f"one end's line alone of {_pairs(part.one_ended)}"
+        for part in parts
+        if part.one_ended.count
+    }
+    yield from _merged("ends-missing", halves, "both ends of a network connection", "a log is cut off or was damaged")
+    unused = {
+        name_of(part.communicator): "operations, and no connection that carries them"
+        for part in parts
+        if not part.pairs and any(each.algorithm in _WITH_CONNECTIONS for each in part.communicator.tunings)
+    }
+    yield from _merged(NO_CONNECTIONS, unused, "connections", "logs are cut off")
+    unheard = {
+        name_of(part.communicator): "no connection of any rank"
+        for part in parts
+        if not part.pairs and (part.communicator.size or 0) > 1 and _connects_at_once(facts.versions)
+    }
+    cause = "NCCL before 2.22 connects ranks while it makes a communicator: the lines are lost"
+    yield from _merged("ranks-silent", unheard, "connections of every rank", cause)
+    yield from _ambiguous(parts)
+    has_beginning = any(each.note.kind is RemarkKind.BOOTSTRAP for each in facts.remarks) and bool(facts.versions)
+    yield from _nameless(parts, has_beginning=has_beginning)
+
+
+def _connects_at_once(versions: Sequence[str]) -> bool:
+    """True of NCCL before 2.22, where it connects ranks whether or not they communicate."""
+    numbers = [tuple(map(int, found.groups())) for each in versions if (found := _RELEASE.match(each))]
+    return bool(numbers) and max(numbers) < _LAZY_SINCE
+
+
+def _ambiguous(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Connections that several communicators may have."""
+    fit = {
+        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks that may be of either"
+        for part in parts
+        if part.pairs and part.communicator.candidates
+    }
+    cause = "several communicators of one process have these ranks, and NCCL's lines do not name theirs"
+    yield from _merged("communicator-ambiguous", fit, "connections of one communicator", cause)
+
+
+def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding]:
+    """Connections without the lines that begin a communicator: all of the text, as in an excerpt, or a part of it."""
+    nameless = [
+        part for part in parts if part.pairs and part.communicator.id is None and not part.communicator.candidates
+    ]
+    if not nameless:
+        return
+    seen = {name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks" for part in nameless}
+    if len(nameless) == len(parts) and has_beginning:
+        yield from _merged(
+            "nccl-init-unfinished",
+            seen,
+            "a line that ends the init of a communicator",
+            "the text has NCCL's first lines and not these: the job hangs or died there, or lines were left out",
+        )
+    elif len(nameless) == len(parts):
+        yield Finding(
+            id=EXCERPT,
+            severity=Verdict.SKIP,
+            subject=some_of(list(seen)),
+            seen=f"{'; '.join(dict.fromkeys(seen.values()))}, of how many the text does not say: it has no line that "
+            "begins a communicator",
+            expected="the log from its beginning",
+            cause="a part of a log, or NCCL_DEBUG_SUBSYS left INIT out: this holds of the pairs in the text alone",
+            next_command=f"give the logs of all ranks: {_LOGS_OF_ALL}",
+            subjects=tuple(seen),
+        )
+    else:
+        cause = "the beginning of the logs is missing, or NCCL_DEBUG_SUBSYS left INIT out"
+        yield from _merged("communicator-unknown", seen, "lines that name the communicator", cause)
+
+
+def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: str) -> Iterator[Finding]:
+    """One finding for all subjects of which the same was seen."""
+    same: dict[str, list[str]] = {}
+    for subject, seen in seen_by_subject.items():
+        same.setdefault(seen, []).append(subject)
+    for seen, subjects in same.items():
+        doubt = _doubt(id_, some_of(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
+        yield replace(doubt, subjects=tuple(subjects))
+
+
+def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
+    return Finding(id_, Verdict.ERROR, subject, seen, expected, cause, next_command)
+
+
+def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
+    """A finding on what the text leaves out, where it shows something."""
+    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, next_command)
+
+
+def name_of(communicator: Communicator) -> str:
+    """A communicator as people tell it from others."""
+    if communicator.id is None:
+        named = either(communicator.candidates)
+        return f"communicator {named}" if named else "a communicator without a name"
+    return f"communicator {communicator.id}"
+
+
+def _pairs(examples: Examples) -> str:
+    return some_of([f"{src} → {dst}" for src, dst in examples.first], _MOST_SUBJECTS, examples.count)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return some_of(names) or "nothing"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Ranks in ranges: '0, 2-5'."""
+    ranges = compress_names([str(number) for number in numbers]).split(", ")
+    return some_of(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
+
 
 SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", FINDINGS_SECTION)
 

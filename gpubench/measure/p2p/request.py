@@ -1,18 +1,40 @@
-"""The request for a run of copies: series between pairs of GPUs, copies with host memory, many pairs at once."""
+"""Request for a run of copies: the copies to make, the GPUs they run on, and the recording of their raw samples."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Protocol, cast
 
-from gpubench.model.facts.idle_gpu import IdleGpu
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.errors import UsageError
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Series
-from gpubench.model.paths.wiring import Wiring
-from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemory
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.model.terms.managed import ManagedSupport, ManagedWay
-from gpubench.model.terms.operation import DataType
+from gpubench.model.paths.topology import Limit, Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.profiles.profile import SHARE
+from gpubench.model.results.figures import Measurements
+from gpubench.model.results.report import PairRow
+from gpubench.model.terms.operation import (
+    Block,
+    CopyGpu,
+    CopyPattern,
+    DataPattern,
+    DataType,
+    Direction,
+    Engine,
+    HostMemory,
+    ManagedSupport,
+    ManagedWay,
+)
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import Origin
+from gpubench.profiles import ProfileMatch
+from gpubench.readers.documents import read_json_line
 
 _MOST_REPEATS = 100
 """Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes."""
@@ -211,3 +233,319 @@ def random_data(size_bytes: int, row: int, senders: int, offset_bytes: int = 0) 
     dtype = DataType.INT64 if words else DataType.UINT8
     offset, count = offset_bytes // dtype.size_bytes, size_bytes // dtype.size_bytes
     return DataPattern(dtype, None, senders), Block(row, 1, offset + count, offset, count)
+
+
+PROCESS, IPC, NETWORK = "process", "ipc", "network"
+"""Scopes of a pair: one process drives both GPUs, two processes of a node do, or two of different nodes."""
+
+
+@dataclass(frozen=True)
+class CopyMachine:
+    """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
+
+    `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
+    told the one process that they have no peer access. `idle_gpus` are GPUs as they were before the first copy and
+    after the last, while none was made. `profile_asked_for` and `expected_gpus` are what somebody said that every node
+    has.
+    """
+
+    wiring: Wiring
+    gpus: Sequence[CopyGpu]
+    processes: Sequence[RankFacts]
+    matched: ProfileMatch | None
+    origin: Origin
+    unreachable: frozenset[Pair] = frozenset()
+    is_ranks: bool = False
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    profile_asked_for: bool = False
+    expected_gpus: int | None = None
+
+    def facts(self, rows: Sequence[PairRow]) -> Facts:
+        """The nodes without what this run has on their GPUs, as conditions are looked for in them, and in some rows."""
+        own: dict[int, set[int]] = {}
+        for each in self.processes:
+            own.setdefault(each.node, set()).add(each.pid)
+        return Facts(
+            [_without(own.get(number, set()), node) for number, node in self.wiring.nodes.items()],
+            profiles=[None if self.matched is None else self.matched.profile] * len(self.nodes),
+            measurements=Measurements(pairs=tuple(rows)),
+            asked=self.profile_asked_for,
+            expected_gpus=self.expected_gpus,
+        )
+
+    @property
+    def nodes(self) -> tuple[Topology, ...]:
+        """The nodes of the GPUs, in their order."""
+        return tuple(self.wiring.nodes.values())
+
+    def expected(self, quantity: str | None, limit_gb_s: float | None, path: str | None = None) -> float | None:
+        """The profile's expectation, None where it has none; one for any machine has a share of the limit."""
+        if self.matched is None or quantity is None:
+            return None
+        profile = self.matched.profile
+        if profile.match.generic is None:
+            return profile.typical(quantity, path)
+        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
+        return None if share is None or limit_gb_s is None else share * limit_gb_s
+
+    @property
+    def whose_expectation(self) -> str:
+        """The source of `expected` in words."""
+        profile = None if self.matched is None else self.matched.profile
+        if profile is None:
+            return ""
+        return f"profile {profile.name}" + (", a share of the limit" if profile.match.generic is not None else "")
+
+    def limit(self, series: Series, pair: Pair) -> Limit:
+        """The ceiling of a pair, for both directions together where both are copied."""
+        limit = self.wiring.limit(pair)
+        if series.direction is Direction.BOTH and limit.gb_s is not None:
+            return Limit(2 * limit.gb_s, f"{limit.note}, both ways")
+        return limit
+
+    def label(self, gpu: int) -> str:
+        """The name of a GPU in rows and matrices: the driver's, or the rank as a number."""
+        return str(gpu) if self.is_ranks else self.gpus[gpu].device
+
+    def describe(self, gpu: int) -> str:
+        """A GPU in words, for a header."""
+        found = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
+        return f"on {self.host(gpu)}: {found}" if self.is_ranks else found
+
+    def host(self, gpu: int) -> str:
+        """The host that a GPU is in."""
+        return self.wiring.host(gpu)
+
+    def scope(self, pair: Pair) -> str:
+        """The way between the processes that drive a pair: PROCESS, IPC or NETWORK."""
+        if not self.is_ranks:
+            return PROCESS
+        return IPC if self.wiring.together(pair) else NETWORK
+
+    def can_reach(self, pair: Pair) -> bool:
+        """True if peer access is possible: as CUDA says, NVML where CUDA was not asked; between nodes it needs none."""
+        if not self.is_ranks:
+            return pair not in self.unreachable
+        if not self.wiring.together(pair):
+            return True
+        access = self.wiring.peer_access(pair)
+        return access.possible is not False if access.cuda is None else access.cuda
+
+    def users(self, *gpus: int) -> str:
+        """Other users of these GPUs; empty where there are none."""
+        return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
+
+    @cached_property
+    def _busy(self) -> dict[int, str]:
+        """The processes that used each GPU before this run touched it.
+
+        A process that merely holds a context, as a desktop does, leaves a GPU idle. An MPI that knows CUDA may have
+        put the ranks on their GPUs already.
+        """
+        own = {(each.node, each.pid) for each in self.processes}
+        busy = {}
+        for position, place in enumerate(self.wiring.gpus):
+            gpu = self.wiring.gpu(position)
+            held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
+            others = [each for each in held if (place.node, each.pid) not in own]
+            if others:
+                busy[position] = ", ".join(each.label for each in others)
+        return busy
+
+
+def _without(pids: AbstractSet[int], node: Topology) -> Topology:
+    """The node without these processes on its GPUs."""
+    gpus = tuple(
+        replace(gpu, processes=tuple(each for each in gpu.processes or () if each.pid not in pids))
+        for gpu in node.snapshot.gpus
+    )
+    return Topology(replace(node.snapshot, gpus=gpus)) if pids else node
+
+
+def wiring_of_process(node: Topology, gpus: Sequence[CopyGpu]) -> Wiring:
+    """The wiring of those GPUs of a node that one process drives."""
+    return Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
+
+
+def machine_of_ranks(
+    nodes: Sequence[Topology],
+    ranks: Sequence[RankIdentity],
+    processes: Sequence[RankFacts],
+    matched: ProfileMatch | None,
+    origin: Origin,
+) -> CopyMachine:
+    """The GPUs of all ranks, on nodes in their order."""
+    gpus = [
+        CopyGpu(
+            device=f"rank {rank.rank}",
+            index=rank.gpu_index or 0,
+            bus_id=bus_id(rank.gpu_bus_id or ""),
+            uuid=rank.gpu_uuid or "",
+            name=rank.gpu or "",
+        )
+        for rank in ranks
+    ]
+    return CopyMachine(Wiring(ranks, dict(enumerate(nodes))), gpus, processes, matched, origin, is_ranks=True)
+
+
+FILE = "p2p.jsonl"
+VERSION = 1
+_IDLE = "idle GPUs"
+_CUT_SHORT = "not recorded: the run was cut short"
+
+Write = Callable[[object], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedP2p:
+    """The first line: what was asked for, and of whom. `gpus` are those of one process; or there are `ranks`.
+
+    `hosts` are the nodes in their order, by the names that the recording gives them; `like` is the peer whose
+    parameters were used, `unreachable` are pairs that CUDA keeps apart, `strict` is how the run was judged.
+    """
+
+    schema_version: int
+    origin: Origin
+    request: P2pRequest
+    hosts: tuple[str, ...]
+    gpus: tuple[CopyGpu, ...] = ()
+    ranks: tuple[RankIdentity, ...] = ()
+    unreachable: tuple[Pair, ...] = ()
+    like: str | None = None
+    strict: bool = False
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCopy:
+    """Every other line: what was measured, and the cell; a cell that was measured again comes again, with all of it.
+
+    Before the first copy and after the last, `idle` are the GPUs while none was made.
+    """
+
+    of: str
+    cell: Cell
+    idle: tuple[IdleGpu, ...] = ()
+
+
+class RecordingBench(Bench):
+    """Writes down what another bench measures."""
+
+    def __init__(self, bench: Bench, write: Write) -> None:
+        self._bench = bench
+        self._write = write
+
+    def enable_peer_access(self) -> dict[Pair, str]:
+        """Enabled by the other; a sample for each pair that was refused."""
+        refused = self._bench.enable_peer_access()
+        for pair, error in refused.items():
+            self._write(RecordedCopy(_access(pair), Cell(error=error)))
+        return refused
+
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        """A sample of each copy, as soon as it is measured."""
+        for copy, cell in zip(copies, self._bench.measure(copies), strict=True):
+            self._write(RecordedCopy(str(copy), cell))
+            yield cell
+
+    def measure_again(self, copy: Copy, before: Cell) -> Cell:
+        """Another sample of a copy, which holds those before."""
+        cell = self._bench.measure_again(copy, before)
+        self._write(RecordedCopy(str(copy), cell))
+        return cell
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """A sample of all GPUs, where the other can look."""
+        idle = self._bench.look_while_idle()
+        if idle:
+            self._write(RecordedCopy(_IDLE, Cell(), idle))
+        return idle
+
+
+class ReplayedBench(Bench):
+    """A recording in the place of GPUs, of one process or of ranks: each sample as often as it was measured."""
+
+    def __init__(self, recorded: RecordedP2p, samples: Iterable[RecordedCopy]) -> None:
+        self._pairs = recorded.request.pairs
+        self._cells: dict[str, deque[Cell]] = defaultdict(deque)
+        self._idle: deque[tuple[IdleGpu, ...]] = deque()
+        for sample in samples:
+            if sample.of == _IDLE:
+                self._idle.append(sample.idle)
+            else:
+                self._cells[sample.of].append(sample.cell)
+
+    def enable_peer_access(self) -> dict[Pair, str]:
+        """The errors of then."""
+        refused = {pair: self._next(_access(pair)) for pair in self._pairs}
+        return {pair: cell.error for pair, cell in refused.items() if cell is not None and cell.error}
+
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        """The first sample of each copy; an error where the run ended before."""
+        return (self._next(str(copy)) or Cell(error=_CUT_SHORT) for copy in copies)
+
+    def measure_again(self, copy: Copy, before: Cell) -> Cell:
+        """The next sample of a copy; the same again where it was not measured again, for thresholds change."""
+        cell = self._next(str(copy))
+        if cell is None:
+            return before
+        # Of copies with host memory, recordings from before 2026 hold the new samples alone.
+        has_all = cell.seconds[: len(before.seconds)] == before.seconds
+        return cell if has_all else before.extended(cell)
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """The GPUs of then; nothing where the run was cut short, or nobody looked."""
+        return self._idle.popleft() if self._idle else ()
+
+    def _next(self, name: str) -> Cell | None:
+        cells = self._cells[name]
+        return cells.popleft() if cells else None
+
+
+def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP2p, list[RecordedCopy]]:
+    """A recording from its lines, each with its place.
+
+    Raises:
+        UsageError: it is empty, from a newer gpubench, no recording, or contradicts itself.
+    """
+    if not lines:
+        raise UsageError(f"{name}, {FILE}: empty", expected="a recorded run of p2p", reason="it was interrupted")
+    recorded = read_json_line(RecordedP2p, *lines[0])
+    _check(recorded, lines[0][1])
+    samples = []
+    for line, where in lines[1:]:
+        sample = read_json_line(RecordedCopy, line, where)
+        if not all(seconds > 0 for seconds in sample.cell.seconds):
+            raise UsageError(f"{where}: a copy that took no time", expected="seconds above 0")
+        if len(sample.idle) not in (0, len(recorded.gpus or recorded.ranks)):
+            raise UsageError(f"{where}: {len(sample.idle)} idle GPUs", expected="those of the first line")
+        samples.append(sample)
+    return recorded, samples
+
+
+def _check(recorded: RecordedP2p, where: str) -> None:
+    """Refuse what no run can have been."""
+    if recorded.schema_version != VERSION:
+        raise UsageError(
+            f"{where}: schema_version {recorded.schema_version}",
+            expected=f"{VERSION}, which this gpubench reads",
+            reason="a newer gpubench recorded it",
+            next_step="pip install --upgrade gpubench",
+        )
+    count = len(recorded.gpus or recorded.ranks)
+    pairs: tuple[tuple[int, ...], ...] = (*recorded.request.pairs, *recorded.unreachable)
+    for ends in pairs:
+        if len(ends) != 2 or ends[0] == ends[1] or not all(0 <= end < count for end in ends):
+            raise UsageError(
+                f"{where}: the pair {list(ends)}", expected=f"two different of {count} GPUs, counted from 0"
+            )
+    if not recorded.hosts or not all(0 <= rank.node < len(recorded.hosts) for rank in recorded.ranks):
+        raise UsageError(f"{where}: ranks on more nodes than {len(recorded.hosts)}", expected="a host for each")
+    sizes = [each.size_bytes for each in recorded.request.series]
+    if any(size < 1 for size in sizes) or recorded.request.pattern_bytes < 1:
+        raise UsageError(f"{where}: a copy of no bytes", expected="sizes above 0")
+
+
+def _access(pair: Pair) -> str:
+    return f"enable {pair[0]}-{pair[1]}"

@@ -1,20 +1,174 @@
-"""Rows of measured copies."""
+"""Rows of measured copies: the matrix of each series, the expected bandwidth, and copies of several pairs at once."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gpubench.measure.p2p.expected import ExpectedCopy
-from gpubench.measure.p2p.machine import PROCESS, CopyMachine
-from gpubench.measure.p2p.matrix import Judged, bandwidth_gb_s, verdict_without_bandwidth
-from gpubench.measure.p2p.request import HostCopy, ManagedCopy
-from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
-from gpubench.model.paths.selection import names
+from gpubench.conditions.definition.circumstances import Together
+from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LIMIT_WARN_SHARE, Carried, Cell, Pair, Reference, Series, judge
 from gpubench.model.paths.topology import rounded
-from gpubench.model.paths.transport import is_staged
-from gpubench.model.results.above_limit import refused_above_limit
-from gpubench.model.results.report import PairRow
-from gpubench.model.terms.copies import Direction, Engine, HostMemory
+from gpubench.model.paths.transport import is_staged, names
+from gpubench.model.results.report import PairRow, PatternRow
+from gpubench.model.results.speed import refused_above_limit
+from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
+
+Judged = tuple[Verdict | None, str]
+"""A verdict, None where nothing is expected, and its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyMatrix:
+    """The cells of a series, the verdicts on them, and the bandwidth in GB/s of those that were measured."""
+
+    series: Series
+    cells: Mapping[Pair, Cell]
+    gb_s: Mapping[Pair, float]
+    verdicts: Mapping[Pair, Judged]
+
+    @property
+    def slow(self) -> set[Pair]:
+        """Pairs whose bandwidth is judged and not enough."""
+        return {pair for pair in self.gb_s if self.verdicts[pair][0] in (Verdict.FAIL, Verdict.WARN)}
+
+
+def bandwidth_gb_s(series: Series, cell: Cell) -> float:
+    """The bandwidth of a cell, of both directions together where both are copied."""
+    copies = 2 if series.direction is Direction.BOTH else 1
+    return copies * series.size_bytes / cell.typical_seconds / BYTES_PER_GB
+
+
+def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Judged | None:
+    """The verdict on a cell whatever its bandwidth: failed, wrong, not judged; None where that counts."""
+    if cell.error:
+        return Verdict.ERROR, cell.error
+    if cell.wrong:
+        return Verdict.FAIL, f"{cell.wrong} wrong elements"
+    if not is_judged:
+        return None, ""
+    return (Verdict.SKIP, f"not judged: {users}") if users else None
+
+
+PastBandwidth = Callable[[PairRow], tuple[float, str] | None]
+"""GB/s that earlier results of this machine have of a pair, with their source; None where they have none."""
+
+_LATE_SHARE, _LATE_MICROSECONDS = 0.3, 8.0
+"""A small copy is late beyond so much of its time and these µs: direct ones of 16 bytes take 2 µs, those through host
+memory 12 to 19."""
+
+
+def no_past(_row: PairRow) -> None:
+    """For runs that keep no results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCopy:
+    """The bandwidth of a copy on healthy machines, in GB/s, both directions together where both are copied."""
+
+    gb_s: float
+    source: str
+
+    def compared(self, row: PairRow, copies: int) -> PairRow:
+        """The row with what is expected of it; `copies` of its size are made at once."""
+        size_bytes = row.size_bytes or 0
+        return replace(
+            row,
+            expected_gb_s=self.gb_s,
+            expected_us=copies * size_bytes / (self.gb_s * BYTES_PER_GB) * MICROSECONDS_PER_SECOND,
+            expected_percent=percent(row.bandwidth_gb_s, self.gb_s),
+            expected_source=self.source,
+        )
+
+
+def expected_copy(machine: CopyMachine, series: Series, pair: Pair, reference: Reference | None) -> ExpectedCopy | None:
+    """The first source that knows; without a reference the copy is judged by the profile's latency and bandwidth."""
+    if reference is None:
+        return _small(machine, series, machine.wiring.path(pair))
+    if reference.expected_gb_s is not None:
+        return ExpectedCopy(reference.expected_gb_s, reference.source)
+    if reference.siblings_gb_s is not None:
+        return ExpectedCopy(reference.siblings_gb_s, "pairs wired alike, in this run")
+    if reference.limit_gb_s is None:
+        return None
+    share = f"{LIMIT_WARN_SHARE:.0%} of the limit"
+    return ExpectedCopy(LIMIT_WARN_SHARE * reference.limit_gb_s, share)
+
+
+def _small(machine: CopyMachine, series: Series, path: str) -> ExpectedCopy | None:
+    """Latency and bytes over bandwidth, by a profile of this very kind of machine."""
+    if machine.matched is None or machine.matched.profile.match.generic is not None or series.quantity is None:
+        return None
+    profile = machine.matched.profile
+    gb_s = profile.typical(series.quantity, path)
+    latency_us = profile.typical("p2p.latency_us" if series.peer else "p2p.staged_latency_us", path)
+    if gb_s is None or latency_us is None:
+        return None
+    moved = series.size_bytes * (2 if series.direction is Direction.BOTH else 1)
+    seconds = latency_us / MICROSECONDS_PER_SECOND + moved / (gb_s * BYTES_PER_GB)
+    return ExpectedCopy(moved / seconds / BYTES_PER_GB, f"profile {profile.name}, latency and bandwidth")
+
+
+def late_verdict(series: Series, row: PairRow) -> tuple[Verdict, str] | None:
+    """The verdict on a small copy with peer access, by its time; None where nothing is expected of it."""
+    if not series.peer or series.is_judged or row.expected_us is None or row.latency_us is None:
+        return None
+    if row.latency_us > (1 + _LATE_SHARE) * row.expected_us + _LATE_MICROSECONDS:
+        return Verdict.FAIL, f"{row.latency_us:.3g} µs, {row.expected_us:.3g} are expected"
+    return Verdict.PASS, ""
+
+
+PatternCells = Mapping[PatternCopy, Cell]
+
+
+def pattern_rows(
+    machine: CopyMachine, request: P2pRequest, measured: PatternCells, matrices: Sequence[CopyMatrix]
+) -> Iterator[PatternRow]:
+    """A row for every pattern in each direction."""
+    for copy, cell in measured.items():
+        pairs = pairs_of(copy.pattern, len(machine.gpus))
+        total = _total_gb_s(request, cell, len(pairs))
+        parts = None if total is None else _parts_gb_s(request, copy.direction, pairs, matrices)
+        yield PatternRow(
+            pattern=copy.pattern,
+            direction=copy.direction,
+            gpus=len(machine.gpus),
+            pairs=len(pairs),
+            size_bytes=request.pattern_bytes,
+            total_gb_s=total,
+            parts_gb_s=parts,
+            share_percent=percent(total, parts),
+            wrong=cell.wrong,
+            origin=machine.origin,
+            note=cell.error,
+        )
+
+
+def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -> list[Together]:
+    """The patterns that were both written and read."""
+    found = []
+    for pattern in request.patterns:
+        pairs = pairs_of(pattern, gpus)
+        cells = [measured[PatternCopy(pattern, way)] for way in (Direction.WRITE, Direction.READ)]
+        write, read = (_total_gb_s(request, cell, len(pairs)) for cell in cells)
+        if write is not None and read is not None:
+            found.append(Together(pattern.replace("_", " "), pairs, write, read))
+    return found
+
+
+def _total_gb_s(request: P2pRequest, cell: Cell, pairs: int) -> float | None:
+    """The bandwidth of all pairs together."""
+    return pairs * request.pattern_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
+
+
+def _parts_gb_s(
+    request: P2pRequest, direction: Direction, pairs: Sequence[Pair], matrices: Sequence[CopyMatrix]
+) -> float | None:
+    """The bandwidths of the pairs one at a time, added up; None where one was not measured."""
+    wanted = Series(Engine.CE, direction, peer=True, size_bytes=request.pattern_bytes)
+    alone = next((each.gb_s for each in matrices if each.series == wanted), {})
+    return sum(alone[pair] for pair in pairs) if all(pair in alone for pair in pairs) else None
+
 
 HOST = "host"
 

@@ -7,14 +7,17 @@ from itertools import islice
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import BESIDE
-from gpubench.conditions.definition.explains import BYTES, Slowed
+from gpubench.conditions.definition.policy import BYTES, Slowed
 from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, path_kinds
 from gpubench.conditions.registry import CAUSES
-from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.transport import Transport
-from gpubench.model.results.explanation import Explanation
-from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.causes import CauseRow, Effect, UnreadRow
+from gpubench.model.paths.transport import Pair, Transport
+from gpubench.model.results.fallback import Explanation
+from gpubench.model.results.report import (
+    CauseRow,
+    CollectiveRow,
+    Effect,
+    UnreadRow,
+)
 
 _MOST_ASKED = 2000
 """Of pairs that fare alike, so many are asked what explains them: a job of a thousand ranks has a million."""

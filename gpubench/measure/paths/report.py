@@ -5,11 +5,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpubench.model.results.fallback import KnownPath, evidence_rows, findings, unknown_row
-from gpubench.model.results.report import Report, Section, Table
-from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Finding
+from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    CauseRow,
+    EvidenceRow,
+    FallbackRow,
+    Report,
+    Section,
+    Table,
+)
+from gpubench.model.terms.verdict import Finding, Origin
 
 if TYPE_CHECKING:
     from gpubench.measure.paths.diagnosis import Explained

@@ -1,14 +1,201 @@
-"""The tasks of one device's step, written down in the order in which a training loop issues them."""
+"""Tasks of one device's training step, and the times of its collectives, GPU kernels and model blocks.
 
-from collections.abc import Mapping, Sequence
+Between two sizes the logarithm of the time goes straight over the logarithm of the size. Below the smallest a time
+stays that of the smallest, for it is latency; above the largest the bandwidth stays that of the largest.
+
+Dense 16-bit Tensor Core TFLOP/s (without sparsity) and GB/s of memory, by the model's name, from NVIDIA's data sheets:
+H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72, 2024), GB300 (2025), L40S (2023), L4 and
+A10, and the architecture papers of Ada and Blackwell for GeForce (16-bit with 32-bit accumulation).
+
+A block's operations share its time by their FLOPs. Per block and microbatch, of b·s·h activations of e bytes:
+
+- tensor parallelism: an all-reduce of b·s·h·e after attention and after the MLP, as many in the backward pass
+  (Shoeybi et al. 2019, arXiv 1909.08053, section 3); with sequence parallelism an all-gather before and a
+  reduce-scatter after each, the same bytes (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2);
+- Ulysses: an all-to-all of queries, keys, values and of the result, each b·s·h·e over the ranks (Jacobs et al. 2023,
+  arXiv 2309.14509, section 3.2);
+- ring attention: n - 1 sends of keys and values under n parts of the attention, in the backward pass with their
+  gradients (Liu et al. 2023, arXiv 2310.01889, section 3);
+- experts: tokens go to their experts and come back, tokens·experts_per_token·h·e each (Lepikhin et al. 2020, arXiv
+  2006.16668, section 3.2), by the busiest rank.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import mean, stdev
+from typing import Protocol
 
-from gpubench.measure.plan.contention import ContentionTable
-from gpubench.measure.plan.curves import CollectiveTimesFound, CommunicatorRanks
-from gpubench.measure.plan.events import NO_CONTENTION, StreamTask
-from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.model.workload.layout import ParallelLayout, Sharding
-from gpubench.model.workload.transformer import TransformerModel
+from gpubench.measure.plan.events import NO_CONTENTION, ContentionTable, StreamTask
+from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
+from gpubench.model.workload import ContextKind, Operation, ParallelLayout, Sharding, TransformerModel
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The time of one size, and the half-width of its 95 % interval as a part of it, 0 where that is not known."""
+
+    size_bytes: int
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCurve:
+    """The times of one collective among so many ranks, on so many nodes.
+
+    `origin` is measured, simulated or expected, `source` where from; `note` what was done to make it fit, else empty.
+    """
+
+    collective: str
+    ranks: int
+    points: tuple[CurvePoint, ...]
+    origin: str
+    source: str
+    note: str = ""
+
+    def seconds(self, size_bytes: float) -> float:
+        """Of one operation of this size; 0 for no bytes."""
+        if size_bytes <= 0:
+            return 0.0
+        sizes = [each.size_bytes for each in self.points]
+        after = bisect_left(sizes, size_bytes)
+        if after == 0:
+            return self.points[0].seconds
+        if after == len(sizes):
+            last = self.points[-1]
+            return last.seconds * size_bytes / last.size_bytes
+        low, high = self.points[after - 1], self.points[after]
+        part = math.log(size_bytes / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
+        return float(low.seconds * (high.seconds / low.seconds) ** part)
+
+    def spread(self, size_bytes: float) -> float:
+        """The half-width of the 95 % interval of the nearest size, as a part of its time."""
+        nearest = min(self.points, key=lambda each: abs(math.log(each.size_bytes / max(size_bytes, 1))))
+        return nearest.spread
+
+    def way(self, size_bytes: float) -> str:
+        """How a time of this size is known: its own point, between two, or beyond the ends."""
+        sizes = [each.size_bytes for each in self.points]
+        if size_bytes in sizes:
+            return "point"
+        return "interpolated" if sizes[0] < size_bytes < sizes[-1] else "extrapolated"
+
+
+def curve_of(collective: str, ranks: int, points: Sequence[CurvePoint], **values: str) -> CollectiveCurve:
+    """A curve through these points: of several for a size the middle one, with the spread of all of them."""
+    by_size: dict[int, list[CurvePoint]] = {}
+    for each in points:
+        by_size.setdefault(each.size_bytes, []).append(each)
+    merged = tuple(_merged(by_size[size]) for size in sorted(by_size))
+    return CollectiveCurve(
+        collective=collective, ranks=ranks, points=merged, **{"origin": "measured", "source": "", **values}
+    )
+
+
+def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
+    times = sorted(each.seconds for each in points)
+    middle = times[len(times) // 2] if len(times) % 2 else (times[len(times) // 2 - 1] + times[len(times) // 2]) / 2
+    apart = (times[-1] - times[0]) / 2 / middle
+    return CurvePoint(points[0].size_bytes, middle, max([apart, *(each.spread for each in points)]))
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorRanks:
+    """The ranks that a collective runs among: how many, on how many nodes, and how many such groups share each node.
+
+    Groups that share a node share its NICs; within a node the switch serves each GPU on its own.
+    """
+
+    ranks: int
+    nodes: int = 1
+    sharing: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
+
+
+class CurveSource(Protocol):
+    """Finds the curve of a collective among ranks."""
+
+    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+        """The curve; GpubenchError where there is none to be had."""
+        ...
+
+
+@dataclass(slots=True)
+class UsedSizes:
+    """The sizes that predictions asked of a curve."""
+
+    least: float = math.inf
+    most: float = 0.0
+
+
+FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
+"""What a fault makes of a time: seconds, from collective, group, size and the seconds without."""
+
+
+@dataclass(slots=True)
+class CollectiveTimesFound:
+    """Times of collectives from a source of curves; it remembers what was asked.
+
+    `shift` moves every time by so many half-widths of its own noise: -1 and 1 give the range of a prediction. `fault`
+    changes times.
+    """
+
+    source: CurveSource
+    shift: float = 0.0
+    fault: FaultSeconds | None = None
+    used: dict[tuple[str, CommunicatorRanks], UsedSizes] = field(default_factory=dict)
+    _curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
+    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict)
+    """What was found: a step asks for few times, and for each of them once a layer."""
+
+    def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
+        """Of one operation; of one rank alone, which has nobody to talk to, none. Raises what the source raises."""
+        if group.ranks == 1 or size_bytes <= 0:
+            return 0.0
+        asked = collective, group, size_bytes
+        if asked not in self._seconds:
+            self._seconds[asked] = self._found(collective, group, size_bytes)
+        return self._seconds[asked]
+
+    def _found(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
+        curve = self.curve(collective, group)
+        used = self.used.setdefault((collective, group), UsedSizes())
+        used.least, used.most = min(used.least, size_bytes), max(used.most, size_bytes)
+        effective = size_bytes * (group.sharing if group.nodes > 1 else 1)
+        seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
+        return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
+
+    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+        """The curve of a collective."""
+        key = (collective, group)
+        if key not in self._curves:
+            self._curves[key] = self.source.curve(collective, group)
+        return self._curves[key]
+
+    def shifted(self, shift: float) -> "CollectiveTimesFound":
+        """The same with its noise up or down."""
+        return CollectiveTimesFound(self.source, shift, self.fault, self.used, self._curves)
+
+    def with_fault(self, fault: FaultSeconds) -> "CollectiveTimesFound":
+        """The same with a fault."""
+        return CollectiveTimesFound(self.source, self.shift, fault, self.used, self._curves)
+
+    def beyond(self) -> list[str]:
+        """The curves that were asked for sizes beyond their points, in words."""
+        found = []
+        for (name, group), used in sorted(self.used.items(), key=lambda each: (each[0][0], each[0][1].ranks)):
+            points = self._curves[name, group].points
+            least, most = points[0].size_bytes, points[-1].size_bytes
+            sizes = [int(size) for size in dict.fromkeys((used.least, used.most)) if not least <= size <= most]
+            if sizes:
+                asked = " and ".join(map(format_memory, sizes))
+                found.append(f"{name} of {asked}, known from {format_size(least)} to {format_size(most)}")
+        return found
+
 
 GRADIENTS = "gradients"
 TENSOR = "tensor"
@@ -189,3 +376,261 @@ class StepProgram:
             return self.compute(name, 0.0, after)
         seconds = 2 * size_bytes / (compute.copy_gb_s * BYTES_PER_GB) + kernels * compute.copy_least_seconds
         return self.compute(name, seconds, after, kernels=kernels)
+
+
+REACHED_SHARE = 0.52
+"""Of the data sheet's TFLOP/s: 16 GPT blocks with hidden size 2048 take 82.8 ms forward and backward on an H200, for
+4 × 2048 tokens, 42.9 TFLOP in all: 518 of 989 TFLOP/s. One model of one size."""
+
+COPY_SHARE = 0.875
+"""Of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
+
+SMALLEST_COPY_SECONDS = 2.5e-6
+"""What a copy takes beside its bytes: 48 copies of 1.61 GB in all, there and back, take 1.66 ms on an H200, of which
+1.53 are their bytes at the speed of large copies."""
+
+BACKWARD_OVER_FORWARD = 2.0
+"""Two matrix products for each of the forward pass: the gradients of input and of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """TFLOP/s and GB/s of a data sheet."""
+
+    tflops: float
+    memory_gb_s: float
+
+
+_SHEETS = {
+    "GB300": DataSheet(2500, 8000),
+    "B300": DataSheet(2250, 8000),
+    "GB200": DataSheet(2500, 8000),
+    "B200": DataSheet(2250, 8000),
+    "H200": DataSheet(989, 4800),
+    "H100 NVL": DataSheet(835, 3938),
+    "H100 PCIe": DataSheet(756, 2039),
+    "H100": DataSheet(989, 3350),
+    "A100-SXM4-40GB": DataSheet(312, 1555),
+    "A100-SXM4-80GB": DataSheet(312, 2039),
+    "A100": DataSheet(312, 1935),
+    "V100": DataSheet(125, 900),
+    "L40S": DataSheet(362, 864),
+    "L4": DataSheet(121, 300),
+    "A10": DataSheet(125, 600),
+    "RTX 4090": DataSheet(165, 1008),
+    "RTX 5090": DataSheet(210, 1792),
+}
+
+
+def rates_of(name: str) -> DataSheet | None:
+    """The rates of a GPU by NVML's name of its model; None where no data sheet is known.
+
+    Whole words: an L40 is no L4. A laptop's GPU has the name of a larger one.
+    """
+    words = f" {name.removeprefix('NVIDIA ').replace('-', ' ')} "
+    if "Laptop" in words:
+        return None
+    return next((rates for model, rates in _SHEETS.items() if f" {model.replace('-', ' ')} " in words), None)
+
+
+ELEMENTWISE_ACCESSES = 18
+"""Reads and writes of an activation's elements in the forward pass of a block outside its products: two norms 2 each,
+two residual sums 3 each, an activation function over four times the width 8."""
+
+Samples = Callable[[int, int, int], list[float]]
+"""Seconds of a product of (rows × inner) by (inner × columns), in samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Seconds, FLOPs and variance of the products of one block."""
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    variance: float = 0.0
+
+
+def of_products(model: TransformerModel, samples: Samples, copy_gb_s: float, copy_least_seconds: float) -> ComputeTimes:
+    """Each product of a block forward once and backward twice, with the shapes that the gradients have.
+
+    Attention computes as fast as the block's products, and what lies between moves its bytes at the speed of copies.
+    """
+    forward, backward = _Sums(), _Sums()
+    tokens = model.tokens
+    for operation in model.operations(0):
+        if not operation.inputs:
+            continue
+        rows = round(operation.flops * model.batch / (2 * operation.inputs * operation.outputs))
+        forward = _add(forward, samples(rows, operation.inputs, operation.outputs), operation.flops)
+        backward = _add(backward, samples(rows, operation.outputs, operation.inputs), operation.flops)
+        backward = _add(backward, samples(operation.inputs, rows, operation.outputs), operation.flops)
+    speed = forward.flops * model.batch / forward.seconds
+    scores = sum(each.flops for each in model.operations(0) if each.needs_attention) * model.batch / speed
+    moved = ELEMENTWISE_ACCESSES * tokens * model.hidden * model.data_type.size_bytes / (copy_gb_s * 1e9)
+    head = model.ends()[1]
+    top = head.flops * model.batch / speed if head is not None else 0.0
+    # A backward pass of attention recomputes the scores: five products where the forward pass has two (FlashAttention).
+    whole_forward = model.layers * (forward.seconds + scores + moved) + top
+    whole_backward = model.layers * (backward.seconds + 2.5 * scores + 2 * moved) + 2 * top
+    noise = 1.96 * (forward.variance + backward.variance) ** 0.5 / (forward.seconds + backward.seconds)
+    return ComputeTimes(
+        forward_seconds=whole_forward,
+        backward_seconds=whole_backward,
+        source="float16 products of the model's shapes by CuPy, attention and the rest estimated from them",
+        spread=noise,
+        copy_gb_s=copy_gb_s,
+        copy_least_seconds=copy_least_seconds,
+    )
+
+
+def _add(sums: _Sums, samples: list[float], flops: float) -> _Sums:
+    error = stdev(samples) ** 2 / len(samples) if len(samples) > 1 else 0.0
+    return _Sums(sums.seconds + mean(samples), sums.flops + flops, sums.variance + error)
+
+
+CONTEXT = "context"
+
+_TENSOR_SOURCE = "tensor parallel"
+_SEQUENCE_SOURCE = "sequence parallel"
+_EXPERT_SOURCE = "experts"
+
+Ready = Callable[[Operation], None]
+"""Told of an operation whose backward pass has been issued: its gradients are ready."""
+
+
+class BlockTimes:
+    """Seconds of the operations of a model on one GPU of a layout."""
+
+    def __init__(self, job: StepJob) -> None:
+        forward, backward = job.compute.shares(job.layout.tensor)
+        flops = job.model.forward_flops() / job.model.batch
+        self._forward = forward / flops / job.layout.context
+        self._backward = backward / flops / job.layout.context
+
+    def forward(self, operation: Operation) -> float:
+        """Of the forward pass."""
+        return operation.flops * self._forward
+
+    def backward(self, operation: Operation) -> float:
+        """Of the backward pass."""
+        return operation.flops * self._backward
+
+
+class BlockWriter:
+    """Writes the passes of blocks into a program."""
+
+    def __init__(self, program: StepProgram) -> None:
+        self._program = program
+        self.times = BlockTimes(program.job)
+        job = program.job
+        self._activations = job.model.activation_bytes / job.layout.context
+        self._is_whole = max(job.layout.tensor, job.layout.context, job.layout.expert) == 1
+        self._tensor, self._context, self._expert = job.tensor_group(), job.context_group(), job.expert_group()
+
+    def forward(self, block: int) -> None:
+        """The forward pass of a block."""
+        if self._is_whole:
+            self._compute_whole(block, backward=False)
+            return
+        for operation in self._program.job.model.operations(block):
+            self._enter(operation.name)
+            self._compute(operation, backward=False)
+            self._leave(operation.name)
+
+    def backward(self, block: int, ready: Ready | None = None) -> None:
+        """The backward pass of a block, last operation first; `ready` of None: nobody waits for its gradients."""
+        if self._is_whole and ready is None:
+            self._compute_whole(block, backward=True)
+            return
+        for operation in reversed(self._program.job.model.operations(block)):
+            self._leave(operation.name, backward=True)
+            self._compute(operation, backward=True)
+            if ready is not None:
+                ready(operation)
+            self._enter(operation.name, backward=True)
+
+    def _compute_whole(self, block: int, *, backward: bool) -> None:
+        """A block in which nothing is communicated, as one task of the kernels that it has."""
+        operations = [each for each in self._program.job.model.operations(block) if each.flops]
+        seconds = sum(map(self.times.backward if backward else self.times.forward, operations))
+        self._program.compute(f"{block}.", seconds, kernels=len(operations) * (2 if backward else 1))
+
+    def end(self, operation: Operation | None, *, backward: bool, ready: Ready | None = None) -> None:
+        """Embedding or head, where the model has them."""
+        if operation is None:
+            return
+        self._compute(operation, backward=backward)
+        if ready is not None:
+            ready(operation)
+
+    def _compute(self, operation: Operation, *, backward: bool) -> None:
+        job = self._program.job
+        seconds = self.times.backward(operation) if backward else self.times.forward(operation)
+        if operation.needs_attention and job.layout.context > 1:
+            self._split_attention(operation.name, seconds, backward=backward)
+            return
+        if seconds > 0:
+            # Backward: one product for the gradient of the input, one for that of the weights.
+            self._program.compute(operation.name, seconds, kernels=2 if backward else 1)
+
+    def _enter(self, name: str, *, backward: bool = False) -> None:
+        """What comes before an operation in the forward pass, and behind it in the backward pass."""
+        layout, part = self._program.job.layout, name.rpartition(".")[2]
+        begins = name.endswith(("attention.in", "mlp.up", "router"))
+        if begins and layout.sequence_parallel:
+            collective = "reducescatter" if backward else "allgather"
+            self._program.synchronous(collective, self._tensor, self._activations, _SEQUENCE_SOURCE)
+        elif begins and backward:
+            self._program.synchronous("allreduce", self._tensor, self._activations, _TENSOR_SOURCE)
+        if part == "up" and "experts" in name:
+            self._exchange_tokens()
+
+    def _leave(self, name: str, *, backward: bool = False) -> None:
+        """What comes behind an operation in the forward pass, and before it in the backward pass."""
+        layout, part = self._program.job.layout, name.rpartition(".")[2]
+        if part == "down" and "experts" in name:
+            self._exchange_tokens()
+        if not name.endswith(("attention.out", "mlp.down", "experts.down")):
+            return
+        if layout.sequence_parallel:
+            collective = "allgather" if backward else "reducescatter"
+            self._program.synchronous(collective, self._tensor, self._activations, _SEQUENCE_SOURCE)
+        elif not backward:
+            self._program.synchronous("allreduce", self._tensor, self._activations, _TENSOR_SOURCE)
+
+    def _exchange_tokens(self) -> None:
+        job = self._program.job
+        size = self._activations * job.model.experts_per_token * job.settings.imbalance / job.layout.tensor
+        self._program.synchronous("alltoall", self._expert, size, _EXPERT_SOURCE)
+
+    def _split_attention(self, name: str, seconds: float, *, backward: bool) -> None:
+        job, program = self._program.job, self._program
+        if job.layout.context_kind is ContextKind.ULYSSES:
+            queries, keys = self._context_bytes()
+            exchanged = [queries, keys, keys]
+            for size in exchanged if not backward else [queries]:
+                program.synchronous("alltoall", self._context, size, str(ContextKind.ULYSSES))
+            program.compute(name, seconds)
+            for size in exchanged if backward else [queries]:
+                program.synchronous("alltoall", self._context, size, str(ContextKind.ULYSSES))
+            return
+        ranks = job.layout.context
+        size = 2 * self._context_bytes()[1] * (2 if backward else 1)
+        arrived: int | None = None
+        for part in range(ranks):
+            before = [each for each in (arrived, program.last) if each is not None]
+            arrived = None
+            if part < ranks - 1:
+                # Sent on as soon as it is here, while this part of the attention computes with it.
+                arrived = program.communicate(
+                    "sendrecv", self._context, size, source="ring attention", stream=CONTEXT, after=before
+                )
+            program.compute(name, seconds / ranks, before)
+
+    def _context_bytes(self) -> tuple[float, float]:
+        """Bytes of a rank's queries, and of its keys."""
+        job = self._program.job
+        model, layout = job.model, job.layout
+        tokens = model.tokens / layout.context
+        size = model.data_type.size_bytes / layout.tensor
+        return tokens * model.hidden * size, tokens * model.key_value_width * size

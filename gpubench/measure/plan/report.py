@@ -1,18 +1,16 @@
-"""The report of a plan: layouts ranked, what is exposed, settings, faults, curves, and the step as a timeline."""
+"""Report of a plan: layouts ranked, exposed communication, best settings, cost of faults, and a timeline."""
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpubench.measure.plan.advice import FLAT_PERCENT, Advice, TriedSetting, best_of, gathers_blocks, has_buckets
-from gpubench.measure.plan.curves import CollectiveTimesFound
+from gpubench.errors import UsageError
 from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
-from gpubench.measure.plan.faults import FaultCost
-from gpubench.measure.plan.ranking import RankedLayout, tokens_per_second
-from gpubench.measure.plan.step import StepPrediction
-from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
-from gpubench.model.results.rows.plan import (
+from gpubench.measure.plan.program import CollectiveTimesFound, FaultSeconds, StepJob
+from gpubench.measure.plan.step import DEFAULT_CAP_BYTES, StepPrediction, predict
+from gpubench.model.results.plan import (
     CURVES_SECTION,
     EXPOSED_SECTION,
     FAULT_COSTS_SECTION,
@@ -26,8 +24,234 @@ from gpubench.model.results.rows.plan import (
     SettingRow,
     TimelineRow,
 )
+from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Verdict
+from gpubench.model.workload import MemoryNeed, ParallelLayout, Sharding, TransformerModel, layouts_for, memory_need
+
+MEGABYTE = 2**20
+BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
+
+FLAT_PERCENT = 1.0
+"""A setting whose step is within this of the best is as good: single steps of DDP differ by 0.5 to 1 % between runs."""
+
+OWN_CTAS = "own"
+"""NCCL's own number of thread blocks, in the words of gpubench overlap."""
+
+_EQUAL = 1.001
+"""Predictions that differ by less are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedSetting:
+    """A value of a setting, and the step that it gives."""
+
+    setting: str
+    value: str
+    prediction: StepPrediction
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was tried of a layout; `best` is the fastest of all."""
+
+    tried: Sequence[TriedSetting]
+    best: StepPrediction
+
+    def of(self, setting: str) -> list[TriedSetting]:
+        """What was tried of one setting."""
+        return [each for each in self.tried if each.setting == setting]
+
+    def flat(self, setting: str) -> list[TriedSetting]:
+        """The values that are as good as the best of this setting."""
+        tried = self.of(setting)
+        least = min((each.prediction.seconds for each in tried), default=0.0)
+        return [each for each in tried if each.prediction.seconds <= least * (1 + FLAT_PERCENT / 100)]
+
+
+def has_buckets(job: StepJob) -> bool:
+    """True where gradients are reduced by buckets."""
+    return job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
+
+
+def gathers_blocks(job: StepJob) -> bool:
+    """True where parameters are gathered block by block."""
+    return job.layout.gradient_ranks > 1 and job.layout.sharding in (Sharding.FSDP, Sharding.ZERO3)
+
+
+def advise(job: StepJob, capped: Mapping[int, StepJob] | None = None) -> Advice:
+    """Try every setting that the layout has; `capped` are the same job by NCCL's cap on thread blocks, where known."""
+    tried = list(_buckets(job)) + list(_prefetch(job))
+    best = best_of(tried).prediction if tried else predict(job, with_range=False)
+    if capped:
+        tried.append(TriedSetting("ctas", OWN_CTAS, best))
+        for ctas, other in sorted(capped.items()):
+            same = replace(other, settings=best.job.settings)
+            tried.append(TriedSetting("ctas", str(ctas), predict(same, with_range=False)))
+    return Advice(tried, predict(best.job))
+
+
+def best_of(tried: Sequence[TriedSetting]) -> TriedSetting:
+    """The fastest; of those that are within 0.1 % of it the one nearest to what PyTorch does by itself."""
+    least = min(each.prediction.seconds for each in tried)
+    equal = [each for each in tried if each.prediction.seconds <= least * _EQUAL]
+    return min(equal, key=lambda each: abs(math.log(each.prediction.job.settings.bucket_bytes / DEFAULT_CAP_BYTES)))
+
+
+def _buckets(job: StepJob) -> Iterator[TriedSetting]:
+    if not has_buckets(job):
+        return
+    for size in BUCKETS_MB:
+        other = replace(job, settings=replace(job.settings, bucket_bytes=size * MEGABYTE))
+        yield TriedSetting("bucket_mb", str(size), predict(other, with_range=False))
+
+
+def _prefetch(job: StepJob) -> Iterator[TriedSetting]:
+    if not gathers_blocks(job):
+        return
+    for wanted in (True, False):
+        other = replace(job, settings=replace(job.settings, prefetch=wanted))
+        yield TriedSetting("prefetch", "yes" if wanted else "no", predict(other, with_range=False))
+
+
+_MOST_THAT_DO_NOT_FIT = 4
+"""Of layouts that do not fit those that come nearest are simulated too."""
+
+_MOST_DOUBLINGS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedLayout:
+    """A layout with its predicted step and its need of memory."""
+
+    prediction: StepPrediction
+    need: MemoryNeed
+    gpu_memory_bytes: int | None
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The layout."""
+        return self.prediction.job.layout
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a GPU's memory is enough; None where it is not known."""
+        return None if self.gpu_memory_bytes is None else self.need.total <= self.gpu_memory_bytes
+
+
+def microbatches_of(layout: ParallelLayout, asked: int | None, sequences: int, batch: int) -> int | None:
+    """Microbatches of a data-parallel rank in a step of so many sequences in all; None where they do not divide.
+
+    An interleaved pipeline needs a multiple of its stages.
+    """
+    if asked is not None:
+        count = asked
+    else:
+        whole, rest = divmod(sequences, layout.data * batch)
+        if rest or not whole:
+            return None
+        count = whole
+    if layout.stages_per_gpu > 1 and count % layout.pipeline:
+        return None
+    return count
+
+
+def rank(
+    job: StepJob,
+    layouts: Sequence[ParallelLayout],
+    *,
+    sequences: int,
+    microbatches: int | None,
+    gpu_memory_bytes: int | None,
+    optimizer_bytes: int,
+    unknown: list[str] | None = None,
+) -> list[RankedLayout]:
+    """Every layout that the batch divides by, by the time of a token; of many, those that do not fit are left out.
+
+    `unknown` gathers layouts whose collectives nothing is known of; where it is None, or all are, UsageError is raised.
+    """
+    fitting: list[tuple[ParallelLayout, int, MemoryNeed]] = []
+    others: list[tuple[ParallelLayout, int, MemoryNeed]] = []
+    for layout in layouts:
+        count = microbatches_of(layout, microbatches, sequences, job.model.batch)
+        if count is None:
+            continue
+        need = memory_need(job.model, layout, count, optimizer_bytes)
+        fits = gpu_memory_bytes is None or need.total <= gpu_memory_bytes
+        (fitting if fits else others).append((layout, count, need))
+    others = sorted(others, key=lambda each: each[2].total)[: _MOST_THAT_DO_NOT_FIT if fitting else 1]
+    found, last = list[RankedLayout](), None
+    for layout, count, need in (*fitting, *others):
+        own = replace(job, layout=layout, settings=replace(job.settings, microbatches=count))
+        try:
+            prediction = predict(own, with_range=False)
+        except UsageError as error:
+            if unknown is None:
+                raise
+            unknown.append(f"{layout}: {error.seen}")
+            last = error
+            continue
+        found.append(RankedLayout(prediction=prediction, need=need, gpu_memory_bytes=gpu_memory_bytes))
+    if not found and last is not None:
+        raise last
+    return sorted(found, key=lambda each: (each.fits is False, seconds_a_sequence(each.prediction), each.need.total))
+
+
+def first_fit(
+    model: TransformerModel, gpus_per_node: int, gpu_memory_bytes: int, optimizer_bytes: int
+) -> tuple[int, ParallelLayout, MemoryNeed] | None:
+    """The fewest nodes, doubled from one on, on which some layout fits, and the one that needs least; None: none."""
+    for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
+        gpus = nodes * gpus_per_node
+        needs = [
+            (layout, memory_need(model, layout, count, optimizer_bytes))
+            for layout in layouts_for(model, gpus, gpus_per_node)
+            if (count := microbatches_of(layout, None, model.batch * gpus, model.batch)) is not None
+        ]
+        layout, least = min(needs, key=lambda each: each[1].total)
+        if least.total <= gpu_memory_bytes:
+            return nodes, layout, least
+    return None
+
+
+def seconds_a_sequence(prediction: StepPrediction) -> float:
+    """Of a step, over all sequences that it trains on."""
+    job = prediction.job
+    return prediction.seconds / (job.layout.data * job.settings.microbatches * job.model.batch)
+
+
+def tokens_per_second(prediction: StepPrediction) -> float:
+    """Of all GPUs."""
+    return prediction.job.model.sequence / seconds_a_sequence(prediction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCase:
+    """A fault: as --fault writes it, in words, who asked for it, and what it makes of a time."""
+
+    text: str
+    what: str
+    source: str
+    seconds: FaultSeconds
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCost:
+    """A fault with the step that it makes."""
+
+    case: FaultCase
+    prediction: StepPrediction
+
+
+def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[FaultCost]:
+    """The same step with each fault, the costliest first."""
+    found = []
+    for case in cases:
+        job = replace(healthy.job, times=healthy.job.times.with_fault(case.seconds))
+        found.append(FaultCost(case, predict(job, with_range=False)))
+    return sorted(found, key=lambda each: (-each.prediction.seconds, -each.prediction.communication_seconds))
+
 
 SECTIONS = (
     *(LAYOUTS_SECTION, EXPOSED_SECTION, SETTINGS_SECTION, FAULT_COSTS_SECTION, CURVES_SECTION, TIMELINE_SECTION),

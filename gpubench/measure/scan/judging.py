@@ -1,14 +1,190 @@
-"""Which cells are suspects, and which of them are confirmed: by thresholds in deviations of one figure.
+"""Judging of measured figures: scores and thresholds for rails of nodes, whole leaves, and the inside of each node.
+
+A pair is as slow as its slower end, and a transient dip makes it slower still: what disturbs a figure only ever lowers
+it. So the score is the mean of the upper half of a cell's figures, which one bad partner or dip of three, or two of
+five, does not move, and which is sharper than their median: benchmarks/scan_confusion.py has both.
 
 The thresholds are those that benchmarks/scan_confusion.py shows: at 4,096 nodes of eight rails, fewer than one run in
 ten names a healthy cell, and at a noise of 2 % more than nine of ten losses of 5 % are named.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import NormalDist, fmean, median
 
-from gpubench.measure.scan.scores import Yardstick, shares_of
-from gpubench.model.results.scan_rounds import NodeRail, PairSample, ScanFabric, ScanPhase
+from gpubench.collectives.expected import curve
+from gpubench.collectives.registry import collective_named
+from gpubench.errors import UsageError
+from gpubench.model.profiles.learning import Expectation, judge_bandwidth
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.rounds import (
+    BOTH_WAYS,
+    EXCHANGED_BYTES,
+    WRONG_DATA_ARRIVED,
+    LocalFigure,
+    LocalQuantity,
+    NodeRail,
+    PairSample,
+    ScanFabric,
+    ScanPhase,
+)
+from gpubench.model.terms.statistics import robust_deviation
+from gpubench.model.terms.units import BYTES_PER_GB, compress_names
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
+
+LEAST_CELLS = 16
+"""Fewer have no level of their own inside leaves and across: both are taken together."""
+
+_GAP_OF_THREE, _NEAREST_OF_THREE = 0.6895, 0.3606
+"""The median distance of the two highest, and of the two nearest, of three normal values in standard deviations; by
+simulation."""
+
+_DEVIATION_OF_THREE = 0.6244
+"""The standard deviation of the mean of the two highest of three normal values; by simulation."""
+
+_UPPER_QUARTILE = 0.6745
+
+_FEW_FIGURES, _FEW_NODES = 10, 9
+"""Few cells tell little of the noise, and few nodes little of what is usual: see `_caution`."""
+
+
+def upper_mean(values: Sequence[float]) -> float:
+    """The mean of the upper half of some values, of an odd number the larger half."""
+    ordered = sorted(values)
+    return fmean(ordered[len(ordered) // 2 :])
+
+
+@cache
+def upper_excess(count: int) -> float:
+    """By how many standard deviations the upper mean of so many normal values is above their mean (Blom, 1958)."""
+    places = range(count // 2 + 1, count + 1)
+    return fmean(NormalDist().inv_cdf((place - 0.375) / (count + 0.25)) for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What healthy cells deliver: GB/s by rail and whether both ends hang on one leaf, and the deviation of a figure.
+
+    `deviation` is that of one figure, as a share of it. `slow_leaves` is what is left of it by leaf, rail and whether
+    both ends hang on that leaf, where a whole leaf is slow: a cell is then held against the others of its leaf.
+    """
+
+    centres: Mapping[tuple[int, bool], float]
+    deviation: float
+    slow_leaves: Mapping[tuple[str, int, bool], float] = field(default_factory=dict)
+
+    def share(self, fabric: ScanFabric, sample: PairSample) -> float:
+        """A figure as a share of what is usual; 0 where there is none."""
+        first, second, rail, gb_s = sample[:4]
+        inside = fabric.inside(first, second)
+        usual = self.centres.get((rail, inside), 0.0)
+        if self.slow_leaves:
+            usual *= min(
+                self.slow_leaves.get((leaf, rail, inside), 1.0)
+                for leaf in (fabric.leaves[first] or "", fabric.leaves[second] or "")
+            )
+        return gb_s / usual if usual > 0 else 0.0
+
+    def score(self, shares: Sequence[float]) -> float:
+        """The score of a cell with these shares: 1 is as the others are."""
+        return upper_mean(shares) / (1 + upper_excess(len(shares)) * self.deviation)
+
+
+Shares = dict[NodeRail, list[float]]
+
+
+def shares_of(fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample]) -> Shares:
+    """The shares of every cell; a failure counts as nothing, for the node that it is known to be of, else for both."""
+    found: Shares = {}
+    for sample in samples:
+        share = yardstick.share(fabric, sample)
+        for node in (sample.first, sample.second):
+            if not sample.failure or sample.culprit in (None, node):
+                found.setdefault(NodeRail(node, sample.rail), []).append(share)
+    return found
+
+
+def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Yardstick:
+    """What is usual, from a screening of which most cells are healthy, though half of all pairs may not be."""
+    measured = [each for each in samples if not each.failure]
+    by_class: dict[tuple[int, bool], Shares] = {}
+    for sample in measured:
+        key = sample.rail, fabric.inside(sample.first, sample.second)
+        for node in (sample.first, sample.second):
+            by_class.setdefault(key, {}).setdefault(NodeRail(node, sample.rail), []).append(sample.gb_s)
+    centres = {key: _level(_merged(by_class, key), 0.0) for key in by_class}
+    rough = Yardstick(centres, 0.0)
+    deviation = _within(shares_of(fabric, rough, measured)) * _caution(measured)
+    centres = {key: _level(_merged(by_class, key), deviation) for key in by_class}
+    found = Yardstick(centres, deviation)
+    return replace(found, deviation=max(deviation, _between(found, shares_of(fabric, found, measured))))
+
+
+def _caution(samples: Sequence[PairSample]) -> float:
+    """How many times the noise that is seen counts: of four nodes of one rail 4, of 64 of four rails 1.04.
+
+    With that about one scan in a hundred of 3 to 16 healthy nodes names any.
+    """
+    nodes = len({node for each in samples for node in each[:2]})
+    return (1 + _FEW_FIGURES / max(1, len(samples))) * (1 + _FEW_NODES / max(1, nodes) ** 2)
+
+
+def round_yardstick(
+    fabric: ScanFabric, samples: Sequence[PairSample], good: frozenset[int], usual: Yardstick
+) -> Yardstick:
+    """The same from pairs of good nodes, where these are many; else as in the screening."""
+    by_class: dict[tuple[int, bool], list[float]] = {}
+    for sample in samples:
+        if sample.first in good and sample.second in good and not sample.failure:
+            key = sample.rail, fabric.inside(sample.first, sample.second)
+            by_class.setdefault(key, []).append(sample.gb_s)
+    own = {key: median(values) for key, values in by_class.items() if len(values) >= LEAST_CELLS}
+    return replace(usual, centres={**usual.centres, **own})
+
+
+def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) -> Shares:
+    """The figures of a class of pairs; of few nodes all figures of the rail."""
+    own = by_class[key]
+    other = by_class.get((key[0], not key[1]), {})
+    if not other or min(len(own), len(other)) >= LEAST_CELLS:
+        return own
+    return {cell: [*own.get(cell, ()), *other.get(cell, ())] for cell in {*own, *other}}
+
+
+def _level(figures: Shares, deviation: float) -> float:
+    return median(upper_mean(each) / (1 + upper_excess(len(each)) * deviation) for each in figures.values())
+
+
+def _within(shares: Shares) -> float:
+    """The deviation of a figure from the next: of the two highest of a cell, which a bad partner did not lower.
+
+    Three nodes have two figures each; of a rail the two figures that are nearest to each other have no bad partner, or
+    the same.
+    """
+    three = [sorted(each)[-2:] for each in shares.values() if len(each) >= 3]
+    gaps = [(high - low) / high for low, high in three if high > 0]
+    if gaps:
+        return median(gaps) / _GAP_OF_THREE
+    nearest: dict[int, float] = {}
+    for cell, own in shares.items():
+        if len(own) == 2 and max(own) > 0:
+            gap = (max(own) - min(own)) / max(own)
+            nearest[cell.rail] = min(gap, nearest.get(cell.rail, gap))
+    return median(nearest.values()) / _NEAREST_OF_THREE if nearest else 0.0
+
+
+def _between(yardstick: Yardstick, shares: Shares) -> float:
+    """The deviation of a figure that the better half of all cells has from each other, lasting differences included."""
+    scores = sorted(yardstick.score(each) for each in shares.values() if len(each) == 3)
+    if len(scores) < LEAST_CELLS:
+        return 0.0
+    upper, middle = scores[len(scores) * 3 // 4], scores[len(scores) // 2]
+    return (upper - middle) / _UPPER_QUARTILE / _DEVIATION_OF_THREE
+
 
 DEVIATIONS: Mapping[ScanPhase, float] = {
     ScanPhase.SCREENING: 1.2,
@@ -82,3 +258,328 @@ def falls_behind(phase: ScanPhase, deviation: float, scores_: Mapping[NodeRail, 
         for cell, each in scores_.items()
         if (each.score < least and (not is_last or each.figures >= LEAST_FIGURES)) or (each.failures and not is_last)
     ]
+
+
+LEAST_NODES, LEAST_LEAVES = 4, 3
+"""Fewer nodes are judged one by one; of two leaves nobody can say which one's uplink is slow."""
+
+STANDARD_ERRORS = 5.0
+"""By so many standard errors of its median a leaf has to be slow: by chance one in three million is."""
+
+LEAST_LEAF_LOSS = 0.015
+"""And by this much: one of 32 uplinks is 3 %."""
+
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
+"""The standard error of a median over that of a mean, of normal values."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafLevel:
+    """What a rail of a leaf delivers, inside and across, as shares of what is usual; None where nobody measured."""
+
+    leaf: str
+    rail: int
+    inside: float | None
+    across: float | None
+
+    @property
+    def is_uplink(self) -> bool:
+        """True where only what leaves the leaf is slow: inside is nearer to what is usual than to that."""
+        return self.across is not None and (self.inside is None or self.inside > (1 + self.across) / 2)
+
+
+def slow_leaves(
+    fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[PairSample], good: Set[int] | None = None
+) -> list[LeafLevel]:
+    """The rails of leaves that are slow; with `good`, by figures across with these alone."""
+    if len(set(filter(None, fabric.leaves))) < LEAST_LEAVES:
+        return []
+    plain = replace(yardstick, slow_leaves={})
+    values = _by_leaf(fabric, plain, samples, good)
+    found = []
+    for leaf, rail in {key[:2]: None for key in values}:
+        levels = {}
+        slow = False
+        for inside in (True, False):
+            shares = values.get((leaf, rail, inside), [])
+            levels[inside] = median(shares) if shares else None
+            slow = slow or _is_slow(shares, yardstick.deviation)
+        if slow:
+            found.append(LeafLevel(leaf, rail, levels[True], levels[False]))
+    return found
+
+
+def with_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yardstick:
+    """The yardstick that holds cells of slow leaves against the others of their leaf."""
+    offsets: dict[tuple[str, int, bool], float] = {}
+    for each in levels:
+        if each.across is not None:
+            offsets[each.leaf, each.rail, False] = min(1.0, each.across)
+        if each.inside is not None and not each.is_uplink:
+            offsets[each.leaf, each.rail, True] = min(1.0, each.inside)
+    return replace(yardstick, slow_leaves=offsets)
+
+
+def _by_leaf(
+    fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample], good: Set[int] | None
+) -> Mapping[tuple[str, int, bool], list[float]]:
+    members: dict[str, int] = {}
+    for leaf in fabric.leaves:
+        if leaf is not None:
+            members[leaf] = members.get(leaf, 0) + 1
+    values: dict[tuple[str, int, bool], list[float]] = {}
+    for sample in samples:
+        first, second, rail = sample[:3]
+        inside = fabric.inside(first, second)
+        if sample.failure or (good is not None and not inside and (first in good) == (second in good)):
+            continue
+        share = yardstick.share(fabric, sample)
+        for leaf in {fabric.leaves[first], fabric.leaves[second]}:
+            if leaf is not None and members[leaf] >= LEAST_NODES:
+                values.setdefault((leaf, rail, inside), []).append(share)
+    return values
+
+
+def _is_slow(shares: Sequence[float], deviation: float) -> bool:
+    if len(shares) < LEAST_NODES:
+        return False
+    error = MEDIAN_ERROR * deviation / math.sqrt(len(shares))
+    return 1 - median(shares) > max(STANDARD_ERRORS * error, LEAST_LEAF_LOSS)
+
+
+LOCAL_DEVIATIONS, LEAST_LOCAL_LOSS = 5.0, 0.1
+"""A figure is slow that is so many deviations, and at least this share, below the median of all."""
+
+LEAST_LOCAL_FIGURES = 3
+"""Of two nobody can say which one is slow."""
+
+
+def slow_figures(figures: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
+    """The figures that fall behind, each with its share of what is usual.
+
+    GPUs are held against all GPUs, pairs against the pair at the same place of other nodes: some are joined by fewer
+    links than others.
+    """
+    found: dict[LocalFigure, float] = {}
+    for quantity in LocalQuantity:
+        alike: defaultdict[tuple[int, int | None], list[LocalFigure]] = defaultdict(list)
+        for each in figures:
+            if each.quantity is quantity:
+                alike[(each.gpu, each.partner) if quantity is LocalQuantity.PAIR else (0, None)].append(each)
+        shares: dict[LocalFigure, float] = {}
+        for own in alike.values():
+            usual = median(each.gb_s for each in own)
+            if len(own) >= LEAST_LOCAL_FIGURES and usual > 0:
+                shares |= {each: each.gb_s / usual for each in own}
+        noise = robust_deviation([share for each, share in shares.items() if not each.failure])
+        least = 1 - max(LOCAL_DEVIATIONS * (noise.deviation if noise else 0.0), LEAST_LOCAL_LOSS)
+        found |= {each: share for each, share in shares.items() if share < least or each.failure}
+    return found
+
+
+def still_slow(first: Iterable[LocalFigure], again: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
+    """The figures that fall behind in both of two measurements, as the second one has them."""
+    before = {each.place for each in first}
+    return {each: share for each, share in slow_figures(again).items() if each.place in before}
+
+
+def slowest_of(*measurements: Mapping[LocalFigure, float]) -> dict[LocalFigure, float]:
+    """The figures that fall behind in any of several measurements, each as the one that has it slowest."""
+    found: dict[tuple[int, int, LocalQuantity, int | None], tuple[LocalFigure, float]] = {}
+    for figure, share in (each for measured in measurements for each in measured.items()):
+        known = found.setdefault(figure.place, (figure, share))
+        if share < known[1]:
+            found[figure.place] = figure, share
+    return dict(found.values())
+
+
+def better_of(first: Sequence[LocalFigure], again: Sequence[LocalFigure]) -> list[LocalFigure]:
+    """Of two measurements the better figures, which are slow where both are; damaged data where either has them."""
+    found: dict[tuple[int, int, LocalQuantity, int | None], LocalFigure] = {}
+    for each in (*first, *again):
+        known = found.setdefault(each.place, each)
+        if (each.failure.startswith(WRONG_DATA_ARRIVED), each.gb_s) > (
+            known.failure.startswith(WRONG_DATA_ARRIVED),
+            known.gb_s,
+        ):
+            found[each.place] = each
+    return list(found.values())
+
+
+LEAST_PAIRS = 2
+"""Of one slow pair alone nobody can say which of its two GPUs it is."""
+
+SlowFigures = Mapping[LocalFigure, float]
+"""Figures that fall behind, with their shares of what is usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """A part of a node that `figures` show to be slow: a GPU, a GPU with its partner, or, with neither, the node."""
+
+    node: int
+    gpu: int | None
+    partner: int | None
+    figures: SlowFigures
+
+
+def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
+    """The parts that slow figures show, each in one: the node where most GPUs are slow, or all-reduce alone."""
+    by_node: defaultdict[int, dict[LocalFigure, float]] = defaultdict(dict)
+    for figure, share in slow.items():
+        by_node[figure.node][figure] = share
+    for node, own in sorted(by_node.items()):
+        gpus, pairs = _blamed(own, rails)
+        if len(gpus) * 2 > rails > 1 or not (gpus or pairs):
+            yield LocalPart(node, None, None, own)
+            continue
+        for gpu, figures in sorted(gpus.items()):
+            yield LocalPart(node, gpu, None, {each: own[each] for each in figures})
+        for each in pairs:
+            yield LocalPart(node, each.gpu, each.partner, {each: own[each]})
+
+
+def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[LocalFigure]], list[LocalFigure]]:
+    """Figures by GPU that is to blame, and the pairs left: each time the GPU with the most slow pairs is taken."""
+    gpus: defaultdict[int, list[LocalFigure]] = defaultdict(list)
+    for each in own:
+        if each.quantity not in (LocalQuantity.PAIR, LocalQuantity.ALL_REDUCE):
+            gpus[each.gpu].append(each)
+    pairs = [each for each in own if each.quantity is LocalQuantity.PAIR]
+    for gpu in [*gpus, *_most_in_pairs(pairs, rails)]:
+        gpus[gpu] += [each for each in pairs if gpu in (each.gpu, each.partner)]
+        pairs = [each for each in pairs if gpu not in (each.gpu, each.partner)]
+    return gpus, pairs
+
+
+def _most_in_pairs(pairs: Sequence[LocalFigure], rails: int) -> Iterator[int]:
+    """GPUs of which most pairs are slow, or several had no figure, after which no more were tried."""
+    slow = _count(pairs)
+    failed = _count([each for each in pairs if each.failure])
+    enough = {gpu for gpu, count in slow.items() if count >= LEAST_PAIRS and 2 * count > rails - 1}
+    enough |= {gpu for gpu, count in failed.items() if count >= LEAST_PAIRS}
+    left = list(pairs)
+    while candidates := enough & _count(left).keys():
+        gpu = max(candidates, key=lambda each: (_count(left)[each], -each))
+        yield gpu
+        left = [each for each in left if gpu not in (each.gpu, each.partner)]
+
+
+def _count(pairs: Sequence[LocalFigure]) -> Counter[int]:
+    return Counter(gpu for each in pairs for gpu in (each.gpu, each.partner) if gpu is not None)
+
+
+_COLLECTIVES: Mapping[LocalQuantity, tuple[str, int]] = {
+    LocalQuantity.PAIR: ("sendrecv", BOTH_WAYS),
+    LocalQuantity.ALL_REDUCE: ("allreduce", 1),
+}
+"""The collective by which a profile expects each, and a factor: of a pair each GPU sends and receives at once."""
+
+
+def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Iterator[Finding]:
+    """GPUs of one node between which data arrived damaged, however rarely."""
+    found = {each.place: each for each in figures if each.failure.startswith(WRONG_DATA_ARRIVED)}
+    for each in found.values():
+        host = fabric.hosts[each.node]
+        yield Finding(
+            WRONG_DATA,
+            Verdict.FAIL,
+            f"{host} GPU{each.gpu} and GPU{each.partner}" if each.partner is not None else host,
+            f"{each.quantity.value}: {each.failure}",
+            "every element exact",
+            "data damaged on the way: a GPU, a link, or ACS and IOMMU between peers",
+            f"ssh {shlex.quote(host)} gpubench check",
+            subjects=(host,),
+        )
+
+
+def not_measured_inside(
+    fabric: ScanFabric, passes: Sequence[Sequence[LocalFigure]], named: Sequence[LocalFigure]
+) -> Iterator[Finding]:
+    """Nodes of which something inside could not be measured, and that nobody has named for it.
+
+    An ERROR in the last pass, as where it is so on most nodes and none of them is odd; once alone it is a doubt.
+    """
+    known = {each.place for each in named}
+    last = {each.place for each in passes[-1] if each.failure}
+    found: dict[tuple[LocalQuantity, str, Verdict], dict[int, None]] = {}
+    for each in (each for figures in passes for each in figures if each.failure and each.place not in known):
+        if not each.failure.startswith(WRONG_DATA_ARRIVED):
+            severity = Verdict.ERROR if each.place in last else Verdict.WARN
+            found.setdefault((each.quantity, each.failure, severity), {})[each.node] = None
+    for (quantity, failure, severity), nodes in found.items():
+        names = [fabric.hosts[node] for node in sorted(nodes)]
+        yield Finding(
+            "inside-not-measured",
+            severity,
+            compress_names(names),
+            f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", once of two times"),
+            "a figure of every GPU of a node, every pair of them, and its all-reduce",
+            "NCCL needs longer than the deadline to connect, somebody has the memory, or what the nodes share hangs",
+            f"gpubench scan --timeout 60; ssh {shlex.quote(names[0])} gpubench check",
+            subjects=tuple(names),
+        )
+
+
+def expected_inside(profile: Profile | None, gpus: int) -> dict[LocalQuantity, Expectation]:
+    """What a profile expects of phase 0 with so many GPUs; nothing where it is of no particular machine.
+
+    Of a pair no more than a copy reaches: where NVLinks join GPUs directly, a collective has those to all others too.
+    """
+    found: dict[LocalQuantity, Expectation] = {}
+    if profile is None or profile.match.generic is not None or gpus < 2 or profile.match.visible < 2:
+        return found
+    for quantity, (name, ways) in _COLLECTIVES.items():
+        collective = collective_named(name)
+        try:
+            seconds = curve(profile, collective, gpus, gpus).at(EXCHANGED_BYTES)
+        except UsageError:
+            continue
+        gb_s = ways * EXCHANGED_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
+        if quantity is LocalQuantity.PAIR:
+            gb_s = min([gb_s, *(ways * each.value for each in profile.find("p2p.write_gb_s"))])
+        found[quantity] = Expectation(gb_s, f"profile {profile.name}")
+    return found
+
+
+def below_profile(
+    fabric: ScanFabric,
+    passes: Sequence[Sequence[LocalFigure]],
+    profiles: Mapping[int, Profile | None],
+    named: Sequence[LocalFigure],
+) -> Iterator[Finding]:
+    """Nodes of which the median figure is below what their profile expects, in both passes; profiles are by node.
+
+    What comparisons with other nodes have `named` is not counted.
+    """
+    known = {each.place for each in named}
+    expected = {node: expected_inside(profile, fabric.rails) for node, profile in profiles.items()}
+    best: dict[tuple[int, LocalQuantity], dict[tuple[int, int | None], float]] = {}
+    for each in (each for figures in passes for each in figures if not each.failure and each.place not in known):
+        own = best.setdefault((each.node, each.quantity), {})
+        own[each.gpu, each.partner] = max(each.gb_s, own.get((each.gpu, each.partner), 0.0))
+    by_kind: dict[tuple[LocalQuantity, str], list[tuple[float, int, Expectation]]] = {}
+    for (node, quantity), own in best.items():
+        expectation = expected.get(node, {}).get(quantity)
+        if expectation is not None and own:
+            by_kind.setdefault((quantity, expectation.whose), []).append((median(own.values()), node, expectation))
+    for (quantity, _), nodes in by_kind.items():
+        slow = [each for each in nodes if judge_bandwidth(each[0], each[2], None) is not None]
+        if not slow:
+            continue
+        gb_s, worst, expectation = min(slow)
+        judged = judge_bandwidth(gb_s, expectation, None)
+        if judged is None:
+            continue
+        severity, seen, wanted = judged
+        names = [fabric.hosts[node] for _, node, _ in slow]
+        yield Finding(
+            "inside-below-profile",
+            severity,
+            compress_names(names),
+            f"{quantity.value}: {seen}, on {fabric.hosts[worst]}",
+            wanted,
+            "what these nodes have in common: a setting of NCCL's, driver, firmware, clocks, or somebody who uses them",
+            f"ssh {shlex.quote(fabric.hosts[worst])} gpubench check",
+            subjects=tuple(names),
+        )

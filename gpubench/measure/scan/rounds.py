@@ -1,27 +1,262 @@
-"""A scan, phase after phase: what is measured next follows from what was measured before."""
+"""Rounds of a scan: inside each node, between pairs of nodes, confirmation, and one collective of all nodes.
 
+All nodes measure at once, and each by itself: no network takes part.
+"""
+
+import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpubench.measure.scan.blame import blamed
-from gpubench.measure.scan.judging import CellScore, falls_behind, scores
-from gpubench.measure.scan.leaves import LeafLevel, slow_leaves, with_slow_leaves
-from gpubench.measure.scan.schedule import Schedule
-from gpubench.measure.scan.scores import Yardstick, round_yardstick, screening_yardstick
-from gpubench.model.results.scan_rounds import (
+from gpubench.measure.scan.judging import (
+    CellScore,
+    LeafLevel,
+    Yardstick,
+    falls_behind,
+    round_yardstick,
+    scores,
+    screening_yardstick,
+    slow_leaves,
+    with_slow_leaves,
+)
+from gpubench.model.results.rounds import (
     ROUNDS,
     BeforeRounds,
+    LocalFigure,
+    LocalQuantity,
     NodePair,
     NodeRail,
     PairSample,
     PlannedRound,
+    RingOutcome,
     RoundOutcome,
     ScanFabric,
     ScanPhase,
 )
+
+_FEW_NODES = 64
+"""Among so few nodes two random matchings often share a pair, which is then taken apart."""
+
+
+def circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs of a round of the circle tournament: in n - 1 rounds each of an even number n meets every other once.
+
+    As in every round robin (Schurig, 1886), one stands still and the others turn around it; of an odd number the one
+    that stands still is nobody, and whoever would meet it sits out.
+    """
+    order: list[int | None] = [*places, *([None] if len(places) % 2 else [])]
+    turning = len(order) - 1
+    if turning < 1:
+        return []
+    meetings = [(order[-1], order[number % turning])]
+    meetings += [
+        (order[(number + step) % turning], order[(number - step) % turning]) for step in range(1, len(order) // 2)
+    ]
+    return [(one, other) for one, other in meetings if one is not None and other is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The matchings of a scan. Of an odd number of nodes another one sits out in every round."""
+
+    fabric: ScanFabric
+    seed: int
+
+    def screening(self, number: int, living: Sequence[int]) -> tuple[NodePair, ...]:
+        """Round `number` of the screening, from 1 on: one inside the leaves where they are known, then across."""
+        return tuple(self._matching(number, living, inside=number == 1))
+
+    def against_good(
+        self, number: int, suspects: Sequence[int], good: Sequence[int]
+    ) -> tuple[tuple[NodePair, ...], tuple[NodePair, ...]]:
+        """Suspects with known good nodes, another one in every round; and all others among themselves.
+
+        Where there are more suspects than good nodes, they take turns.
+        """
+        order = self._shuffled("suspects", suspects)
+        partners = self._shuffled("good", good)
+        most = min(len(order), len(partners))
+        turn = 0 if most == len(order) else number * most
+        chosen = [order[(turn + i) % len(order)] for i in range(most)]
+        taken = [partners[(number + i) % len(partners)] for i in range(most)]
+        judged = tuple(NodePair(one, other) for one, other in zip(chosen, taken, strict=True))
+        left = sorted((set(suspects) | set(good)) - set(chosen) - set(taken))
+        others = self._matching(number, left, inside=number % 2 == 1)
+        return judged, tuple(others)
+
+    def _matching(self, number: int, nodes: Sequence[int], *, inside: bool) -> list[NodePair]:
+        if len({self.fabric.leaves[node] for node in nodes}) < 2 or any(
+            self.fabric.leaves[node] is None for node in nodes
+        ):
+            return self._circle(number, nodes)
+        even = self._without_one(number, nodes)
+        return self._inside(number, even) if inside else self._across(number, even)
+
+    def _circle(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
+        """A round of the circle tournament over a shuffled order."""
+        return [NodePair(one, other) for one, other in circle_round(number, self._shuffled("circle", nodes))]
+
+    def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
+        """Pairs within leaves; what is left of leaves with an odd number is paired across."""
+        members: dict[str | None, list[int]] = {}
+        for node in self._shuffled(f"inside{number}", nodes):
+            members.setdefault(self.fabric.leaves[node], []).append(node)
+        left = [each.pop() for each in members.values() if len(each) % 2]
+        groups = [*members.values(), left]
+        return [NodePair(each[i], each[i + 1]) for each in groups for i in range(0, len(each) - 1, 2)]
+
+    def _across(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
+        """Random pairs between leaves, wherever no leaf has more than half of all nodes; of few nodes no pair again.
+
+        A pair within a leaf changes partners with a pair of which neither node is on it: there is one, as no leaf has
+        more than half of all.
+        """
+        before = self._before(number, nodes) if len(nodes) <= _FEW_NODES else frozenset()
+        order = self._shuffled(f"across{number}", nodes)
+        pairs = [NodePair(order[place], order[place + 1]) for place in range(0, len(order) - 1, 2)]
+        for place in range(len(pairs)):
+            for known in (before, frozenset[frozenset[int]]()):
+                if not self._is_poor(pairs[place], known) or self._mend(pairs, place, known):
+                    break
+        return pairs
+
+    def _mend(self, pairs: list[NodePair], place: int, before: Set[frozenset[int]]) -> bool:
+        """Exchange partners with another pair, so that neither is poor; False where none is fit."""
+        one, other = pairs[place]
+        for step in range(1, len(pairs)):
+            elsewhere = (place + step) % len(pairs)
+            for third, fourth in (pairs[elsewhere], pairs[elsewhere][::-1]):
+                changed = NodePair(one, third), NodePair(other, fourth)
+                if not any(self._is_poor(pair, before) for pair in changed):
+                    pairs[place], pairs[elsewhere] = changed
+                    return True
+        return False
+
+    def _before(self, number: int, nodes: Sequence[int]) -> frozenset[frozenset[int]]:
+        """The pairs of the rounds before."""
+        found = {frozenset(pair) for pair in self._inside(1, nodes)}
+        for earlier in range(2, number):
+            found |= {frozenset(pair) for pair in self._across(earlier, nodes)}
+        return frozenset(found)
+
+    def _is_poor(self, pair: NodePair, before: Set[frozenset[int]]) -> bool:
+        return self.fabric.inside(*pair) or frozenset(pair) in before
+
+    def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
+        """An even number of nodes: of an odd one another node sits out in every round."""
+        if len(nodes) % 2 == 0:
+            return nodes
+        idle = self._shuffled("idle", nodes)[number % len(nodes)]
+        return [node for node in nodes if node != idle]
+
+    def _shuffled(self, name: str, nodes: Sequence[int]) -> list[int]:
+        order = sorted(nodes)
+        random.Random(f"{self.seed}/{name}").shuffle(order)
+        return order
+
+
+FAILURES_THAT_RETIRE = 2
+"""A cell that failed so often, with another partner each time, takes part in no further round."""
+
+
+def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
+    """The cells whose own supervisor saw it, and those that failed with several partners who are not blamed themselves.
+
+    A well cell may meet two that hang, one after the other, and fail with both. So whoever is the only one that a
+    partner failed with is blamed first, which in a graph without circles gives a smallest vertex cover.
+    """
+    own = [cell for cell, samples in failures.items() if any(each.culprit == cell.node for each in samples)]
+    partners = {
+        cell: {NodeRail(each.partner(cell.node), cell.rail) for each in samples if each.culprit is None}
+        for cell, samples in failures.items()
+    }
+    found = dict.fromkeys(own)
+    left = {cell: met - found.keys() for cell, met in partners.items() if cell not in found}
+    while True:
+        candidates = [cell for cell, met in left.items() if len(met) >= FAILURES_THAT_RETIRE]
+        alone = [cell for cell in candidates if any(len(left[each]) == 1 for each in left[cell])]
+        if not candidates:
+            return list(found)
+        worst = max(alone or candidates, key=lambda cell: (len(left[cell]), -cell.node, -cell.rail))
+        found[worst] = None
+        for each in left.pop(worst):
+            left[each] = left[each] - {worst}
+
+
+FAILURES_THAT_RETIRE_A_RAIL = 2
+"""A rail that failed so often, with another one each time, takes part in nothing more: every time costs a deadline."""
+
+
+class RingMeasurer(Protocol):
+    """Measures rings of rails."""
+
+    def rings(
+        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
+    ) -> list[RingOutcome]:
+        """All of them at once, within a deadline; never raises for a worker that dies or hangs."""
+        ...
+
+
+class InsideNodes:
+    """What the rails of nodes deliver among each other. A rail that failed, or whose worker died, is left out after."""
+
+    def __init__(self, measurer: RingMeasurer, nodes: Sequence[int], rails: int) -> None:
+        self._measurer, self._nodes, self._rails = measurer, nodes, rails
+        self._out: set[NodeRail] = set()
+        self._failed: dict[NodeRail, list[LocalFigure]] = {}
+
+    def figures(self) -> list[LocalFigure]:
+        """The figures of all nodes; of rails that failed before and are not tried again, those of then."""
+        if self._rails < 2:
+            return []
+        found = [each for number in range(self._rails - 1 + self._rails % 2) for each in self._pairs(number)]
+        found += self._all_reduce()
+        known = {each.place for each in found}
+        return [*found, *(each for each in self._given_up() if each.place not in known)]
+
+    def _pairs(self, number: int) -> Iterator[LocalFigure]:
+        """A matching of the rails of every node."""
+        pairs = [
+            (NodeRail(node, min(pair)), NodeRail(node, max(pair)))
+            for node in self._nodes
+            for pair in circle_round(number, range(self._rails))
+        ]
+        for pair, outcome in self._measured([pair for pair in pairs if self._out.isdisjoint(pair)], all_reduce=False):
+            (node, one), (_, other) = pair
+            failure = next(iter(outcome.failures.values())).seen if outcome.failures else ""
+            figure = LocalFigure(node, one, LocalQuantity.PAIR, outcome.gb_s, other, failure)
+            yield figure
+            for cell in pair if failure else ():
+                self._failed.setdefault(cell, []).append(figure)
+                if len({each.place for each in self._failed[cell]}) >= FAILURES_THAT_RETIRE_A_RAIL:
+                    self._out.add(cell)
+
+    def _all_reduce(self) -> Iterator[LocalFigure]:
+        """Of all rails of every node of which none is left out."""
+        rings = [[NodeRail(node, rail) for rail in range(self._rails)] for node in self._nodes]
+        whole = [ring for ring in rings if self._out.isdisjoint(ring)]
+        for ring, outcome in self._measured(whole, all_reduce=True):
+            failure = next(iter(outcome.failures.values())).seen if outcome.failures else ""
+            yield LocalFigure(ring[0].node, 0, LocalQuantity.ALL_REDUCE, outcome.gb_s, None, failure)
+
+    def _measured(
+        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool
+    ) -> Iterator[tuple[Sequence[NodeRail], RingOutcome]]:
+        """The outcomes that tell of links; that a worker died by itself is left to the first round."""
+        if not rings:
+            return
+        for ring, outcome in zip(
+            rings, self._measurer.rings(rings, all_reduce=all_reduce, told_later=True), strict=True
+        ):
+            own = {cell for cell, failure in outcome.failures.items() if failure.is_own}
+            self._out |= own
+            if not own:
+                yield ring, outcome
+
+    def _given_up(self) -> Iterator[LocalFigure]:
+        return (each for cell in sorted(self._out & self._failed.keys()) for each in self._failed[cell])
 
 
 class RoundMeasurer(Protocol):
@@ -211,3 +446,89 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
         course.slow_leaves = leaves
     else:
         course.suspects &= behind | (course.suspects - found.keys())
+
+
+COLLECTIVE_DEVIATIONS, LEAST_COLLECTIVE_LOSS = 5.0, 0.1
+"""A collective is looked into that is so many deviations of a figure, and at least this share, below what is predicted:
+it is as slow as the slowest of many figures."""
+
+_LEAST_NODES, _LEAST_SCORE = 4, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveOfNodes:
+    """A collective of some nodes: GB/s that pass a node on all rails, both ways, measured, and as its cells allow."""
+
+    name: str
+    nodes: tuple[int, ...]
+    gb_s: float | None
+    predicted_gb_s: float
+    least_share: float
+    failure: str = ""
+
+    @property
+    def share(self) -> float:
+        """Measured over predicted; 0 where nothing was measured."""
+        return (self.gb_s or 0.0) / self.predicted_gb_s if self.predicted_gb_s else 0.0
+
+    @property
+    def falls_short(self) -> bool:
+        """True where it reaches less than its parts allow, or nothing."""
+        return self.gb_s is None or self.share < self.least_share
+
+
+MeasureCollective = Callable[[Sequence[int]], tuple[float | None, str]]
+"""GB/s of a collective of these nodes, or why there is none."""
+
+
+def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
+    """What a ring of these nodes over every rail reaches: on all rails what the slowest cell does.
+
+    Every rail carries the same share of the bytes, and each ring is as slow as its slowest node: the figure is the
+    smallest share of all cells times the sum of what is usual on the rails.
+    """
+    rails = course.fabric.rails
+    usual = [gb_s for rail in range(rails) for gb_s in [_usual(course, rail)] if gb_s]
+    taking_part = set(nodes)
+    confirmed = [each.score for cell, each in course.confirmed.items() if cell.node in taking_part]
+    slow_leaves = [
+        level.across
+        for level in course.slow_leaves
+        if level.across is not None and any(course.fabric.leaves[node] == level.leaf for node in nodes)
+    ]
+    return sum(usual) * min([1.0, *confirmed, *slow_leaves])
+
+
+def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> Iterator[CollectiveOfNodes]:
+    """All nodes that are well enough to take part; where they fall short, both halves and two mixed halves.
+
+    Nodes that hang, and those with a rail that carries next to nothing, would stop all others.
+    """
+    left_out = {cell.node for cell in course.retired()}
+    left_out |= {cell.node for cell, each in course.confirmed.items() if each.score < _LEAST_SCORE}
+    nodes = [node for node in course.living() if node not in left_out]
+    whole = _measured(course, "all", nodes, measure)
+    yield whole
+    if not whole.falls_short or len(nodes) < _LEAST_NODES:
+        return
+    half = len(nodes) // 2
+    mixed = list(nodes)
+    random.Random(f"{seed}/halves").shuffle(mixed)
+    for name, members in (
+        ("first half", nodes[:half]),
+        ("second half", nodes[half:]),
+        ("mixed half", sorted(mixed[:half])),
+        ("other mixed half", sorted(mixed[half:])),
+    ):
+        yield _measured(course, name, members, measure)
+
+
+def _measured(course: ScanCourse, name: str, nodes: Sequence[int], measure: MeasureCollective) -> CollectiveOfNodes:
+    gb_s, failure = measure(nodes)
+    least = 1 - max(COLLECTIVE_DEVIATIONS * course.yardstick.deviation, LEAST_COLLECTIVE_LOSS)
+    return CollectiveOfNodes(name, tuple(nodes), gb_s, predicted_gb_s(course, nodes), least, failure)
+
+
+def _usual(course: ScanCourse, rail: int) -> float | None:
+    centres = course.yardstick.centres
+    return centres.get((rail, False), centres.get((rail, True)))

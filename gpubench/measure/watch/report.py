@@ -1,21 +1,405 @@
-"""The report on a watch: a row a job, findings for what is not as it should be; only what is direct passes."""
+"""Report on watched jobs: intervals from readings, the course of each job over time, rows, and findings."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpubench.conditions.gpu import GPU
-from gpubench.measure.watch.course import Course, JobCourse, TimeOnWay, verdict_of
-from gpubench.measure.watch.intervals import Interval
-from gpubench.measure.watch.jobs import RunningJob
-from gpubench.measure.watch.signals import QUIET_GB_S
-from gpubench.model.results.explanation import Explanation
-from gpubench.model.results.fallback import PATH_UNKNOWN
+from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
+from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
+from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Signals, decide, signals
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, rates
+from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
+from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation
 from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Section, Table
-from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, Way
-from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.units import compress_names, counted, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, overall
+from gpubench.model.results.watch import JOBS_SECTION, DeviceKind, JobRow, TrafficRow, Way
+from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
+from gpubench.ports.traffic import TrafficReader
+
+STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
+"""So many intervals in a row make an alarm of what one may show by chance, as between two phases of a job."""
+
+SILENT_INTERVALS = 2
+"""A driver that does not answer for so many in a row is worth a finding, also where it comes back."""
+
+ALARMS = tuple(STEADY_INTERVALS)
+"""Gravest first."""
+
+MOST_DOUBT = 0.1
+"""Of the time on the direct way: a job passes with so much beside it that nobody knows, or that looks staged and is not
+so for long enough. One interval is always allowed, between two phases."""
+
+_QUIET = (Way.IDLE,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A job in one interval: what its links show, which way its bytes go, and what that means, in words."""
+
+    job: RunningJob
+    seen: Signals
+    way: Way
+    meaning: str
+
+
+def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
+    """The jobs of a node over one interval."""
+    found = []
+    for job in running_jobs(rates):
+        seen = signals(job, rates.nics, joined)
+        way, meaning = decide(seen)
+        found.append(Observed(job=job, seen=seen, way=way, meaning=meaning))
+    return tuple(found)
+
+
+def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
+    """The processes of jobs whose traffic may be staged, and of which it is not known what NCCL does in them."""
+    suspects = (each for each in observed if each.seen.pcie in (Pcie.ACROSS, Pcie.BOTH) or each.seen.idle_gpus)
+    several = (each for each in suspects if each.seen.members is not Members.ONE or each.seen.network != "quiet")
+    return frozenset(task.pid for each in several for task in each.job.tasks if task.communicators is not True)
+
+
+@dataclass(slots=True)
+class TimeOnWay:
+    """All intervals in which a job went one way; sums are GB, and how many intervals came in a row at most."""
+
+    way: Way
+    first_seconds: float
+    seconds: float = 0.0
+    intervals: int = 0
+    in_a_row: int = 0
+    most_in_a_row: int = 0
+    moved: dict[str, float] = field(default_factory=dict)
+    known_seconds: dict[str, float] = field(default_factory=dict)
+    last: Observed | None = None
+
+    @property
+    def is_steady(self) -> bool:
+        """True where that is enough for an alarm."""
+        return self.most_in_a_row >= STEADY_INTERVALS.get(self.way, 1)
+
+    def add(self, observed: Observed, seconds: float) -> None:
+        """One interval more."""
+        self.seconds += seconds
+        self.intervals += 1
+        self.in_a_row += 1
+        self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
+        self.last = observed
+        for name in ("nvlink_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s", "network_gb_s"):
+            rate = getattr(observed.seen, name)
+            if rate is not None:
+                self.moved[name] = self.moved.get(name, 0.0) + rate * seconds
+                self.known_seconds[name] = self.known_seconds.get(name, 0.0) + seconds
+
+    def rate(self, name: str) -> float | None:
+        """The mean rate of one kind, GB/s; None where it was never known."""
+        return self.moved[name] / self.known_seconds[name] if self.known_seconds.get(name) else None
+
+
+@dataclass(slots=True)
+class JobCourse:
+    """A job on a node from its first interval on."""
+
+    node: str
+    name: str
+    stretches: dict[Way, TimeOnWay] = field(default_factory=dict)
+    explanation: Explanation | None = None
+    explained: Way | None = None
+
+    def add(self, observed: Observed, seconds: float, now: float) -> None:
+        """One interval more, which ended `now`."""
+        for way, stretch in self.stretches.items():
+            stretch.in_a_row = stretch.in_a_row if way is observed.way else 0
+        self.stretches.setdefault(observed.way, TimeOnWay(observed.way, now)).add(observed, seconds)
+
+    @property
+    def main(self) -> TimeOnWay:
+        """What the job is said to do: the gravest alarm that was steady, else what it did longest while it was busy.
+
+        Beside the direct way it is what is in doubt, where that is more than a passing interval.
+        """
+        alarm = next((each for way in ALARMS if (each := self.stretches.get(way)) and each.is_steady), None)
+        if alarm is not None:
+            return alarm
+        calm = [each for each in self.stretches.values() if each.way not in (*_QUIET, *ALARMS)]
+        quiet = [each for each in self.stretches.values() if each.way in _QUIET]
+        passing = list(self.stretches.values())
+        longest = max(calm or quiet or passing, key=lambda each: each.seconds)
+        if longest.way is not Way.DIRECT:
+            return longest
+        doubts = [each for each in passing if each.way in (Way.UNKNOWN, Way.NOT_TOLD, *ALARMS)]
+        lasting = sum(each.intervals for each in doubts) > 1
+        if lasting and sum(each.seconds for each in doubts) > MOST_DOUBT * longest.seconds:
+            return max(doubts, key=lambda each: each.seconds)
+        return longest
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is to be said of it: only what went directly passes."""
+        return verdict_of(self.main, self.explanation)
+
+
+def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
+    """The verdict on one way of a job; a staged path that somebody may want, or that has no better, is no failure."""
+    way = stretch.way
+    if way in (Way.STAGED, Way.SOCKETS) and stretch.is_steady:
+        if explanation is not None and explanation.by_design:
+            return Verdict.SKIP
+        observed = stretch.last
+        wanted = observed is not None and observed.job.one_process and not observed.job.by_nccl
+        return Verdict.WARN if wanted else Verdict.FAIL
+    if way in ALARMS:
+        return Verdict.WARN if stretch.is_steady else Verdict.ERROR
+    return {Way.DIRECT: Verdict.PASS, Way.UNKNOWN: Verdict.ERROR}.get(way, Verdict.SKIP)
+
+
+class Course:
+    """Everything that was seen of some nodes. `topology` finds the node of a host; None: nothing is known of it.
+
+    `lost` are the GPUs that fell off the bus, by host and name, with what the driver says.
+    """
+
+    def __init__(self, topology: Callable[[str], Topology | None]) -> None:
+        self.jobs: dict[tuple[str, str], JobCourse] = {}
+        self._silent: dict[str, tuple[str, int]] = {}
+        self.lost: dict[tuple[str, str], str] = {}
+        self.seconds = 0.0
+        self.traffic_seen = False
+        self._topology = topology
+        self._joined: dict[str, Joined] = {}
+
+    def observe(self, rates: NodeRates) -> tuple[Observed, ...]:
+        """The jobs of a node over one interval, before it counts."""
+        return observe(rates, self._joined_of(rates.host))
+
+    def add(self, rates: NodeRates, observed: Sequence[Observed], now: float) -> None:
+        """Count an interval of a node, which ended `now`, in seconds since the watch began."""
+        self.seconds = max(self.seconds, now)
+        if rates.driver_silent is not None:
+            self.silent(rates.host, rates.driver_silent)
+            return
+        if self._silent.get(rates.host, ("", 0))[1] < SILENT_INTERVALS:
+            self._silent.pop(rates.host, None)  # one answer that came late is no driver that hangs
+        self.lost |= {(rates.host, gpu.device): gpu.lost for gpu in rates.gpus if gpu.lost is not None}
+        for each in observed:
+            key = rates.host, each.job.name
+            course = self.jobs.setdefault(key, JobCourse(*key))
+            course.add(each, rates.end - rates.begin, now)
+            self.traffic_seen = self.traffic_seen or each.way not in _QUIET
+            self._explain(course, each, rates.host)
+
+    def silent(self, host: str, reason: str) -> None:
+        """Count an interval in which the driver of a node did not answer."""
+        self._silent[host] = reason, self._silent.get(host, ("", 0))[1] + 1
+
+    @property
+    def silences(self) -> dict[str, str]:
+        """The nodes whose driver did not answer for several intervals in a row, or at the end, with the reason."""
+        return {host: reason for host, (reason, _) in self._silent.items()}
+
+    def _explain(self, course: JobCourse, observed: Observed, host: str) -> None:
+        """Once, when it is sure that there is something to explain."""
+        way = observed.way
+        if way not in (Way.STAGED, Way.SOCKETS) or course.explained is way or not course.stretches[way].is_steady:
+            return
+        node = self._topology(host)
+        if node is not None:
+            course.explanation, course.explained = explain(observed.job, way, node, observed.seen.staged_ends), way
+
+    def _joined_of(self, host: str) -> Joined:
+        if host not in self._joined:
+            node = self._topology(host)
+            self._joined[host] = joined_by(node)
+        return self._joined[host]
+
+
+def joined_by(node: Topology | None) -> Joined:
+    """Whether NVLinks join two GPUs of a node, each found once."""
+    gpus = {} if node is None else {gpu.bus_id: gpu for gpu in node.gpus}
+    known: dict[tuple[str, str], bool | None] = {}
+
+    def joined(one: str, other: str) -> bool | None:
+        if (one, other) not in known:
+            ends = gpus.get(one), gpus.get(other)
+            links = None if node is None or ends[0] is None or ends[1] is None else node.nvlinks(ends[0], ends[1])
+            known[one, other] = None if links is None else links > 0
+        return known[one, other]
+
+    return joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """All nodes over one interval, which ended `seconds` after the watch began: their rates and their jobs."""
+
+    seconds: float
+    nodes: tuple[tuple[NodeRates, tuple[Observed, ...]], ...]
+
+
+class NodeWatch:
+    """One node's part: reads it, and looks closely at processes whose traffic asks for it."""
+
+    def __init__(self, reader: TrafficReader, joined: Joined, selection: WatchedJobs) -> None:
+        self._reader, self._joined, self._selection = reader, joined, selection
+        self._before: NodeReading | None = None
+
+    def read(self) -> NodeReading | None:
+        """The node now; None where there is no more."""
+        reading = self._reader.read()
+        if reading is None:
+            return None
+        tasks = self._looked_at_closely(reading)
+        if tasks is not None:
+            reading = replace(reading, tasks=tasks)
+        if reading.driver_silent is None:
+            self._before = reading
+        return self._selection.of(reading)
+
+    def _looked_at_closely(self, reading: NodeReading) -> tuple[TaskFacts, ...] | None:
+        """The processes with what NCCL has in them, where that has to be known; None where nothing was read anew."""
+        if self._before is None or reading.driver_silent is not None:
+            return None
+        if all(task.communicators for task in reading.tasks):
+            return None
+        pids = needs_closer_look(observe(rates(self._before, self._selection.of(reading)), self._joined))
+        return self._reader.look_closely(pids) if pids else None
+
+    def close(self) -> None:
+        """End what reads."""
+        self._reader.close()
+
+
+class Intervals:
+    """Rates of all nodes between their readings, counted in the course. `keep` is handed every reading."""
+
+    def __init__(self, course: Course, keep: Callable[[NodeReading], None] = lambda _: None) -> None:
+        self.course = course
+        self._keep = keep
+        self._before: dict[str, NodeReading] = {}
+        self._began: dict[str, float] = {}
+
+    def add(self, readings: Sequence[NodeReading]) -> Interval | None:
+        """The interval that these readings end; None for the first ones."""
+        nodes = []
+        now = 0.0
+        for reading in readings:
+            self._keep(reading)
+            began = self._began.setdefault(reading.host, reading.seconds)
+            before = self._before.get(reading.host)
+            if before is not None:
+                between = rates(before, reading)
+                now = max(now, reading.seconds - began)
+                observed = () if reading.driver_silent is not None else self.course.observe(between)
+                nodes.append((between, observed))
+            if reading.driver_silent is None:
+                self._before[reading.host] = reading
+            else:
+                if before is None:
+                    self.course.silent(reading.host, reading.driver_silent)
+                self._before.setdefault(reading.host, reading)
+        for between, observed in nodes:
+            self.course.add(between, observed, now)
+        return Interval(seconds=now, nodes=tuple(nodes)) if nodes else None
+
+
+class Limits:
+    """What the links of a node carry at most in one direction, GB/s, each looked up once; None is not known."""
+
+    def __init__(self, node: Topology | None) -> None:
+        self._nvlink: Mapping[str | None, float | None] = {}
+        self._pcie: Mapping[str | None, float | None] = {}
+        self._nics: dict[str, float | None] = {}
+        if node is not None:
+            self._nvlink = {gpu.bus_id: node.nvlink_total(gpu).gb_s for gpu in node.gpus}
+            self._pcie = {gpu.bus_id: node.pcie_total(gpu).gb_s for gpu in node.gpus}
+            for nic in node.nics:
+                rate = None if nic.rate_gbit_s is None else nic.rate_gbit_s / BITS_PER_BYTE
+                self._nics |= dict.fromkeys((nic.name, *nic.interfaces), rate)
+
+    def of_gpu(self, gpu: GpuRates) -> tuple[float | None, float | None]:
+        """The limit of its busiest link, and how much of it that carried, in percent."""
+        ways = (
+            (gpu.nvlink_sent, self._nvlink.get(gpu.bus_id)),
+            (gpu.nvlink_received, self._nvlink.get(gpu.bus_id)),
+            (gpu.pcie_sent, self._pcie.get(gpu.bus_id)),
+            (gpu.pcie_received, self._pcie.get(gpu.bus_id)),
+        )
+        return _busiest(ways)
+
+    def of_nic(self, nic: NicRates) -> tuple[float | None, float | None]:
+        """The same of a port."""
+        limit = self._nics.get(nic.name)
+        return _busiest(((nic.sent, limit), (nic.received, limit)))
+
+
+def _busiest(ways: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
+    shares = [(percent(rate, limit), limit) for rate, limit in ways]
+    known = [(share, limit) for share, limit in shares if share is not None]
+    if not known:
+        return next((limit for _, limit in ways if limit is not None), None), None
+    share, limit = max(known, key=lambda each: each[0])
+    return limit, round(share, 1)
+
+
+def traffic_rows(
+    rates: NodeRates, observed: Sequence[Observed], limits: Limits, origin: Origin, now: float
+) -> Iterator[TrafficRow]:
+    """The rows of one node over one interval, which ended `now`, in seconds since the watch began."""
+    jobs = {gpu.bus_id: each.job.name for each in observed for gpu in each.job.gpus}
+    names = {task.pid: task.name for task in rates.tasks}
+    seconds, interval = round(now, 3), round(rates.end - rates.begin, 3)
+    for gpu in rates.gpus:
+        limit, share = limits.of_gpu(gpu)
+        yield TrafficRow(
+            seconds=seconds,
+            interval_seconds=interval,
+            node=rates.host,
+            device=gpu.device,
+            device_kind=DeviceKind.GPU,
+            bus_id=gpu.bus_id,
+            origin=origin,
+            nvlink_sent_gb_s=_rounded(gpu.nvlink_sent),
+            nvlink_received_gb_s=_rounded(gpu.nvlink_received),
+            pcie_sent_gb_s=_rounded(gpu.pcie_sent),
+            pcie_received_gb_s=_rounded(gpu.pcie_received),
+            limit_gb_s=_rounded(limit),
+            limit_percent=share,
+            utilization_percent=gpu.utilization_percent,
+            clock_mhz=gpu.clock_mhz,
+            throttle_reasons=gpu.throttle_reasons,
+            errors_grown=gpu.errors_grown,
+            users=None if gpu.processes is None else [_user(each, names) for each in gpu.processes],
+            job=jobs.get(gpu.bus_id),
+            note=_note(gpu.unknown),
+        )
+    for nic in rates.nics:
+        limit, share = limits.of_nic(nic)
+        yield TrafficRow(
+            seconds=seconds,
+            interval_seconds=interval,
+            node=rates.host,
+            device=nic.name,
+            device_kind=DeviceKind.NIC,
+            origin=origin,
+            network_sent_gb_s=_rounded(nic.sent),
+            network_received_gb_s=_rounded(nic.received),
+            limit_gb_s=_rounded(limit),
+            limit_percent=share,
+            errors_grown=nic.errors_grown,
+            note=_note(nic.unknown),
+        )
+
+
+def _user(process: GpuProcess, names: Mapping[int, str | None]) -> str:
+    name = names.get(process.pid) or process.name
+    named = f"{process.pid} ({name})" if name else str(process.pid)
+    return f"{named} under MPS" if process.mps else named
+
+
+def _note(unknown: Mapping[str, str]) -> str | None:
+    return "; ".join(f"{name.replace('_', ' ')}: {reason}" for name, reason in unknown.items()) or None
+
 
 SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
 
@@ -79,11 +463,11 @@ def _row(
 
 def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[JobRow]:
     """What every job does in one interval, with the cause where it was looked for."""
-    for rates, observed in interval.nodes:
+    for node_rates, observed in interval.nodes:
         for each in observed:
-            of_job = course.jobs[rates.host, each.job.name]
+            of_job = course.jobs[node_rates.host, each.job.name]
             now = TimeOnWay(each.way, interval.seconds)
-            now.add(each, rates.end - rates.begin)
+            now.add(each, node_rates.end - node_rates.begin)
             stretch = of_job.stretches[each.way]
             explanation = of_job.explanation if of_job.explained is each.way else None
             yield _row(of_job, now, verdict_of(stretch, explanation), explanation, origin)

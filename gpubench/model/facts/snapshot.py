@@ -1,4 +1,4 @@
-"""Facts of one node: its GPUs, links, NICs and PCI tree as they were read, before any arithmetic.
+"""Facts of one node: GPUs, links, NICs, PCI tree and settings as they were read, before any arithmetic.
 
 A snapshot is plain frozen data, whoever read it. What is unknown is None, and `unknown` says why, by field name. Bus
 ids are in lower case with four digits of domain (0000:1b:00.0) wherever they come from; `bus_id` makes them so.
@@ -9,13 +9,205 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gpubench.model.facts.driver_settings import DriverSettings
-from gpubench.model.facts.gpu_limits import GpuLimits
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.kernel_settings import KernelSettings
-from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.facts.rdma_port import RdmaPort
-from gpubench.model.terms.origin import Origin
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.terms.verdict import Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLimits:
+    """The clock that programs are given (nvidia-smi -ac) and the power limit (-pl), beside the driver's defaults."""
+
+    clock_mhz: int | None = None
+    default_clock_mhz: int | None = None
+    power_w: float | None = None
+    default_power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A program beside the driver. `running` is None where the host's processes are not visible from here; the host is
+    what boots this kernel, so a virtual machine that leaves its NVSwitches to what is below it runs none.
+
+    `version` is the one that it last wrote of itself into its log.
+    """
+
+    running: bool | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidentialComputing:
+    """Confidential computing as NVML tells it: with it on, transfers are encrypted, or staged in memory of the host.
+
+    `environment` is unavailable, simulation or production; `multi_gpu` is none, protected_pcie or nvle, which say how
+    GPUs may reach each other.
+    """
+
+    enabled: bool | None = None
+    developer_tools: bool | None = None
+    environment: str | None = None
+    multi_gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """The settings of the driver of a node. None is unknown, and `unknown` says why, by field.
+
+    `parameters` are those of the loaded module that bear on peer access, NVLink, BAR 1 and IMEX, by their names without
+    NVreg_; `registry_keys` such keys of RegistryDwords, those of one GPU as 'key@bus id'; `configured` what files of
+    modprobe will set when the module is loaded again (in a container, its own files). `services` are by the names of
+    their programs. `nvlink_bandwidth_mode` is full, off, min, half or 3quarter, for the whole node;
+    `nvlink_bandwidth_reduced` names the GPUs (GPU3) whose own mode is below the best.
+    """
+
+    parameters: Mapping[str, str] | None = None
+    registry_keys: Mapping[str, str] | None = None
+    configured: Mapping[str, str] | None = None
+    services: Mapping[str, Service] = field(default_factory=dict)
+    confidential_computing: ConfidentialComputing | None = None
+    nvlink_bandwidth_mode: str | None = None
+    nvlink_bandwidth_reduced: tuple[str, ...] | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nvlink_disabled(self) -> str:
+        """The setting that disables NVLink on the whole node, in words; empty where none does."""
+        parameter = (self.parameters or {}).get("NvLinkDisable")
+        if parameter not in (None, "", "0"):
+            return f"NvLinkDisable: {parameter} in the driver's parameters"
+        return "NVML says that the NVLink bandwidth mode is off" if self.nvlink_bandwidth_mode == "off" else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IommuFacts:
+    """The IOMMU as the kernel uses it. None is unknown, and `unknown` says why, by field.
+
+    `units` are the hardware's (`dmar0`, `ivhd0`, `smmu3.0x...`), empty where the kernel uses none. `group_types` are
+    those of the groups that hold a GPU, a NIC or a bridge above one, by the group's number: DMA and DMA-FQ translate,
+    identity passes through.
+    """
+
+    units: tuple[str, ...] | None = None
+    group_types: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSettings:
+    """The kernel of a node. None is unknown, and `unknown` says why, by field.
+
+    `options` are the words of the boot command line that bear on PCI, IOMMU, memory nodes and the NVIDIA driver, never
+    the whole line. `wsl` is Windows' Linux. `imex` says whether the driver offers IMEX channels, which memory shared
+    between nodes needs.
+    """
+
+    options: tuple[str, ...] | None = None
+    wsl: bool | None = None
+    imex: bool | None = None
+    iommu: IommuFacts = field(default_factory=IommuFacts)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+ACCESS_CONTROLS = (
+    "source_validation",
+    "translation_blocking",
+    "request_redirect",
+    "completion_redirect",
+    "upstream_forwarding",
+    "egress_control",
+    "direct_translated",
+)
+"""The bits of ACS' capability and control registers, from bit 0 on (PCI_ACS_* in Linux' pci_regs.h)."""
+
+
+class PciKind(StrEnum):
+    """The kind of a device between a GPU or NIC and the CPU. Ports differ by their place in the tree.
+
+    UNKNOWN is one that somebody lists without its class.
+    """
+
+    GPU = "gpu"
+    NIC = "nic"
+    ROOT_PORT = "root_port"
+    UPSTREAM_PORT = "upstream_port"
+    DOWNSTREAM_PORT = "downstream_port"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessControl:
+    """Access control of a port: which of `ACCESS_CONTROLS` it can do, and which are on; none where it has no ACS.
+
+    Where requests or completions are redirected, or forwarded upstream, traffic between two devices below the same
+    switch goes up to the root and back.
+    """
+
+    capable: tuple[str, ...] = ()
+    enabled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieErrors:
+    """Errors that a device has counted since it was found, in all, and by name those that are not zero.
+
+    Names begin with their severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read. Not
+    seen on hardware.
+    """
+
+    correctable: int | None = None
+    nonfatal: int | None = None
+    fatal: int | None = None
+    named: Mapping[str, int] = field(default_factory=dict)
+
+
+_ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4
+"""Bytes of a packet that the kernel leaves for RoCE: GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)."""
+
+RDMA_MTUS = (256, 512, 1024, 2048, 4096)
+"""The sizes that RDMA knows (`enum ibv_mtu`). Every adapter of a GPU server can do the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gid:
+    """An address of a port, by its place in the port's table.
+
+    `kind` is the kernel's word: 'IB/RoCE v1' or 'RoCE v2'; `address` says of which sort it is (ipv4, link_local,
+    global), and never the address itself.
+    """
+
+    index: int
+    kind: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPort:
+    """A port. None is unknown, and `unknown` says why, by field.
+
+    `nic` is the NIC's name in the snapshot. `physical_state` and `link_layer` are the kernel's words. `counters` and
+    `hardware_counters` are those that tell of errors, waits and congestion, by their names in sysfs, counted since the
+    driver was loaded. `gids` are the first that are set; `device_file` is what a process opens to use the device, which
+    a container may lack (`RankFacts.device_files`). Not seen on hardware.
+    """
+
+    nic: str
+    physical_state: str | None = None
+    link_layer: str | None = None
+    counters: Mapping[str, int] | None = None
+    hardware_counters: Mapping[str, int] | None = None
+    gids: tuple[Gid, ...] | None = None
+    device_file: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+def roce_mtu_bytes(interface_mtu_bytes: int) -> int | None:
+    """The MTU that RoCE uses over an interface: the largest that fits with all headers; None where none does.
+
+    So an interface's usual 1500 leaves 1024, and 4200 is the least for 4096 (Linux, include/rdma/ib_addr.h).
+    """
+    room_bytes = interface_mtu_bytes - _ROCE_HEADERS_BYTES
+    return max((size for size in RDMA_MTUS if size <= room_bytes), default=None)
+
 
 SNAPSHOT_VERSION = 1
 

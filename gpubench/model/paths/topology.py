@@ -1,8 +1,12 @@
-"""The wiring of one node's devices, and the bandwidth that it can carry at most: arithmetic on a snapshot."""
+"""The topology of one node: bandwidth of links, paths between devices, and peer access between GPUs.
+
+GB/s is 1e9 bytes/s.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -12,13 +16,137 @@ from gpubench.model.facts.snapshot import (
     GpuFacts,
     NicFacts,
     NicKind,
+    NvLink,
     NvlinkPeer,
     PairFacts,
     PcieLink,
     PciPlace,
     Snapshot,
 )
-from gpubench.model.paths.links import active_links, loaded_link, nvlink_gb_s, pcie_ceiling_gb_s
+from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
+
+PCIE_GB_S_PER_LANE = {
+    1: 2.5 * 8 / 10 / 8,
+    2: 5.0 * 8 / 10 / 8,
+    3: 8.0 * 128 / 130 / 8,
+    4: 16.0 * 128 / 130 / 8,
+    5: 32.0 * 128 / 130 / 8,
+    6: 64.0 * 242 / 256 / 8,
+}
+"""Transfer rate × encoding / 8 bits (PCI Express Base Specification: 8b/10b, 128b/130b, FLITs of 242 in 256 bytes).
+Headers of packets are not subtracted: copies reach 82 to 90 % of this."""
+
+PCIE_GENERATION_OF_GT_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+
+NVLINK_GB_S = {"1.0": 20.0, "2.0": 25.0, "2.2": 25.0, "4.0": 25.0, "5.0": 50.0}
+"""Usable per link and direction by NVLink version. 3.x is missing on purpose: 25 on A100 and 14.0625 on GA102, which
+only the line rate tells apart."""
+
+_USABLE_GB_S = (14.0625, 20.0, 25.0, 50.0)
+_MOST_OVERHEAD = 0.07
+"""Line rates are above the usable ones by up to 6.25 % (26.5625 for 25, 53.125 for 50; 25.78125 for 25 on V100)."""
+_ROUNDING = 0.0005
+"""The driver cuts off after whole MB/s: it says 14.062 for GA102's 14.0625."""
+
+
+def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
+    """GB/s per direction of a PCIe link, None where either is unknown or zero (a virtual machine hides it)."""
+    if generation not in PCIE_GB_S_PER_LANE or not width:
+        return None
+    return PCIE_GB_S_PER_LANE[generation] * width
+
+
+def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
+    """GB/s per direction of a link as it is trained now; a part that it does not tell counts as its best."""
+    return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
+
+
+def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
+    """A device's link as it is under load.
+
+    An idle GPU lowers its generation and raises it again at the first transfer. Nothing else does: what a busy GPU or a
+    NIC has lost stays lost, and so does a width.
+    """
+    link = device.pcie
+    rises = isinstance(device, GpuFacts) and device.idle is not False
+    return replace(link, generation=link.max_generation or link.generation) if rises else link
+
+
+def pcie_text(link: PcieLink, *, idle: bool | None = None) -> str | None:
+    """A link now, and at most where that differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
+    now = generation_and_width(link.generation, link.width)
+    if now is None:
+        most = generation_and_width(link.max_generation, link.max_width)
+        return most and f"at most {most}"
+    most = generation_and_width(link.max_generation or link.generation, link.max_width or link.width)
+    if now == most:
+        return now
+    is_wide = link.width == (link.max_width or link.width)
+    return f"{now} (idle; {most})" if is_wide and idle else f"{now} of {most}"
+
+
+def generation_and_width(generation: int | None, width: int | None) -> str | None:
+    """'5 x16'; None where either is unknown."""
+    return None if generation is None or width is None else f"{generation} x{width}"
+
+
+def active_links(gpu: GpuFacts) -> int | None:
+    """The number of a GPU's active NVLinks; None where the state of any is unknown, which might be one more."""
+    states = None if gpu.nvlinks is None else [link.active for link in gpu.nvlinks]
+    return None if states is None or None in states else states.count(True)
+
+
+def usual_active_links(gpus: Iterable[GpuFacts], model: str | None) -> int:
+    """The most frequent count of active links among GPUs of a model; between equally frequent ones the larger."""
+    tally = Counter(count for gpu in gpus if gpu.name == model and (count := active_links(gpu)) is not None)
+    return max(tally, key=lambda count: (tally[count], count), default=0)
+
+
+def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
+    """True where NVLinks of these GPUs lead to NVSwitches, False where to GPUs alone; None where nothing tells."""
+    peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
+    return True if NvlinkPeer.SWITCH in peers else False if NvlinkPeer.GPU in peers else None
+
+
+def nvlink_gb_s(link: NvLink) -> float | None:
+    """Usable GB/s per direction of one NVLink: by its line rate where the driver gives it, else by its version."""
+    if link.raw_gb_s:
+        fitting = [usable for usable in _USABLE_GB_S if -_ROUNDING < link.raw_gb_s / usable - 1 < _MOST_OVERHEAD]
+        if fitting:
+            return fitting[0]
+    return NVLINK_GB_S.get(link.version or "")
+
+
+_BITS = 8
+_MOST_GBIT_S = {
+    "ConnectX-4 Lx": 50.0,
+    "ConnectX-4": 100.0,
+    "ConnectX-5": 100.0,
+    "ConnectX-6 Lx": 50.0,
+    "ConnectX-6": 200.0,
+    "ConnectX-7": 400.0,
+    "ConnectX-8": 800.0,
+    "BlueField-2": 200.0,
+    "BlueField-3": 400.0,
+}
+"""The highest rate of any card of a model, in Gb/s (NVIDIA's data sheets); variants of a model may have less."""
+
+_BELOW_CARD = 0.9
+"""PCIe carries a little less than the card's rate."""
+
+
+def card_gbit_s(nic: NicFacts) -> float | None:
+    """The highest rate of any card of a NIC's model, in Gb/s, as far as its slot carries it; None for other models."""
+    most = next((rate for name, rate in _MOST_GBIT_S.items() if (nic.model or "").startswith(name)), None)
+    slot = pcie_gb_s(nic.pcie.max_generation, nic.pcie.max_width)
+    return None if most is None else most if slot is None else min(most, slot * _BITS)
+
+
+def is_below_card(nic: NicFacts) -> bool:
+    """True if a port was negotiated to a lower rate than cards of its model can."""
+    most = card_gbit_s(nic)
+    return most is not None and nic.rate_gbit_s is not None and nic.rate_gbit_s < _BELOW_CARD * most
+
 
 SELF = "X"
 UNKNOWN_PATH = "?"
@@ -370,3 +498,172 @@ def _rate_limit(nic: NicFacts) -> Limit:
     if nic.rate_gbit_s is None:
         return Limit(None, nic.unknown.get("rate_gbit_s", f"the rate of {nic.name} is not known"))
     return Limit(nic.rate_gbit_s / BITS_PER_BYTE, f"{nic.name} at {nic.rate_gbit_s:g} Gb/s")
+
+
+_LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+_NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
+"""The numbers that NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL take."""
+
+DEFAULT_LEVEL = "PXB"
+_MOST_GPUS_ON_AMD = 2
+
+
+def level(setting: str) -> str | None:
+    """The type of path that a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL names."""
+    word = _NUMBERED.get(setting, setting.upper())
+    return word if word in _LEVELS else None
+
+
+def is_within(path: str, limit: str = DEFAULT_LEVEL) -> bool:
+    """True if a path is no longer than a type of path; one that NCCL knows and this does not is longer."""
+    return path in _LEVELS and _LEVELS.index(path) <= _LEVELS.index(limit)
+
+
+def is_nvlink(path: str | None) -> bool:
+    """True if NVLinks are all of a path."""
+    return path in ("NVL", "NVB", "C2C")
+
+
+def nccl_type(path_class: str) -> str | None:
+    """NCCL's type of a path class: it does not tell the host bridges of a NUMA node from each other; None of others."""
+    if path_class.startswith("NV"):
+        return "NVL"
+    return {"NODE": "PHB"}.get(path_class, path_class if path_class in _LEVELS else None)
+
+
+def allows(setting: str, path_class: str) -> bool:
+    """True if NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL of this value lets NCCL take a path class."""
+    limit, path = level(setting), nccl_type(path_class)
+    return limit is not None and path is not None and is_within(path, limit)
+
+
+def amd_takes_all(gpus: int) -> bool:
+    """True if on AMD processors NCCL uses peer access over any path (ncclTopoCheckP2p in src/graph/paths.cc)."""
+    return gpus <= _MOST_GPUS_ON_AMD
+
+
+NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A kind of refusal of peer access by the driver.
+
+    `status` is NVML's word, '' where only CUDA refuses; whether NVLinks join the two (`wired`), or, of TNS, each of
+    them to other GPUs (`mesh`); whether either is split (`mig`); of GNS, whether two others of the same models have
+    peer access over PCIe (`odd`), so that it is no matter of the models.
+    """
+
+    status: str
+    wired: bool
+    mesh: bool
+    mig: bool
+    odd: bool = False
+
+    @property
+    def by_design(self) -> bool:
+        """True if there is nothing to repair."""
+        return self.mig or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
+
+    @property
+    def reason(self) -> str:
+        """The reason in a few words."""
+        if self.mig:
+            return "MIG instances have no peer access"
+        if self.mesh and not self.wired:
+            return "NVLinks join each of these GPUs to others"
+        return P2P_STATUS.get(self.status, self.status) or "CUDA refuses peer access"
+
+
+def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
+    """The kind of refusal that a pair without peer access meets."""
+    return Refusal(
+        status=access.nvml or "",
+        wired=bool(node.nvlinks(source, destination)),
+        mesh=access.nvml == "TNS"
+        and _has_peers(source)
+        and _has_peers(destination)
+        and not lost_links_between(node, source, destination),
+        mig=bool(source.mig or destination.mig),
+        odd=access.nvml == "GNS" and _is_granted_alike(node, source, destination),
+    )
+
+
+def _is_granted_alike(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
+    """True if two GPUs of the same models as these have peer access, and no NVLinks between them."""
+    models = frozenset((source.name, destination.name))
+    return None not in models and models in node.granted_over_pcie
+
+
+def _has_peers(gpu: GpuFacts) -> bool:
+    return any(link.active and link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
+
+
+def is_beyond_policy(node: Topology, path_class: str) -> bool:
+    """True if NCCL, left to itself, keeps off peer access over a path class.
+
+    It takes pairs up to PXB, and on AMD processors with at most two GPUs any (ncclTopoCheckP2p in src/graph/paths.cc).
+    """
+    path = nccl_type(path_class)
+    on_amd = "AMD" in (node.snapshot.machine.cpu or "")
+    return path is not None and not is_within(path) and not (on_amd and amd_takes_all(len(node.gpus)))
+
+
+def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
+    """The reason why NCCL, without settings, does not use the peer access of a pair; empty where it does.
+
+    GPUs that lost all their NVLinks to NVSwitches, or those that may have joined them, are no matter of policy.
+    """
+    path = node.path(source, destination)
+    if not is_beyond_policy(node, path) or any(lost_its_switches(node, gpu) for gpu in (source, destination)):
+        return ""
+    if lost_links_between(node, source, destination):
+        return ""
+    return f"{NCCL_POLICY}, and this is {path}"
+
+
+def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
+    """True where nothing is missing that `nccl_keeps_off` rests on: the path as the driver said it, and for two GPUs
+    the processor. A topology file may leave NVLinks out, or where they lead.
+    """
+    on_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
+    return on_known and node.states_path(source, destination)
+
+
+def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
+    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none.
+
+    The only GPU of a node misses none, unless NVLinks lead to other nodes: it has no other to reach.
+    """
+    has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
+    return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
+
+
+def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
+    """True if no NVLink joins two GPUs, and both have fewer to others than their siblings: some may have joined them.
+
+    GPUs without any may just have no bridge.
+    """
+    return node.nvlinks(source, destination) == 0 and all(_lost_some(node, gpu) for gpu in (source, destination))
+
+
+def _lost_some(node: Topology, gpu: GpuFacts) -> bool:
+    return 0 < (active_links(gpu) or 0) < usual_active_links(node.gpus, gpu.name) and not is_switched(node, gpu)
+
+
+def is_switched(node: Topology, gpu: GpuFacts) -> bool:
+    """True if NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready.
+
+    Virtual machines do not see the switches of a board of which they have all GPUs.
+    """
+    registered = gpu.fabric is not None and gpu.fabric.state == "completed"
+    leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
+    return bool(node.snapshot.nvswitches) or leads or registered
+
+
+def split_by_mig(nodes: Iterable[Topology]) -> str:
+    """The reason why collectives are compared with no whole GPUs': a node has all its GPUs split. Else empty.
+
+    A single GPU that is split beside whole ones slows these down, and is a fault.
+    """
+    return GPUS_ARE_SPLIT if any(node.gpus and all(gpu.mig for gpu in node.gpus) for node in nodes) else ""

@@ -1,10 +1,16 @@
-"""The transports of connections as NCCL names them, and the routes between two ranks that they make up."""
+"""Paths between ranks: NCCL's transports, its choice of connections, and the verdict on the evidence of a path.
+
+The claim that evidence is for or against is that the bytes go from GPU to GPU without passing through host memory.
+"""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
+
+from gpubench.model.terms.verdict import Verdict
 
 
 class TransportKind(StrEnum):
@@ -232,3 +238,277 @@ class Tuning:
     algorithm: str | None
     protocol: str | None
     channels: int | None
+
+
+Pair = tuple[int, int]
+"""Source and destination rank."""
+
+RING, TREE = "RING", "TREE"
+_NVLS, _NVLS_TREE = "NVLS", "NVLS_TREE"
+_WITHOUT_CONNECTIONS = {
+    _NVLS: "NVLS",
+    _NVLS_TREE: "NVLS",
+    "SYMMETRIC": "symmetric memory",
+    "COPY_ENGINE": "copy engine",
+}
+"""Algorithms whose bytes take no connection that the log shows inside a node, by what they go through there instead.
+They need memory that ranks reach by load and store, or multicast by NVSwitch, so none passes through the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSelection:
+    """The connections that one rank logs.
+
+    `no_log` is why its log cannot be read. `ring` and `tree` are the ordered pairs of neighbours that this rank names.
+    """
+
+    no_log: str = ""
+    edges: tuple[Edge, ...] = ()
+    ring: frozenset[Pair] = frozenset()
+    tree: frozenset[Pair] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The connections of an operation: the transports of every ordered pair, worst first, none where none is logged.
+
+    `unconnected` are ranks that must take part and log no connection.
+    """
+
+    pairs: Mapping[Pair, tuple[Transport, ...]]
+    unconnected: tuple[int, ...] = ()
+
+    @property
+    def transport(self) -> str | None:
+        """The names of all transports, worst first: 'NET/Socket/0+P2P/CUMEM'."""
+        return names(transport for transports in self.pairs.values() for transport in transports)
+
+    @property
+    def host_staged(self) -> bool | None:
+        """True if anything passes through host memory; None where nothing is known to, and not all is known."""
+        staged = [is_staged(transports) for transports in self.pairs.values()]
+        if True in staged:
+            return True
+        return None if self.unconnected or None in staged or not staged else False
+
+
+def names(transports: Iterable[Transport]) -> str | None:
+    """Distinct transports by name, worst first, joined by '+'; None where there are none."""
+    return "+".join(dict.fromkeys(each.name for each in sorted(transports, key=_badness))) or None
+
+
+def _badness(transport: Transport) -> tuple[int, str]:
+    """Slowest first: sockets and staging networks, shared memory, the unknown, networks, other GPUs, direct."""
+    if transport.host_staged:
+        return (0 if transport.network else 1), transport.name
+    kinds = (TransportKind.UNKNOWN, TransportKind.COLLNET, TransportKind.NET)
+    return (2 + kinds.index(transport.kind) if transport.kind in kinds else 5), transport.name
+
+
+def without_idle(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
+    """The pairs of a closed ring that carry data; `expected_bytes` are what each rank sends and receives, at least.
+
+    Nothing goes into the root of a broadcast, which alone has something to send, or out of that of a reduction.
+    """
+    only_sender, only_receiver = (_only(each[end] for each in expected_bytes) for end in (0, 1))
+    return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
+
+
+def _only(expected_bytes: Iterable[float]) -> int | None:
+    """The rank that has any bytes, where it is the only one."""
+    ranks = [rank for rank, each in enumerate(expected_bytes) if each]
+    return ranks[0] if len(ranks) == 1 else None
+
+
+class Selection:
+    """The connections that all ranks log together. `nodes` are the ranks' nodes, as MPI sees them."""
+
+    def __init__(self, ranks: Sequence[RankSelection], nodes: Sequence[int]) -> None:
+        self._nodes = nodes
+        self._paths = join(edge for rank in ranks for edge in rank.edges)
+        self._ring = frozenset[Pair]().union(*(rank.ring for rank in ranks))
+        self._tree = frozenset[Pair]().union(*(rank.tree for rank in ranks))
+        self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
+
+    def of_algorithm(self, algorithm: str | None) -> Used:
+        """The connections of a collective; without an algorithm, all connections of collectives.
+
+        Rings and trees are known by their neighbours, so that a connection that no rank logs is missed.
+        """
+        paths = [path for path in self._paths if not path.peer_to_peer]
+        if algorithm in _WITHOUT_CONNECTIONS:
+            return self._without_connections(algorithm, paths)
+        neighbours = {RING: self._ring, TREE: self._tree}.get(algorithm or "", frozenset())
+        if neighbours:
+            return Used(_by_pair(paths, neighbours))
+        pairs = _by_pair(paths, {(path.src, path.dst) for path in paths})
+        connected = {source for source, _ in pairs}
+        ranks = range(len(self._nodes)) if len(self._nodes) > 1 else ()
+        return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
+
+    def of_sends(self, pairs: Iterable[Pair]) -> Used:
+        """The connections of sends and receives between these ranks. Lines of SHM do not say which they are of."""
+        paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
+        return Used(_by_pair(paths, pairs))
+
+    def _without_connections(self, algorithm: str, paths: Sequence[Path]) -> Used:
+        through = Transport(_WITHOUT_CONNECTIONS[algorithm], TransportKind.P2P)
+        ranks = range(len(self._nodes))
+        inside = {(one, other) for one in ranks for other in ranks if one != other and self._together(one, other)}
+        across = {(path.src, path.dst) for path in paths if not self._together(path.src, path.dst)}
+        return Used(dict.fromkeys(sorted(inside), (through,)) | _by_pair(paths, across))
+
+    def _together(self, one: int, other: int) -> bool:
+        return self._nodes[one] == self._nodes[other]
+
+
+def _by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pair, tuple[Transport, ...]]:
+    """The distinct transports of these pairs, worst first; both ends' where they differ."""
+    found: dict[Pair, dict[Transport, None]] = {pair: {} for pair in sorted(pairs)}
+    for path in paths:
+        if (path.src, path.dst) in found:
+            ends = (end for end in (path.sent, path.received) if end is not None)
+            found[path.src, path.dst] |= dict.fromkeys(ends)
+    return {pair: tuple(sorted(transports, key=_badness)) for pair, transports in found.items()}
+
+
+class State(StrEnum):
+    """The state of one kind of evidence for the claim that a path is direct."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    CONTRADICTING = "contradicting"
+
+
+class EvidenceUse(StrEnum):
+    """The use of evidence on paths: shown in the table too, kept for JSON and the verdict, or not collected."""
+
+    SHOWN = "shown"
+    KEPT = "kept"
+    OFF = "off"
+
+
+class Conclusion(StrEnum):
+    """The conclusion from all evidence on a path. The last two are for paths that nothing was sent over."""
+
+    DIRECT = "direct"
+    STAGED = "staged"
+    WRONG = "wrong data"
+    DISPUTED = "disputed"
+    UNKNOWN = "unknown"
+    POSSIBLE = "direct possible"
+    IMPOSSIBLE = "direct impossible"
+
+
+class Confidence(StrEnum):
+    """The confidence in a conclusion: two kinds agree, there is one, they contradict each other, there is none."""
+
+    PROVEN = "proven"
+    LIKELY = "likely"
+    WEAK = "weak"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One kind of evidence on one path: what it says, and what was seen, in words."""
+
+    state: State = State.ABSENT
+    seen: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathEvidence:
+    """All evidence on one path.
+
+    `capability` is whether the machine could do it directly, `selection` what the library chose, `measurement` what
+    counters and bandwidths show, `correctness` whether the right data arrived. `by_design` says why the library goes
+    through host memory here where that is no fault (a policy of its own, GPUs without peer access); empty where nothing
+    makes it right.
+    """
+
+    capability: Evidence = Evidence()
+    selection: Evidence = Evidence()
+    measurement: Evidence = Evidence()
+    correctness: Evidence = Evidence()
+    by_design: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A conclusion, the verdict it leads to, and the confidence in it."""
+
+    conclusion: Conclusion
+    verdict: Verdict
+    confidence: Confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A line of the decision table: the states it is for, and what follows from them.
+
+    `states` has a word for capability, selection, measurement and correctness each, of the letters P(resent), A(bsent)
+    and C(ontradicting) that the line allows.
+    """
+
+    states: str
+    judgement: Judgement
+    meaning: str
+
+    def holds(self, states: Sequence[State]) -> bool:
+        """True if this line is for these states of the four kinds of evidence."""
+        return all(state.name[0] in allowed for state, allowed in zip(states, self.states.split(), strict=True))
+
+
+_DIRECT_PROVEN = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.PROVEN)
+_DIRECT_LIKELY = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.LIKELY)
+_DIRECT_WEAK = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.WEAK)
+_DISPUTED = Judgement(Conclusion.DISPUTED, Verdict.WARN, Confidence.WEAK)
+_STAGED_PROVEN = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.PROVEN)
+_STAGED_LIKELY = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.LIKELY)
+_STAGED_WEAK = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.WEAK)
+_WRONG = Judgement(Conclusion.WRONG, Verdict.FAIL, Confidence.PROVEN)
+_UNKNOWN = Judgement(Conclusion.UNKNOWN, Verdict.ERROR, Confidence.NONE)
+
+RULES = (
+    Rule("PAC PAC PAC C", _WRONG, "wrong data arrived: however fast the path is, it is worthless"),
+    Rule("PAC C C PA", _STAGED_PROVEN, "the library chose host memory, and the figures agree"),
+    Rule("PA C A PA", _STAGED_LIKELY, "the library chose host memory; nothing measured says otherwise"),
+    Rule("C C A PA", _STAGED_PROVEN, "the library chose host memory, and the machine allows nothing else"),
+    Rule("PAC C P PA", _STAGED_WEAK, "the library chose host memory, yet bytes went directly: a mix of both"),
+    Rule("PA P P P", _DIRECT_PROVEN, "the library chose a direct path, the figures agree, the data are right"),
+    Rule("PA P P A", _DIRECT_LIKELY, "the same, with data that nobody checked"),
+    Rule("C P P PA", _DIRECT_LIKELY, "direct by choice and by figures: what the driver refuses is not used"),
+    Rule("P P A PA", _DIRECT_LIKELY, "the library chose a direct path, which the machine has"),
+    Rule("A P A PA", _DIRECT_WEAK, "the library says direct, and nothing else says anything"),
+    Rule("C P A PA", _DISPUTED, "the library says direct, the driver says impossible, no figure decides"),
+    Rule("PA P C PA", _DISPUTED, "the library says direct, but the figures are those of host memory"),
+    Rule("C P C PA", _STAGED_LIKELY, "driver and figures say host memory, against the library's word"),
+    Rule("P A P P", _DIRECT_PROVEN, "a direct path exists, the figures show that it was taken, the data are right"),
+    Rule("PA A P PA", _DIRECT_LIKELY, "figures that host memory cannot reach, or counters that moved"),
+    Rule("C A P PA", _DISPUTED, "direct by the figures, impossible by the driver, and the library is silent"),
+    Rule("P A C PA", _STAGED_LIKELY, "a direct path exists, and the figures are those of host memory"),
+    Rule("A A C PA", _STAGED_WEAK, "the figures are those of host memory, and nothing else is known"),
+    Rule("C A C PA", _STAGED_LIKELY, "the driver refuses a direct path, and the figures agree"),
+    Rule("PAC A A PA", _UNKNOWN, "what was possible is known at most, not what was used: nothing is fine by omission"),
+)
+"""The first line that holds counts."""
+
+
+def decide(evidence: PathEvidence) -> Rule:
+    """The line of the table that the evidence falls into."""
+    kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
+    return _line_for(*(kind.state for kind in kinds))
+
+
+@cache
+def _line_for(*states: State) -> Rule:
+    return next(rule for rule in RULES if rule.holds(states))
+
+
+def judge(evidence: PathEvidence) -> Judgement:
+    """The judgement of the evidence; host memory that is used by design is no failure."""
+    judgement = decide(evidence).judgement
+    if judgement.conclusion is Conclusion.STAGED and evidence.by_design:
+        return Judgement(judgement.conclusion, Verdict.SKIP, judgement.confidence)
+    return judgement

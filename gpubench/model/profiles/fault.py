@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.fabric_health import HEALTH_CONDITIONS
-from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
-from gpubench.model.profiles.rules import P2P_STATUSES
+from gpubench.model.facts.gpu_use import THROTTLE_REASONS
+from gpubench.model.facts.health import HEALTH_CONDITIONS
+from gpubench.model.profiles.profile import P2P_STATUSES
 
 GRAMMAR = (
     "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, and "

@@ -1,16 +1,81 @@
-"""Expected values of a profile from results of healthy machines: medians, spreads, and outliers."""
+"""Expected values of a profile: the verdicts they lead to, and learning them from results of healthy machines.
 
-from collections.abc import Iterable, Sequence
+Below 90 % of it warns, below 75 % fails. Thresholds of others judge nobody: they were made for other sizes, tools and
+counts.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
-from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LATENCY_BYTES
-from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
+from gpubench.model.paths.p2p import FAILED_SHARE, JUDGED_FROM_BYTES, LATENCY_BYTES, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
+from gpubench.model.profiles.profile import BUSBW, SHARE, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.speed import LARGE_BYTES
-from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The expected value of a copy, in GB/s; `whose` is its source in words."""
+
+    value: float
+    whose: str
+
+
+def of_copy(
+    profile: Profile | None, quantity: str, limit_gb_s: float | None, path: str | None = None
+) -> Expectation | None:
+    """The expectation of a profile for copies over a path (`p2p.write_gb_s`, ...); a generic one has shares."""
+    if profile is None:
+        return None
+    if profile.match.generic is not None:
+        return _of_limit(profile.typical(quantity.removesuffix("_gb_s") + SHARE), limit_gb_s)
+    value = profile.typical(quantity, path)
+    if value is None:
+        return None
+    return Expectation(value, f"profile {profile.name}")
+
+
+def _of_limit(share: float | None, limit_gb_s: float | None) -> Expectation | None:
+    if share is None or limit_gb_s is None:
+        return None
+    return Expectation(share * limit_gb_s, whose=f"{share:.0%} of the limit")
+
+
+def judge_bandwidth(
+    gb_s: float, expectation: Expectation | None, limit_gb_s: float | None
+) -> tuple[Verdict, str, str] | None:
+    """The verdict with what was seen and what was expected; None where the figure is well."""
+    if expectation is not None and gb_s < SLOW_SHARE * expectation.value:
+        share = gb_s / expectation.value
+        below_limit = limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s
+        fails = share < FAILED_SHARE or below_limit
+        seen = f"{gb_s:.4g} GB/s, {share:.0%} of what is expected"
+        return Verdict.FAIL if fails else Verdict.WARN, seen, f"{expectation.value:.4g} GB/s, {expectation.whose}"
+    if expectation is None and limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s:
+        seen = f"{gb_s:.4g} GB/s, {gb_s / limit_gb_s:.0%} of the limit"
+        return Verdict.FAIL, seen, f"at least {LIMIT_FAIL_SHARE:.0%} of {limit_gb_s:.4g} GB/s, which the links carry"
+    return None
+
+
+def odd_among(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
+    """Those of several figures that are far below the usual one: verdict, share of the usual, the usual figure."""
+    if len(figures) < 2:
+        return {}
+    common = usual(list(figures.values()))
+    return {
+        name: (Verdict.FAIL if figure < FAILED_SHARE * common else Verdict.WARN, figure / common, common)
+        for name, figure in figures.items()
+        if figure < SLOW_SHARE * common
+    }
+
 
 OUTLYING_DEVIATIONS = 5.0
 """Median absolute deviations, scaled to a normal distribution's standard one."""
@@ -147,3 +212,56 @@ def _quantity(row: PairRow) -> str | None:
 
 def _is_between_gpus(row: PairRow) -> bool:
     return row.source_bus_id is not None and row.destination_bus_id is not None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, which TOML cannot hold."""
+
+
+def toml_text(plain: Mapping[str, Any]) -> str:
+    """A document: values first, then tables, then lists of tables; what is None is left out."""
+    return "\n".join(_table(plain, "")).strip("\n") + "\n"
+
+
+def _table(plain: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    tables = {key: value for key, value in plain.items() if isinstance(value, Mapping)}
+    lists = {key: value for key, value in plain.items() if _is_list_of_tables(value)}
+    for key, value in plain.items():
+        if value is not None and key not in tables and key not in lists:
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in tables.items():
+        yield from ("", f"[{prefix}{_key(key)}]")
+        yield from _table(value, f"{prefix}{_key(key)}.")
+    for key, value in lists.items():
+        for each in value:
+            yield from ("", f"[[{prefix}{_key(key)}]]")
+            yield from _table(each, f"{prefix}{_key(key)}.")
+
+
+def _is_list_of_tables(value: object) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if bare else _quoted(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:_}"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_value, value))}]"
+    raise TypeError(f"TOML has no {type(value).__name__}")
+
+
+def _quoted(text: str) -> str:
+    """A string with JSON's escapes, and TOML's for what cannot be printed; no line of it is a runner's command."""
+    shown = json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False).replace("##", "#\\u0023")
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in shown)

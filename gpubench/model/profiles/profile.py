@@ -1,16 +1,21 @@
-"""A machine type: the facts of a healthy machine and the figures it reaches, as one file of `profiles/` has them.
+"""A machine type: the facts of a healthy machine, the figures it reaches, and the rules its profile file obeys.
 
 The fields are the keys of the file, as profiles/README.md explains them; `model.profiles.rules` says what holds between
 them. GB/s is 1e9 bytes/s, one direction.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
 
+from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
-from gpubench.model.paths.links import nvlink_gb_s, pcie_gb_s
+from gpubench.model.paths.topology import nvlink_gb_s, pcie_gb_s
+from gpubench.model.results.speed import LARGE_BYTES
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 
 PROFILE_SCHEMA = 1
 SHARE = "_share"
@@ -363,4 +368,281 @@ class Profile:
             each
             for each in (*self.expected, *points)
             if each.quantity == quantity and each.nodes == nodes and gpus in (None, self.gpus_of(each))
+        )
+
+
+P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")
+"""NVML's words for peer access, in its order (`nvmlGpuP2PStatus_t`)."""
+
+COPY_QUANTITIES = (
+    "p2p.write_gb_s",
+    "p2p.read_gb_s",
+    "p2p.sm_write_gb_s",
+    "p2p.bidirectional_gb_s",
+    "p2p.latency_us",
+    "p2p.staged_gb_s",
+    "p2p.staged_latency_us",
+    "host_to_device_gb_s",
+    "device_to_host_gb_s",
+)
+"""Quantities of copies: `write` and `read` by the copy engine, `bidirectional` the sum of both directions."""
+
+SHARE_QUANTITIES = (
+    "p2p.write_share",
+    "p2p.read_share",
+    "host_to_device_share",
+    "device_to_host_share",
+    "allreduce.busbw_share",
+)
+"""Of profiles for any machine: parts (0 to 1) of what the links of the machine at hand carry."""
+
+LEAST_SHARE = 0.4
+"""Of what the links carry: a floor below it fails nobody, for host-staged transfers on PCIe reach 43 %."""
+
+LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0
+"""Of one small copy: direct ones take 2 µs on H200, host-staged ones 20 µs, so what is beyond these is another unit."""
+
+LEAST_TIME_US = 1.0
+"""Of a collective: to start its kernel takes longer, and the fastest that is known (broadcast on 2 H200) 5 µs."""
+
+_MOST_BUSBW_FACTOR = 2.0
+"""No collective's busbw is more than twice its algbw (all-reduce)."""
+
+_ANOTHER_UNIT = "another unit than µs"
+_NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)
+_OF_COLLECTIVE = re.compile(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", re.ASCII)
+
+
+def check_profile(profile: Profile, where: str) -> None:
+    """Raise UsageError, with `where` (the file) and the key, for the first thing that cannot be right."""
+    if profile.schema != PROFILE_SCHEMA:
+        raise UsageError(
+            f"{where}.schema is {profile.schema}",
+            expected=f"schema {PROFILE_SCHEMA}",
+            reason="the file was written for another gpubench",
+        )
+    if profile.match.visible or profile.gpu is not NO_GPU:
+        _check_gpus(profile, where)
+    elif profile.match.generic is not Generic.HOST:
+        raise UsageError(f"{where} has no [gpu]", expected='one, or match.generic = "host"')
+    _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
+    if profile.domain is not None:
+        _check_counts({"domain.nodes": profile.domain.nodes}, where)
+    _check_nvlink(profile, where)
+    _check_places(profile, where)
+    for number, expected in enumerate(profile.expected):
+        check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
+    for number, curve in enumerate(profile.curve):
+        _check_curve(profile, curve, f"{where}.curve[{number}] ({curve.collective})")
+    unused = sorted(set(profile.sources) - {each.source for each in profile.all_expected})
+    if unused:
+        raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
+
+
+def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
+    """The most that the profile's own links allow for a bandwidth, in the value's unit; None for times.
+
+    For collectives, n GPUs in all and k nodes: the links of a GPU, in one NVLink domain of several nodes too; with
+    NVLS reductions, which send a GPU's data once where a ring sends it 2(n-1)/(n+1) times, that much more; across nodes
+    at most the NICs of a GPU × (n-1)/(k-1), what a hierarchical algorithm can reach.
+    """
+    if not expected.quantity.endswith("_gb_s"):
+        return None
+    if expected.quantity.endswith(f".{BUSBW}"):
+        return _busbw_ceiling(profile, profile.gpus_of(expected), expected.nodes, nvls=expected.nvls)
+    if expected.quantity == "p2p.staged_gb_s" or not expected.quantity.startswith("p2p."):
+        return profile.gpu.host_gb_s
+    return _pair_gb_s(profile, expected.path) * (2 if expected.quantity == "p2p.bidirectional_gb_s" else 1)
+
+
+def _pair_gb_s(profile: Profile, path: str | None) -> float:
+    """GB/s of the links between two GPUs in one direction: those of the path class, else the most of any pair."""
+    if profile.nvlink is None:
+        return profile.gpu.pcie_gb_s
+    named = _NVLINK_PATH.fullmatch(path or "")
+    if path is not None and named is None:
+        return profile.gpu.pcie_gb_s
+    return (int(named[1]) if named else profile.nvlink.pair_links) * profile.nvlink.link_gb_s
+
+
+def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> float:
+    ranks = gpus * nodes
+    inside = profile.link_gb_s * (2 * (ranks - 1) / (ranks + 1) if nvls else 1)
+    if nodes == 1 or (profile.domain is not None and nodes <= profile.domain.nodes):
+        return inside
+    inside = inside if gpus > 1 else math.inf
+    return min(inside, profile.nics_gb_s / gpus * (ranks - 1) / (nodes - 1))
+
+
+def _check_counts(counts: Mapping[str, int], where: str) -> None:
+    for key, count in counts.items():
+        if count < 1:
+            raise UsageError(f"{where}.{key} is {count}", expected="at least 1")
+
+
+def _check_gpus(profile: Profile, where: str) -> None:
+    counts = {
+        "match.visible": profile.match.visible,
+        "gpu.multiprocessors": profile.gpu.multiprocessors,
+        "gpu.memory_bytes": profile.gpu.memory_bytes,
+    }
+    _check_counts(counts, where)
+    if profile.gpu.name not in profile.match.gpus:
+        raise UsageError(f"{where}.gpu.name {profile.gpu.name!r} is not among match.gpus")
+    if profile.match.board < profile.match.visible:
+        raise UsageError(f"{where}.match.board_gpus is {profile.match.board}", expected="at least match.visible")
+    if not profile.gpu.host_gb_s:
+        raise UsageError(f"{where}.gpu.pcie_generation and pcie_width give no bandwidth", expected="1 to 6, 1 to 16")
+    if not re.fullmatch(r"\d+\.\d+", profile.gpu.compute_capability, re.ASCII):
+        raise UsageError(
+            f"{where}.gpu.compute_capability is {profile.gpu.compute_capability!r}", expected="a version: '9.0'"
+        )
+    status = profile.peer_access.status
+    for key, word in (("status", status), ("unlinked", profile.peer_access.unlinked or P2P_OK)):
+        if word not in P2P_STATUSES:
+            raise UsageError(f"{where}.peer_access.{key} is {word!r}", expected=f"one of {', '.join(P2P_STATUSES)}")
+    if status != P2P_OK and not profile.peer_access.reason:
+        raise UsageError(f"{where}.peer_access has no reason", expected="why a healthy machine refuses peer access")
+
+
+def _check_nvlink(profile: Profile, where: str) -> None:
+    nvlink = profile.nvlink
+    if nvlink is None:
+        return
+    if not nvlink.link_gb_s or nvlink.links < 1:
+        raise UsageError(f"{where}.nvlink gives no bandwidth", expected="links, and a known version or raw_gb_s")
+    if nvlink.to is NvlinkPeer.SWITCH:
+        if nvlink.pairs or nvlink.switches < 1:
+            raise UsageError(f"{where}.nvlink leads to switches", expected="their number in `switches`, and no `pairs`")
+        return
+    used = [0] * profile.match.visible
+    for pair in nvlink.pairs:
+        if len(pair) != 3 or pair[0] == pair[1] or not all(0 <= gpu < len(used) for gpu in pair[:2]) or pair[2] < 1:
+            raise UsageError(f"{where}.nvlink.pairs has {list(pair)}", expected="[first GPU, second GPU, links]")
+        for gpu in pair[:2]:
+            used[gpu] += pair[2]
+    if not nvlink.pairs or max(used) > nvlink.links:
+        raise UsageError(f"{where}.nvlink.pairs uses {used} links by GPU", expected=f"1 to {nvlink.links} a GPU")
+
+
+def _check_places(profile: Profile, where: str) -> None:
+    above: dict[str, str | None] = {}
+    for number, switch in enumerate(profile.switch):
+        key = f"{where}.switch[{number}]"
+        if switch.name in above:
+            raise UsageError(f"{key}.name {switch.name!r} is there twice")
+        if switch.above is not None and switch.above not in above:
+            raise UsageError(f"{key}.above is {switch.above!r}", expected="the name of a switch that stands before it")
+        numa_nodes = profile.node.numa_nodes
+        if switch.numa is not None and not 0 <= switch.numa < numa_nodes:
+            raise UsageError(f"{key}.numa is {switch.numa}", expected=f"below {numa_nodes}, node.numa_nodes")
+        above[switch.name] = switch.above
+    places, gpus = profile.gpu.places, profile.match.visible
+    if places and len(places) != gpus:
+        raise UsageError(f"{where}.gpu.places has {len(places)} entries", expected=f"{gpus}, one a GPU")
+    named = {f"gpu.places[{i}]": place for i, place in enumerate(places)}
+    named |= {f"nic[{i}].place": nic.place for i, nic in enumerate(profile.nic) if nic.place is not None}
+    for key, place in named.items():
+        if place not in above:
+            raise UsageError(f"{where}.{key} is {place!r}", expected="the name of a [[switch]]")
+    names = [nic.name for nic in profile.nic]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(f"{where}.nic {twice[0]!r} is there twice")
+
+
+def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
+    """Points of two numbers each, both ascending: a larger size never takes less time on a healthy machine."""
+    if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
+        raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
+    sizes, times = zip(*curve.points, strict=True)
+    if list(sizes) != sorted(set(sizes)) or list(times) != sorted(times):
+        raise UsageError(f"{where}.points do not ascend", expected="larger sizes below smaller ones, none faster")
+    for size_bytes, expected in zip(sizes, curve.expected, strict=True):
+        check_expected(profile, expected, f"{where}, the point of {size_bytes:.0f} bytes,")
+
+
+def check_expected(profile: Profile, expected: Expected, where: str) -> None:
+    """Raise UsageError for a value that no machine of the profile can have, or that none could fail."""
+    copies = (*COPY_QUANTITIES, *(SHARE_QUANTITIES if profile.match.generic else ()))
+    of_collective = _OF_COLLECTIVE.fullmatch(expected.quantity) and expected.quantity not in copies
+    if not of_collective and expected.quantity not in copies:
+        raise UsageError(
+            f"{where} is no quantity",
+            expected=f"<collective>.{TIME}, <collective>.{BUSBW}, {', '.join(copies)}",
+            reason="shares are for profiles with match.generic" if expected.quantity in SHARE_QUANTITIES else "",
+        )
+    if expected.source not in profile.sources:
+        raise UsageError(f"{where}.source {expected.source!r} is not in [sources]", expected=", ".join(profile.sources))
+    if not 0 < expected.value < float("inf"):
+        raise UsageError(f"{where}.value is {expected.value}", expected="a number above 0")
+    if not 1 <= profile.gpus_of(expected) <= profile.match.visible or expected.nodes < 1:
+        raise UsageError(
+            f"{where} is for {counted(profile.gpus_of(expected), 'GPU')} of {counted(expected.nodes, 'node')}",
+            expected=f"1 to {profile.match.visible} GPUs of at least one node",
+        )
+    if of_collective:
+        _check_collective(profile, expected, where)
+    if expected.path is not None and not expected.quantity.startswith("p2p."):
+        raise UsageError(f"{where}.path is {expected.path!r}", expected="no path: only pairs of GPUs have one")
+    _check_range(profile, expected, where)
+
+
+def _check_range(profile: Profile, expected: Expected, where: str) -> None:
+    """Neither more than the links carry, nor so little that no machine could fail it: a wrong unit is mostly either."""
+    if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
+        raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
+    if expected.quantity.endswith("latency_us") and not LEAST_LATENCY_US <= expected.value <= MOST_LATENCY_US:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} µs",
+            expected=f"{LEAST_LATENCY_US:g} to {MOST_LATENCY_US:g} µs",
+            reason=_ANOTHER_UNIT,
+        )
+    ceiling = ceiling_gb_s(profile, expected)
+    if ceiling is None:
+        return
+    is_large = expected.size_bytes is None or expected.size_bytes >= LARGE_BYTES
+    judged = expected.quantity != "p2p.staged_gb_s" and expected.nodes == 1 and is_large
+    if judged and expected.value < LEAST_SHARE * ceiling:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} GB/s",
+            expected=f"at least {LEAST_SHARE * ceiling:g} GB/s, {LEAST_SHARE:.0%} of what the profile's links carry",
+            reason="a limit that nothing can fail, or another unit than GB/s of 1e9 bytes",
+        )
+    if expected.value > ceiling:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} GB/s",
+            expected=f"at most {ceiling:g} GB/s, what the links of this profile carry",
+            reason="a sum of both directions, another number of nodes, or NVLS without `algorithm`",
+        )
+
+
+def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
+    ranks = profile.gpus_of(expected) * expected.nodes
+    if ranks < 2:
+        raise UsageError(f"{where} is for one GPU", expected="at least 2: one GPU has nobody to talk to")
+    if expected.size_bytes is not None and expected.size_bytes < 1:
+        raise UsageError(f"{where}.size_bytes is {expected.size_bytes}", expected="at least 1")
+    if not expected.quantity.endswith(f".{TIME}"):
+        return
+    if expected.size_bytes is None:
+        raise UsageError(f"{where} has no size_bytes", expected="the size that took this time")
+    # No collective sends less than this part of its size over the links of the busiest GPU.
+    least_bytes = expected.size_bytes * (ranks - 1) / ranks
+    ceiling = _busbw_ceiling(profile, profile.gpus_of(expected), expected.nodes, nvls=expected.nvls)
+    least_us = least_bytes / (ceiling * BYTES_PER_GB) * MICROSECONDS_PER_SECOND if ceiling else float("inf")
+    if expected.value < max(least_us, LEAST_TIME_US):
+        needs = "the links of this profile need" if least_us > LEAST_TIME_US else "no collective stays below"
+        raise UsageError(
+            f"{where}.value is {expected.value:g} µs",
+            expected=f"at least {max(least_us, LEAST_TIME_US):.1f} µs, which {needs}",
+            reason=_ANOTHER_UNIT,
+        )
+    slowest = expected.size_bytes * _MOST_BUSBW_FACTOR / (LEAST_SHARE * ceiling * BYTES_PER_GB)
+    most_us = MOST_LATENCY_US + slowest * MICROSECONDS_PER_SECOND
+    if expected.nodes == 1 and expected.value > most_us:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} µs",
+            expected=f"at most {most_us:.4g} µs, at {LEAST_SHARE:.0%} of what the profile's links carry",
+            reason=_ANOTHER_UNIT,
         )

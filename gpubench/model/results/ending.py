@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubench import errors
-from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.fallback import PATH_UNKNOWN
-from gpubench.model.results.figures import SpeedFigure, SpeedFigures
-from gpubench.model.results.report import Metadata, Report
-from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.results.report import (
+    FALLBACK_SECTION,
+    FallbackRow,
+    Metadata,
+    Report,
+)
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
+
+if TYPE_CHECKING:
+    from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 
 JUDGING_COMMANDS = ("check", "scan", "compare", "explain")
 """Commands that are there to judge: FAIL is exit code 1 whether or not they are strict."""
@@ -60,7 +66,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     return _code_of_measuring(report)
 
 
-def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_style: bool) -> Report:
+def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
     """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
     paths were not seen: SKIP. Elsewhere a figure that noise hides is INCONCLUSIVE.
     """
@@ -77,7 +83,7 @@ def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_sty
     return replace(report, verdict=Verdict.INCONCLUSIVE, findings=(*report.findings, _too_noisy(noise)))
 
 
-def _too_noisy(figure: SpeedFigure) -> Finding:
+def _too_noisy(figure: "SpeedFigure") -> Finding:
     size = format_size(figure.size_bytes)
     time = "" if figure.time_us is None else f"{figure.time_us:.4g} µs "
     return Finding(

@@ -1,4 +1,4 @@
-"""The verdict on fallback to host memory that ends a run: which paths, how much slower than their limit, and why.
+"""The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`.
 
 A command puts what it knows of each path into a `KnownPath`, says how to find a cause, and has the rows of both
 sections, and the findings, from here.
@@ -6,16 +6,36 @@ sections, and the findings, from here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from gpubench.model.paths.evidence import Conclusion, Confidence, Judgement, PathEvidence, decide, judge
-from gpubench.model.paths.selection import names
-from gpubench.model.paths.transport import Transport
-from gpubench.model.results.explanation import Explanation
-from gpubench.model.results.report import made_of
-from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
-from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.units import some_of
+from gpubench.model.paths.transport import (
+    Conclusion,
+    Confidence,
+    Judgement,
+    PathEvidence,
+    Transport,
+    decide,
+    judge,
+    names,
+)
+from gpubench.model.results.report import EvidenceRow, FallbackRow, Record, made_of
+from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The cause's id, what shows it, what to do; `by_design` where there is nothing to repair.
+
+    `in_doubt` where there is nothing to repair if the machine is what it seems to be, and what was seen is no proof.
+    """
+
+    id: str
+    evidence: str
+    advice: str
+    by_design: bool = False
+    in_doubt: bool = False
+
 
 PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
@@ -210,3 +230,82 @@ def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
     """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
     lead = "ranks " if row.pairs and row.pairs[0][0].isdigit() else ""
     return lead + some_of(row.pairs, most, row.count)
+
+
+PATHS_SECTION = "paths"
+
+_MOST_CANDIDATES = 3
+_SCOPES = ("node", "network", "unknown")
+_VERDICTS = ("PASS", "WARN", "FAIL", "SKIP", "ERROR")
+
+
+def either(candidates: Sequence[str]) -> str:
+    """The communicators that lines may be of which fit several: '0xa or 0xb'; empty where there are none."""
+    more = len(candidates) - _MOST_CANDIDATES
+    shown = candidates[: _MOST_CANDIDATES if more > 0 else None]
+    return " or ".join((*shown, f"one of {more} more")) if more > 0 else " or ".join(shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathRow(Record):
+    """Channels from one rank of a communicator to another that travel alike."""
+
+    communicator: str | None  #: NCCL's commId; null where lines could not be told
+    src: int  #: sending rank
+    dst: int  #: receiving rank
+    src_host: str | None  #: its host
+    src_pid: int | None  #: its process
+    src_bus_id: str | None  #: its GPU
+    dst_host: str | None  #: its host
+    dst_pid: int | None  #: its process
+    dst_bus_id: str | None  #: its GPU
+    scope: Annotated[str, _SCOPES]  #: whether NCCL takes both ranks for those of one machine
+    transport: str  #: as NCCL names it; the sender's word, else the receiver's
+    transport_received: str | None  #: the receiver's word where it is another
+    host_staged: bool | None  #: whether the bytes pass through host memory
+    channels: int  #: channels that travel alike
+    peer_to_peer: bool  #: for send and receive; else for collectives
+    proxy_rank: int | None  #: the rank whose NIC is used (PXN)
+    verdict: Annotated[str, _VERDICTS]  #: through host memory SKIP by design, WARN perhaps so; ERROR: not known
+    cause: str | None  #: id of the cause where host_staged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportRow(Record):
+    """Pairs of a communicator that are connected alike."""
+
+    communicator: str | None  #: its id; null where lines could not be told
+    scope: Annotated[str, _SCOPES]  #: inside a node, or between nodes
+    transport: str  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    pairs: Annotated[int, {"minimum": 1}]  #: ordered pairs connected alike
+    channels_least: int  #: of a pair
+    channels_most: int  #: of a pair
+    host_staged: bool | None  #: whether bytes pass through host memory
+    verdict: Annotated[str, _VERDICTS]  #: through host memory SKIP by design, WARN perhaps so; ERROR: not known
+    first: tuple[tuple[int, int], ...]  #: the first of the pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorRow(Record):
+    """A communicator as all logs together show it."""
+
+    id: str | None  #: as NCCL prints it
+    ranks: int | None  #: ranks it has
+    nodes: int | None  #: as NCCL counts machines
+    hosts: tuple[str, ...]  #: where they are
+    missing_ranks: tuple[int, ...]  #: those without a log
+    pairs: int  #: that are connected
+    candidates: tuple[str, ...]  #: where id is null: the communicators that the lines may be of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow(Record):
+    """A rank of a communicator."""
+
+    communicator: str | None  #: its id
+    rank: int  #: number in the job
+    host: str  #: host name
+    node: str  #: what NCCL takes for its machine
+    pid: int  #: process id
+    bus_id: str | None  #: PCI address of its GPU
+    nvml_index: int | None  #: as nvidia-smi counts

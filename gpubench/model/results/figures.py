@@ -1,15 +1,20 @@
-"""The figures of a run that its last sentence tells, kept as rows come: of a million rows a few."""
+"""The figures of a run: what its last sentence tells, and measurements for checks to judge."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
 
-from gpubench.model.paths.p2p import JUDGED_FROM_BYTES
-from gpubench.model.results.curves import HOST
-from gpubench.model.results.report import CollectiveRow, PairRow, Row, Verified
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.compare import HOST
+from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
-from gpubench.model.terms.copies import Direction, Engine, HostMemory
-from gpubench.model.terms.units import percent
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.operation import Direction, Engine, HostMemory
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 PEER_COPIES, HOST_COPIES = "p2p", "host copies"
 _NAMES = {
@@ -198,3 +203,136 @@ def is_pinned(row: PairRow) -> bool:
     """True of a large copy that was measured between a GPU and pinned host memory."""
     large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
     return row.bandwidth_gb_s is not None and large and HostMemory.of_note(row.note) is HostMemory.PINNED
+
+
+class Need(StrEnum):
+    """The input of a check: facts alone, or something that has to be measured."""
+
+    FACTS = "facts"
+    PEER_COPIES = "peer copies"
+    HOST_COPIES = "host copies"
+    HOST_MEMORY = "host memory"
+    ALL_REDUCE = "all-reduce"
+    VERIFIED_DATA = "verified data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOnNode:
+    """Something that could not be measured on one node of several, and why."""
+
+    node: str
+    need: Need
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """The measurements of a run. `findings` are what measuring itself found out: wrong data, copies that failed,
+    host-staged paths with their causes.
+
+    `left_out` says why something was not to be measured (--quick, a single GPU), `failed` why it could not be;
+    `failed_on` the same where other nodes were measured.
+    """
+
+    pairs: tuple[PairRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    ranks: tuple[RankIdentity, ...] = ()
+    evidence: tuple[EvidenceRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    left_out: Mapping[Need, str] = field(default_factory=dict)
+    failed: Mapping[Need, str] = field(default_factory=dict)
+    failed_on: tuple[FailedOnNode, ...] = ()
+
+    def pairs_from(self, host: str) -> Sequence[PairRow]:
+        """The copies out of a node, within it or to another: each of many nodes asks several times."""
+        return self._pairs_by_node.get(host, ())
+
+    @cached_property
+    def _pairs_by_node(self) -> Mapping[str, Sequence[PairRow]]:
+        return grouped(self.pairs, lambda row: row.source_node)
+
+    @cached_property
+    def staged(self) -> frozenset[tuple[str, str | None, str | None]]:
+        """Pairs that go through host memory: node, and the bus ids of both ends."""
+        return frozenset(
+            (row.source_node, row.source_bus_id, row.destination_bus_id) for row in self.evidence if row.host_staged
+        )
+
+
+QUICK = Measurements(left_out=dict.fromkeys([need for need in Need if need is not Need.FACTS], "--quick"))
+"""Nothing was measured, on purpose."""
+
+
+BY_CPU = "cpu"
+"""The engine of copies within host memory."""
+
+
+def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
+    """Large copies between two GPUs of a node by their positions, written the way that healthy ones of the kind have.
+
+    GPUs that somebody else uses are left out.
+    """
+    positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
+    staged = measured.staged
+    host = node.snapshot.host
+    return {
+        (positions[row.source_bus_id], positions[row.destination_bus_id]): row
+        for row in measured.pairs_from(host)
+        if row.destination_node == host
+        and row.source_bus_id in positions
+        and row.destination_bus_id in positions
+        and (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
+        and row.bandwidth_gb_s is not None
+        and (row.size_bytes or 0) >= JUDGED_FROM_BYTES
+        and (is_by_design(row) or row.peer == "on")
+        and (is_by_design(row) or (host, row.source_bus_id, row.destination_bus_id) not in staged)
+    }
+
+
+def is_by_design(row: PairRow) -> bool:
+    """True of a copy without peer access that is judged: healthy machines have no other way between these GPUs."""
+    return row.peer == "off" and row.verdict is not None
+
+
+def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:
+    """Large copies between pinned host memory and GPUs of a node that nobody else uses."""
+    gpus = {gpu.bus_id: gpu for gpu in node.gpus if gpu.bus_id and not is_busy(gpu)}
+    found = []
+    for row in measured.pairs_from(node.snapshot.host):
+        own, other = (
+            (row.destination_bus_id, row.source_bus_id) if to_gpu else (row.source_bus_id, row.destination_bus_id)
+        )
+        if other is not None or own not in gpus or not is_pinned(row):
+            continue
+        found.append((gpus[own], row))
+    return found
+
+
+def of_host_memory(host: str, size_bytes: int, seconds: float) -> PairRow:
+    """A copy of so many bytes from host memory to host memory of a node, which took so long."""
+    return PairRow(
+        source=HOST,
+        destination=HOST,
+        source_bus_id=None,
+        destination_bus_id=None,
+        source_node=host,
+        destination_node=host,
+        scope="process",
+        origin=Origin.MEASURED,
+        engine=BY_CPU,
+        size_bytes=size_bytes,
+        bandwidth_gb_s=size_bytes / seconds / BYTES_PER_GB,
+        latency_us=seconds * MICROSECONDS_PER_SECOND,
+        limit_gb_s=None,
+        path_class=None,
+    )
+
+
+def memory_row(measured: Measurements, host: str) -> PairRow | None:
+    """The copy in the host memory of a node; None where nobody made one."""
+    return next((row for row in measured.pairs_from(host) if row.engine == BY_CPU), None)
+
+
+def is_busy(gpu: GpuFacts) -> bool:
+    """True where somebody else uses a GPU: what is measured on it is no fault of it."""
+    return bool(gpu.processes) and gpu.idle is not True

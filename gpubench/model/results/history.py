@@ -1,17 +1,24 @@
-"""Dated results in a folder: what a file's name says, and what tells one kind of result from another."""
+"""Earlier results of a machine: dated files in a folder, expected values from them, and trends from run to run."""
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
+from statistics import NormalDist, median
 from typing import Any
 
-from gpubench.model.facts.performance_settings import logs_every_operation
-from gpubench.model.results.report import Metadata
+from gpubench.model.facts.environment import logs_every_operation
+from gpubench.model.results.compare import HOST, RowKey, collective_key, pair_key, siblings
+from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Row
 from gpubench.model.results.result_file import SHOWN_BY_ROWS
-from gpubench.model.terms.units import some_of
+from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.statistics import Noise, robust_deviation
+from gpubench.model.terms.units import counted, grouped, some_of
+from gpubench.model.terms.verdict import Verdict
 
 _NAME = re.compile(
     r"(?P<stamp>\d{4}-\d\d-\d\dT\d{6}Z)-(?P<command>[a-z0-9]+)-(?P<host>[\w.+-]+)(?:~(?P<number>\d{1,9}))?\.json",
@@ -234,3 +241,294 @@ def _option(head: ResultHead, name: str) -> str:
 def _changed(name: str, one: ResultHead, other: ResultHead) -> str:
     values = [_option(head, name).replace('"', "").strip("[]") for head in (one, other)]
     return f"{name} {values[0]}, not {values[1]}" if max(map(len, values)) <= _MOST_VALUE_CHARACTERS else name
+
+
+LEAST_RESULTS = 5
+"""Fewer results expect nothing of a row. With five the level is the second fastest, so that no single odd run makes it,
+and four steps from run to run say how steady the row is; `gpubench compare` too lets a row count alone from five on."""
+
+_NEAR_SIZES = 64
+"""Rows up to so many times larger or smaller lend a row their noise: it grows from large sizes to small ones."""
+
+_MEDIAN_EFFICIENCY = 0.37
+"""How much of its figures a median makes use of where it tells their spread."""
+
+_QUARTILE = NormalDist().inv_cdf(0.75)
+"""The middle of the fastest half is the fastest quarter: so many deviations below the usual time."""
+
+_MOST_LOG = 20.0
+"""Five results of a busy host know so little of their noise that no time at all stands out."""
+
+_BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
+_WELL = (None, Verdict.PASS, Verdict.SKIP)
+
+
+@dataclass(frozen=True, slots=True)
+class PastResult:
+    """An earlier result: its metadata and verdict, its rows and pairs."""
+
+    head: ResultHead
+    rows: Sequence[CollectiveRow] = ()
+    pairs: Sequence[PairRow] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PastFigure:
+    """The level of a row in the past: the median of the fastest half of its results, and the noise between runs.
+
+    `gb_s` is the busbw of a collective and the bandwidth of a pair; `noise` is that of the logarithm of the time.
+    """
+
+    time_us: float | None
+    gb_s: float | None
+    noise: Noise
+    runs: int
+    source: str
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation from run to run, as a share of the time."""
+        return math.expm1(self.noise.deviation)
+
+    def slow_beyond(self, rows: int) -> float:
+        """How many times the level a time has to exceed for chance not to explain it, in a run of so many rows.
+
+        The usual time is that much above the level which the middle of the fastest half lies below it.
+        """
+        return math.exp(min(_MOST_LOG, _QUARTILE * self.noise.deviation + self.noise.bound(rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Results that were left out for one reason ('of another driver'), and the newest one's ('570.1, not 580.2')."""
+
+    reason: str
+    example: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.reason}" + (f" ({self.example})" if self.example else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PastFigures:
+    """What the rows of a run may be held against. `problem` is why a folder tells nothing.
+
+    `used` is the number of results, of which `wired_otherwise` have another topology than the run.
+    """
+
+    folder: str
+    used: int = 0
+    wired_otherwise: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    problem: str = ""
+    figures: Mapping[RowKey, PastFigure] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, results: Iterable[PastResult], own: ResultHead, folder: str, left_out: Iterable[LeftOut] = ()
+    ) -> "PastFigures":
+        """The figures of those results, in any order, that are a measure of the run `own`.
+
+        `left_out` are those that were not read at all.
+        """
+        newest_first = sorted(results, key=lambda each: each.head.started_at, reverse=True)
+        unfit = [reason for each in newest_first if (reason := why_unfit(each.head, own)) is not None]
+        fit = [each for each in newest_first if why_unfit(each.head, own) is None]
+        return cls(
+            folder,
+            used=len(fit),
+            wired_otherwise=sum(each.head.is_wired_otherwise(own) for each in fit),
+            left_out=(*left_out, *tallied(unfit)),
+            figures=_figures(fit[::-1], folder),
+        )
+
+    def time_of(self, row: CollectiveRow) -> PastFigure | None:
+        """The level of a row of a collective; None where too few results have it."""
+        return self.figures.get(collective_key(row))
+
+    def copy_of(self, row: PairRow) -> PastFigure | None:
+        """The level of a pair, known by bus id; None where too few results have it."""
+        return self.figures.get(pair_key(row))
+
+    @property
+    def note(self) -> str:
+        """What was used and what was left out, in a sentence; empty where there is no earlier result."""
+        if self.problem:
+            return f"this machine's past is not known: {self.problem}"
+        if not self.used and not self.left_out:
+            return ""
+        told = f"this machine's past: {counted(self.used, 'result')} of {self.folder}"
+        if self.used < LEAST_RESULTS:
+            told += f", and {LEAST_RESULTS} are the least that a row is judged by"
+        if self.wired_otherwise:
+            told += f"; since {self.wired_otherwise} of them links or NICs came or went (another topology)"
+        return told + (f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else "")
+
+
+def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
+    """Why a result says nothing of what the run `own` should reach, and the values that differ; None where it does."""
+    if not head.complete:
+        return CUT_SHORT, ""
+    if head.started_at > own.started_at:
+        return "begun after this run", ""
+    if head.verdict in _BAD_RUN:
+        return f"whose run ended with {head.verdict}", ""
+    obstacle = next(head.obstacles_to(own), None)
+    if obstacle is None:
+        return None
+    reason, _, example = obstacle.partition(": ")
+    return f"of {reason}", example
+
+
+def tallied(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
+    """Results that were left out, the newest first, by reason."""
+    known = list(reasons)
+    counts = Counter(reason for reason, _ in known)
+    examples = dict(reversed(known))
+    return tuple(LeftOut(reason, examples[reason], count) for reason, count in counts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One row of one result."""
+
+    time_us: float | None
+    gb_s: float | None
+
+    @property
+    def cost(self) -> float:
+        """The time, up to a factor that is the same for all rows of a key."""
+        return 1 / self.gb_s if self.gb_s else self.time_us or 0.0
+
+
+def _figures(oldest_first: Sequence[PastResult], folder: str) -> dict[RowKey, PastFigure]:
+    measured: dict[RowKey, list[_Measured]] = {}
+    for result in oldest_first:
+        for key, figure in _of_result(result).items():
+            measured.setdefault(key, []).append(figure)
+    known = {key: runs for key, runs in measured.items() if len(runs) >= LEAST_RESULTS}
+    noise = _with_neighbours({key: _between_runs(runs) for key, runs in known.items()})
+    return {key: _figure(runs, noise[key], folder) for key, runs in known.items()}
+
+
+def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
+    """The median of the fastest half: a machine that gets slower from week to week is held against its better days."""
+    fastest = sorted(runs, key=lambda each: each.cost)[: (len(runs) + 1) // 2]
+    level = fastest[len(fastest) // 2]
+    source = f"this machine's past, {counted(len(runs), 'result')} of {folder}"
+    return PastFigure(level.time_us, level.gb_s, noise, len(runs), source)
+
+
+def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
+    """The rows of a result that are right and not slow; of several alike the middle one."""
+    found = [
+        (collective_key(row), _Measured(row.time_us, row.busbw_gb_s))
+        for row in result.rows
+        if row.verdict in _WELL and not row.wrong
+    ]
+    found += [
+        (pair_key(pair), _Measured(pair.latency_us, pair.bandwidth_gb_s))
+        for pair in result.pairs
+        if pair.verdict in _WELL
+    ]
+    alike = grouped([each for each in found if each[1].cost > 0], lambda each: each[0])
+    ordered = {key: sorted((each for _, each in rows), key=lambda each: each.cost) for key, rows in alike.items()}
+    return {key: rows[len(rows) // 2] for key, rows in ordered.items()}
+
+
+def _between_runs(runs: Sequence[_Measured]) -> Noise:
+    """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm."""
+    steps = [math.log(later.cost / earlier.cost) for earlier, later in pairwise(runs)]
+    found = robust_deviation(steps)
+    return Noise(found.deviation / math.sqrt(2), found.freedom) if found is not None else Noise(0.0, math.inf)
+
+
+def _with_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
+    """The noise of every row, no less than that of most rows beside it, and known as well as all of these tell it.
+
+    A few steps may be alike by chance. Rows of one run have a part of their noise in common, so that only half of what
+    the others tell is new.
+    """
+    found: dict[RowKey, Noise] = {}
+    for family in siblings(noise):
+        for key in family:
+            near = [noise[each] for each in family if _is_near(each, key)]
+            deviation = max(noise[key].deviation, median(each.deviation for each in near))
+            told = _MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
+            found[key] = Noise(deviation, max(noise[key].freedom, told))
+    return found
+
+
+def _is_near(one: RowKey, other: RowKey) -> bool:
+    sizes = sorted((one.size_bytes or 1, other.size_bytes or 1))
+    return sizes[1] <= _NEAR_SIZES * sizes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TrendPoint:
+    """A figure of one run, in GB/s, with the verdict of that run; `started_at` is UTC, as ISO 8601."""
+
+    started_at: str
+    gb_s: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A figure over time, the oldest run first."""
+
+    name: str
+    points: tuple[TrendPoint, ...]
+
+
+def headline_figures(rows: Iterable[Row]) -> dict[str, float]:
+    """Of one run, by name in GB/s: peak busbw of each collective, the slowest pair of GPUs, the slowest way to host.
+
+    Pairs count with the largest size, peer access on, one way, as copy engines or NCCL make them; host memory pinned.
+    """
+    known = list(rows)
+    return {
+        **_peaks([row for row in known if isinstance(row, CollectiveRow)]),
+        **_slowest([row for row in known if isinstance(row, PairRow)]),
+    }
+
+
+def _peaks(rows: Sequence[CollectiveRow]) -> dict[str, float]:
+    peaks: dict[str, float] = {}
+    for row in rows:
+        name = f"{row.collective}: peak busbw"
+        if row.mode == "throughput" and row.busbw_gb_s is not None:
+            peaks[name] = max(row.busbw_gb_s, peaks.get(name, 0.0))
+    return peaks
+
+
+def _slowest(rows: Sequence[PairRow]) -> dict[str, float]:
+    ways: dict[str, list[PairRow]] = {}
+    for row in rows:
+        name = _way(row)
+        if name is not None and row.bandwidth_gb_s is not None:
+            ways.setdefault(name, []).append(row)
+    slowest = {}
+    for name, members in ways.items():
+        largest = max(row.size_bytes or 0 for row in members)
+        slowest[name] = min(row.bandwidth_gb_s or 0.0 for row in members if (row.size_bytes or 0) == largest)
+    return slowest
+
+
+def _way(row: PairRow) -> str | None:
+    if HOST in (row.source, row.destination):
+        if HostMemory.of_note(row.note) is not HostMemory.PINNED:
+            return None
+        return "host memory to GPU: slowest" if row.source == HOST else "GPU to host memory: slowest"
+    one_way = row.direction in ("write", "read") and row.engine in ("ce", "nccl") and row.peer != "off"
+    return "p2p: slowest pair" if one_way else None
+
+
+def trends(runs: Iterable[tuple[str, Verdict, Mapping[str, float]]]) -> Iterator[Trend]:
+    """A trend for each figure, of runs in any order: when each began, its verdict, its figures."""
+    points: dict[str, list[TrendPoint]] = {}
+    for started_at, verdict, figures in sorted(runs, key=lambda run: run[0]):
+        for name, gb_s in figures.items():
+            points.setdefault(name, []).append(TrendPoint(started_at, gb_s, verdict))
+    yield from (Trend(name, tuple(each)) for name, each in points.items())

@@ -1,4 +1,4 @@
-"""The report of a command, which formats write: metadata, named sections, findings, a verdict.
+"""The report of a command: metadata, named sections, findings, a verdict, and the rows that commands share.
 
 Rows are plain data. Units are in the names; what is unknown is None, never 0. Collectives hand over the rows of their
 one section as they are measured; other commands have all their sections at the end.
@@ -12,14 +12,14 @@ from enum import StrEnum
 from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
-from gpubench.model.facts.backends import ROW_BACKENDS
+from gpubench.model.facts.process import ROW_BACKENDS
+from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.overlap.asked import OVERLAP
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Mode
-from gpubench.model.terms.sweep import DroppedSize
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.overlap import OVERLAP
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import Mode
+from gpubench.model.terms.units import DroppedSize
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 R = TypeVar("R", bound="Record")
 Made = TypeVar("Made")
@@ -326,3 +326,183 @@ class Report:
             sentence=record.get("sentence", ""),
             duration_s=record.get("duration_s"),
         )
+
+
+CHECKS_SECTION, VERDICTS_SECTION = "checks", "verdicts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow(Record):
+    """One check of `check`: its verdict, how many findings it has, and why it was left out where it was."""
+
+    check: str  #: what was looked for, by the name of its file
+    verdict: Annotated[str, Verdict]  #: the worst of its findings; SKIP where it was left out
+    findings: int  #: how many
+    looks_for: str  #: in words
+    note: str | None  #: why it was left out
+    origin: str  #: measured, simulated or recorded
+    nodes_in_error: tuple[str, ...] = ()  #: hosts that it could not look at; the verdict is of the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRow(Record):
+    """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
+
+    scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
+    node: str  #: host
+    subject: str  #: the node, GPU, NIC or link
+    verdict: Annotated[str, Verdict]  #: the worst of the findings that name it
+    findings: tuple[str, ...]  #: ids of those
+    origin: str  #: measured, simulated or recorded
+
+
+EVIDENCE_SECTION, FALLBACK_SECTION = "evidence", "fallback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceRow(Record):
+    """All evidence on one path: each kind is for, silent on, or against the claim that it is direct.
+
+    docs/evidence.md has the decision table. Of more than ten thousand paths, those that are not direct.
+    """
+
+    source: str  #: where the bytes come from: a GPU, a rank, host
+    destination: str  #: where they go
+    source_node: str  #: host of the source
+    destination_node: str  #: host of the destination
+    source_bus_id: str | None  #: PCI address of the source
+    destination_bus_id: str | None  #: PCI address of the destination
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
+    transport: str | None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    host_staged: bool | None  #: whether bytes pass through host memory
+    bandwidth_gb_s: float | None  #: GB/s of 1e9 bytes
+    limit_gb_s: float | None  #: GB/s per direction that the links carry at most
+    capability: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
+    capability_seen: str  #: what was seen of it
+    selection: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
+    selection_seen: str  #: what was seen of it
+    measurement: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
+    measurement_seen: str  #: what was seen of it
+    correctness: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
+    correctness_seen: str  #: what was seen of it
+    by_design: str | None  #: why host memory is no fault here
+    conclusion: Annotated[str, Conclusion]  #: direct, staged, wrong data, disputed or unknown
+    confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
+    verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
+    meaning: str  #: the rule of docs/evidence.md
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackRow(Record):
+    """The verdict on paths that fare alike; the gravest come first."""
+
+    conclusion: Annotated[str, Conclusion]  #: the last two are of `topo`, which sends nothing
+    verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
+    confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    count: int  #: ordered pairs that fare alike
+    pairs: tuple[str, ...]  #: the first thousand of `count`
+    transport: str | None = None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
+    limit_gb_s: float | None = None  #: GB/s per direction that the links carry at most
+    times_slower: float | None = None  #: limit over what was delivered
+    cause: str | None = None  #: stable id of the first known cause
+    cause_seen: str | None = None  #: what shows it
+    advice: str | None = None  #: what to do
+    how: str  #: how all this is known
+
+
+CAUSES_SECTION, UNREAD_SECTION = "causes", "causes_unread"
+
+
+class Effect(StrEnum):
+    """The effect of a cause on a path. The first four are what bytes through host memory look like from outside."""
+
+    STAGED = "host memory inside a node"
+    NETWORK_INSIDE = "a network inside a node"
+    SOCKETS = "sockets between nodes"
+    NO_GPUDIRECT = "RDMA through host memory"
+    APPLICATION = "MPI, UCX or a framework copies through host memory"
+    WRONG = "wrong data, or a hang"
+    SLOW = "a slower path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseRow(Record):
+    """A cause that holds, those to look at first first. docs/conditions.md has the whole catalogue."""
+
+    id: str  #: stable
+    evidence: str  #: what shows it
+    advice: str  #: what to do
+    paths: int  #: how many it explains
+    verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: it only slows down; ERROR: not known
+    hosts: tuple[str, ...]  #: where it was seen
+    title: str  #: in the words that people search for
+    confidence: Annotated[str, Confidence]  #: proven, likely or weak
+    effects: tuple[str, ...]  #: what it does to paths
+    subject: str  #: on which GPUs, nodes, ranks or pairs it was seen
+    implied_by: str | None  #: the cause that it follows from
+    settles: str  #: what would settle a doubt
+    link: str  #: the vendor's page, or an issue about it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadRow(Record):
+    """A cause of which it is not known whether it is there."""
+
+    id: str  #: of the cause that could not be looked for
+    title: str  #: in words
+    subject: str  #: on what
+    reason: str  #: why not: needs root, was not read, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternRow(Record):
+    """Several pairs at once, and what they reach one at a time."""
+
+    pattern: str  #: ring, all to one, one to all, bisection, all to all
+    direction: str  #: write or read
+    gpus: int  #: that take part
+    pairs: int  #: that copy at once
+    size_bytes: int  #: bytes of a copy
+    total_gb_s: float | None  #: GB/s of all together
+    parts_gb_s: float | None  #: GB/s of the same pairs one at a time, summed
+    share_percent: float | None  #: together over summed
+    wrong: int | None  #: elements that were wrong
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    note: str | None  #: what else has to be said
+
+
+RANK_TIMES_SECTION = "rank_times"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimeRow(Record):
+    """A row of a collective as one of its ranks saw it."""
+
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    origin: Annotated[str, Origin]  #: where the numbers come from
+    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
+    dtype: Annotated[str, DataType]  #: element type
+    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
+    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+    rank: int  #: rank of the job
+    host: str  #: name of its host
+    node: int  #: its host, counted from 0 by its first rank
+    gpu_bus_id: str | None  #: GPU it drives; null on the host backend
+    time_us: float  #: microseconds an operation on that rank, waiting for others included
+    #: median of how long after the first rank it entered operations; known of operations alone
+    late_us: Annotated[float | None, SIGNED]
+    clock_uncertainty_us: float | None  #: by how much that may be wrong: half a round trip between the clocks
+    #: of operations alone, in how many it was the last to enter
+    last_percent: Annotated[float | None, {"minimum": 0, "maximum": 100}]
+    setting: str | None = None  #: that of the row
+
+
+TOPO_SECTIONS = (
+    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
+    *(FALLBACK_SECTION, CAUSES_SECTION, UNREAD_SECTION, FINDINGS_SECTION),
+)

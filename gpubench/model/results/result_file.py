@@ -1,13 +1,119 @@
-"""The contents of a file of results, whoever wrote it: rows, and the circumstances of the measurement."""
+r"""The contents of a file of results: rows, circumstances, types of sections, nodes written once, and CSV text.
 
-from collections.abc import Mapping
+A text that could do harm gets an apostrophe before it, as spreadsheets mark text, and escapes in the place of its
+backslashes and of what cannot be printed: `=1+1` is `'=1+1`, and ESC `'\x1b`. Of a text that begins with an apostrophe
+nobody could tell whether it was marked, so it is marked too.
+
+A thousand equal nodes have a quarter of a million pairs. In a document they are those of the first node, and, by the
+member `alike`, the names of the nodes that have the same; nodes whose figures alone differ have these beside it.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
-from gpubench.model.results.latencies import LatencyRow
-from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.rows.checks import VerdictRow
-from gpubench.model.results.rows.evidence import EvidenceRow
+from gpubench.model.results.backends import (
+    BACKENDS_SECTION,
+    LIBRARIES_SECTION,
+    MPI_SUPPORT_SECTION,
+    BackendRow,
+    LibraryRow,
+    MpiTrialRow,
+    RefusedRow,
+    WinnerRow,
+)
+from gpubench.model.results.compare import (
+    COMPARISON_SECTION,
+    CircumstanceRow,
+    ComparisonRow,
+    FindingChangeRow,
+    HistoryRow,
+)
+from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.plan import (
+    CURVES_SECTION,
+    EXPOSED_SECTION,
+    FAULT_COSTS_SECTION,
+    LAYOUTS_SECTION,
+    SETTINGS_SECTION,
+    TIMELINE_SECTION,
+    CurveRow,
+    ExposedRow,
+    FaultCostRow,
+    LayoutRow,
+    SettingRow,
+    TimelineRow,
+)
+from gpubench.model.results.report import (
+    FINDINGS_SECTION,
+    OVERLAP_SECTION,
+    PAIRS_SECTION,
+    TRAFFIC_SECTION,
+    VERDICTS_SECTION,
+    CauseRow,
+    CheckRow,
+    CollectiveRow,
+    EvidenceRow,
+    FallbackRow,
+    Metadata,
+    PairRow,
+    PatternRow,
+    RankTimeRow,
+    Record,
+    RowsOfNode,
+    Table,
+    UnreadRow,
+    VerdictRow,
+)
+from gpubench.model.results.scan import (
+    CELLS_SECTION,
+    EXCLUSIONS_SECTION,
+    PARTS_SECTION,
+    ROUNDS_SECTION,
+    SCAN_COLLECTIVES_SECTION,
+    ExclusionRow,
+    ScanCellRow,
+    ScanCollectiveRow,
+    ScanPartRow,
+    ScanRoundRow,
+)
+from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
+from gpubench.model.results.watch import JOBS_SECTION, JobRow, TrafficRow
+from gpubench.model.terms.units import escaped
 from gpubench.model.terms.verdict import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyRow:
+    """The time of one size of a collective, as a program prints it that may say neither ranks nor bandwidth.
+
+    `size_bytes` is nccl-tests' size; where it depends on ranks, and nothing says how many, that of one rank's block.
+    `busbw_gb_s` is computed from size and time, null without ranks. `wrong` is 1 of a verification that failed, the
+    least that it can be.
+    """
+
+    collective: str
+    backend: str
+    origin: str
+    ranks: int | None
+    size_bytes: int
+    dtype: str
+    op: str | None
+    root: int | None
+    placement: str
+    mode: str
+    iterations: int | None
+    time_us: float
+    time_us_fastest_rank: float | None
+    time_us_slowest_rank: float | None
+    busbw_gb_s: float | None
+    wrong: int | None
+    verified: str
+    note: str | None
+
 
 MODELS = "gpu_models"
 """The option in the metadata of a check that tells the models of its GPUs."""
@@ -80,3 +186,253 @@ class ResultFile:
     def measured(self) -> tuple[CollectiveRow | LatencyRow | PairRow, ...]:
         """All its rows."""
         return (*self.rows, *self.latencies, *self.pairs)
+
+
+_MARK = "'"
+_HARMFUL = re.compile(r"\s*(?:[=+\-@']|::)|.*##[A-Za-z]*\[", re.DOTALL)
+"""The beginnings of formulas, of marked texts and of GitHub's commands, and Azure's commands anywhere."""
+
+_ESCAPE = re.compile(r"\\(?:\\|t|n|r|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+_SPELLED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
+
+
+def marked_text(text: str) -> str:
+    """A text as a cell that does nothing; `unmarked_text` is the inverse."""
+    if text.isprintable() and not _HARMFUL.match(text):
+        return text
+    shown = "".join(map(escaped, text.replace("\\", "\\\\")))
+    return _MARK + shown.replace("##", r"#\x23")
+
+
+def unmarked_text(cell: str) -> str:
+    """The text that a cell was made of."""
+    return _ESCAPE.sub(_character, cell[1:]) if cell.startswith(_MARK) else cell
+
+
+def _character(escape: re.Match[str]) -> str:
+    return _SPELLED.get(escape[0]) or chr(int(escape[0][2:], 16))
+
+
+WIDE_COLUMNS = ("run_id", "run_started_at", "run_hosts", "run_gpus", "run_driver", "run_nccl")
+"""Run and time (UTC); hosts and models of GPUs, with semicolons between; versions of driver and NCCL."""
+
+
+def wide_cells(metadata: Metadata) -> Sequence[str]:
+    """The cells of these columns; empty where it is not known."""
+    libraries = metadata.libraries
+    hosts = dict.fromkeys(metadata.hosts)
+    driver, nccl = (libraries.get(name, "").split(" ")[0] for name in ("driver", "NCCL"))
+    return metadata.run_id, metadata.started_at, ";".join(hosts), ";".join(_gpus(metadata)), driver, nccl
+
+
+def _gpus(metadata: Metadata) -> list[str]:
+    """The models of the GPUs: of ranks, of copies, or of the nodes that were checked."""
+    named = [rank.gpu for rank in metadata.ranks if rank.gpu]
+    described = metadata.options.get("gpus")
+    if not named and isinstance(described, dict):
+        named = [str(each).partition(" ")[2] for each in described.values()]
+    return list(dict.fromkeys(named or map(str, metadata.options.get(MODELS) or ())))
+
+
+ALIKE = "alike"
+"""The member of a document that says which nodes have the rows of which."""
+
+LEAST_ROWS = 4096
+"""Sections with fewer rows are written out: seventeen nodes have as many pairs."""
+
+HOST_FIELDS: Mapping[str, Sequence[str]] = {
+    PAIRS_SECTION: ("source_node", "destination_node"),
+    **dict.fromkeys(("gpus", "nvlinks", "nics", VERDICTS_SECTION), ("node",)),
+}
+"""By section whose rows are of nodes: the columns that hold the node."""
+
+_MOST_KNOWN = 8
+_MOST_DIFFERING = 3
+"""The part of the columns, one in so many, in which nodes may differ that are written as alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeRows:
+    """A section as it is written: the rows that are written out, and by node, in their order, whose rows it has."""
+
+    written: Sequence[Iterable[Record]]
+    nodes: Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _WrittenNode:
+    """The rows of a node that are written out."""
+
+    host: str
+    rows: Sequence[Record]
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def values(self, of: "_WrittenNode", hosts: Collection[str]) -> dict[str, list[Any]] | None:
+        """The columns in which `of` differs, with its values; None where it has other rows, or too many differ."""
+        if of.rows is self.rows:
+            return {}
+        if len(of.rows) != len(self.rows):
+            return None
+        for each in (self, of):
+            if not each.columns:
+                records = [row.to_record() for row in each.rows]
+                each.columns = {name: [record[name] for record in records] for name in records[0]}
+        differing = {
+            name: values for name, values in of.columns.items() if name not in hosts and values != self.columns[name]
+        }
+        return differing if len(differing) <= len(self.columns) // _MOST_DIFFERING else None
+
+
+def alike_rows(name: str, section: Table) -> AlikeRows | None:
+    """A section with what is alike written once; None where it is short, or has rows that are of no single node."""
+    hosts = HOST_FIELDS.get(name)
+    parts = None if hosts is None else _by_node(section, hosts)
+    if hosts is None or parts is None or sum(len(part.rows) for part in parts) < LEAST_ROWS:
+        return None
+    known: list[_WrittenNode] = []
+    written: list[RowsOfNode] = []
+    nodes: list[dict[str, Any]] = []
+    for part in parts:
+        own = _WrittenNode(part.host, part.rows)
+        found = [(each, values) for each in known if (values := each.values(own, hosts)) is not None]
+        if not found:
+            written.append(part)
+            known = [*known[-_MOST_KNOWN + 1 :], own]
+            nodes.append({"nodes": [part.host]})
+            continue
+        like, values = min(found, key=lambda each: len(each[1]))
+        if not values and nodes[-1].get("as") == like.host and "values" not in nodes[-1]:
+            nodes[-1]["nodes"].append(part.host)
+        else:
+            nodes.append({"nodes": [part.host], "as": like.host} | ({"values": values} if values else {}))
+    return AlikeRows(written, nodes)
+
+
+def _by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | None:
+    """The rows of every node, in order; None where some are of two nodes, or those of one stand apart."""
+    if section.parts is not None:
+        parts = [part for part in section.parts() if part.rows]
+    else:
+        parts = []
+        for found, rows in groupby(section.rows(), lambda row: [getattr(row, name) for name in hosts]):
+            if len(set(found)) > 1:
+                return None
+            own: Any = list(rows)
+            parts.append(RowsOfNode(own, hosts, str(found[0])))
+    return parts if len({part.host for part in parts}) == len(parts) else None
+
+
+class UnfoldedRows:
+    """The rows of a section, as records, that `alike` says in short; made one by one, for there may be very many."""
+
+    def __init__(self, written: Sequence[Mapping[str, Any]], nodes: Sequence[Any], hosts: Sequence[str]) -> None:
+        """ValueError where `nodes` is not what `alike_rows` makes, or does not fit the rows that are written out."""
+        self._hosts = hosts
+        by_host: dict[Any, list[Mapping[str, Any]]] = {}
+        for row in written:
+            by_host.setdefault(row.get(hosts[0]), []).append(row)
+        self._pieces: list[tuple[str, Sequence[Mapping[str, Any]], Mapping[str, Sequence[Any]]]] = []
+        self._count = 0
+        for each in nodes:
+            names, values = each["nodes"], each.get("values", {})
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("a node without a name")
+            for name in names:
+                rows = by_host.get(each.get("as", name))
+                if not rows or any(len(column) != len(rows) or key not in rows[0] for key, column in values.items()):
+                    raise ValueError(f"{name} does not fit the rows of {each.get('as', name)}")
+                self._pieces.append((name, rows, values))
+                self._count += len(rows)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for piece in self._pieces:
+            yield from self._records(*piece)
+
+    def parts(self, make: Callable[[Mapping[str, Any]], Record]) -> Iterator[RowsOfNode]:
+        """The rows by node, made of records; nodes whose rows are equal share them."""
+        shared: dict[int, list[Record]] = {}
+        for name, rows, values in self._pieces:
+            if values:
+                yield RowsOfNode(list(map(make, self._records(name, rows, values))), self._hosts, name)
+                continue
+            if id(rows) not in shared:
+                shared[id(rows)] = list(map(make, rows))
+            yield RowsOfNode(shared[id(rows)], self._hosts, name)
+
+    def _records(
+        self, name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Sequence[Any]]
+    ) -> Iterator[dict[str, Any]]:
+        own = dict.fromkeys(self._hosts, name)
+        for number, row in enumerate(rows):
+            yield {**row, **own, **{key: column[number] for key, column in values.items()}}
+
+
+TABLES: Mapping[str, type] = {
+    "rows": CollectiveRow,
+    "gpus": GpuRow,
+    "nvlinks": NvlinkRow,
+    "nics": NicRow,
+    "nodes": NodeRow,
+    "kinds": KindRow,
+    "pairs": PairRow,
+    "ranks": RankRow,
+    "tree": TreeRow,
+    "findings": Finding,
+    "patterns": PatternRow,
+    LIBRARIES_SECTION: LibraryRow,
+    "evidence": EvidenceRow,
+    "fallback": FallbackRow,
+    "rank_times": RankTimeRow,
+    "paths": PathRow,
+    "causes": CauseRow,
+    "causes_unread": UnreadRow,
+    "transports": TransportRow,
+    "communicators": CommunicatorRow,
+    "members": MemberRow,
+    "checks": CheckRow,
+    "verdicts": VerdictRow,
+    "comparison": ComparisonRow,
+    "finding_changes": FindingChangeRow,
+    "circumstances": CircumstanceRow,
+    "history": HistoryRow,
+    "winners": WinnerRow,
+    "refused": RefusedRow,
+    BACKENDS_SECTION: BackendRow,
+    MPI_SUPPORT_SECTION: MpiTrialRow,
+    PARTS_SECTION: ScanPartRow,
+    CELLS_SECTION: ScanCellRow,
+    ROUNDS_SECTION: ScanRoundRow,
+    SCAN_COLLECTIVES_SECTION: ScanCollectiveRow,
+    EXCLUSIONS_SECTION: ExclusionRow,
+    TRAFFIC_SECTION: TrafficRow,
+    JOBS_SECTION: JobRow,
+    OVERLAP_SECTION: OverlapRow,
+    SHORTEST_STEPS_SECTION: ShortestStepRow,
+    LAYOUTS_SECTION: LayoutRow,
+    EXPOSED_SECTION: ExposedRow,
+    SETTINGS_SECTION: SettingRow,
+    FAULT_COSTS_SECTION: FaultCostRow,
+    CURVES_SECTION: CurveRow,
+    TIMELINE_SECTION: TimelineRow,
+}
+"""The row type of every section that is a table."""
+
+MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")
+"""The sections that are matrices."""
+
+MAIN_SECTIONS: Mapping[str, str] = {
+    "topo": PAIRS_SECTION,
+    "p2p": PAIRS_SECTION,
+    "libraries": LIBRARIES_SECTION,
+    "check": FINDINGS_SECTION,
+    "explain": PATHS_SECTION,
+    "compare": COMPARISON_SECTION,
+    "scan": CELLS_SECTION,
+    "watch": JOBS_SECTION,
+    OVERLAP_SECTION: OVERLAP_SECTION,
+    "plan": LAYOUTS_SECTION,
+}
+"""By command: the section that formats show which show only one. Of a collective these are its rows."""

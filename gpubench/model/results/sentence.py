@@ -1,34 +1,52 @@
-"""The last line of a report: one sentence that can be pasted to a colleague, with the verdict first."""
+"""The last line of a report, and everything that it judged, one by one."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
-from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
-from gpubench.model.facts.libraries import NCCL
-from gpubench.model.facts.visible_gpus import HIDDEN_GPUS
-from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.facts.health import HIDDEN_GPUS
+from gpubench.model.facts.process import NCCL as NCCL_BACKEND
+from gpubench.model.facts.process import NCCL_ALONE, NCCL_LIB, TORCH, TORCH_NCCL
+from gpubench.model.paths.transport import Conclusion
+from gpubench.model.results.backends import (
+    BACKENDS_SECTION,
+    LIBRARIES_SECTION,
+    BackendRow,
+    LibraryRow,
+    path_words,
+    speed_words,
+)
+from gpubench.model.results.compare import COMPARISON_SECTION, ComparisonRow, Status
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
+from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
-from gpubench.model.results.overlap.sentence import overlap_sentence
-from gpubench.model.results.report import OVERLAP_SECTION, Metadata, Report
+from gpubench.model.results.overlap import overlap_sentence
+from gpubench.model.results.report import (
+    CHECKS_SECTION,
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    FINDINGS_SECTION,
+    OVERLAP_SECTION,
+    VERDICTS_SECTION,
+    CheckRow,
+    FallbackRow,
+    Metadata,
+    Report,
+    Row,
+    Table,
+    VerdictRow,
+)
 from gpubench.model.results.result_file import MODELS
-from gpubench.model.results.rows.backend_speed import path_words, speed_words
-from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow
-from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
-from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
-from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
-from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
-from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
-from gpubench.model.results.scan_sentence import scan_sentence
+from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_sentence
 from gpubench.model.results.speed import ONE_RANK
-from gpubench.model.results.topo.rows import GpuRow, NodeRow
-from gpubench.model.results.watch.sentence import watch_sentence
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import by_device, ranks_per_gpu, why_not_judged
+from gpubench.model.results.topo import GpuRow, NodeRow
+from gpubench.model.results.watch import watch_sentence
+from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.overlap import cap_name
+from gpubench.model.terms.ranks import by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_size
-from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
+from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Origin, Verdict, exit_code, gravity
 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
@@ -163,7 +181,7 @@ def _job(report: Report) -> str:
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
     libraries = [row for row in report.rows(LIBRARIES_SECTION, LibraryRow) if row.found]
     if libraries:
-        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL)
+        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIB)
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
         return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
@@ -246,3 +264,137 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> str:
 def _gb_s(value: float) -> str:
     """Two digits, whole from ten on."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+RUN = "run"
+_CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)
+"""Of these there may be a million; `fallback` and `transports` say the same of all that fare alike."""
+
+_SIZES_AND_NAMES = (
+    *("collective", "dtype", "op", "placement", "setting", "group"),
+    *("scope", "transport", "conclusion", "direction"),
+)
+_NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCase:
+    """One thing that was judged: the section it stands in, its name (unique in the section), and what was seen.
+
+    A line may have line ends of its own, which others wrote.
+    """
+
+    group: str
+    name: str
+    verdict: Verdict
+    lines: Sequence[str]
+
+
+def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
+    """Every row, every condensed section, every finding, what failed first; last the run itself.
+
+    Each has the verdict that it has everywhere, but where the run does not fail no case does. The run itself fails, or
+    could not be measured, where it was cut short or no other case says so.
+    """
+    found = [*_of_rows(metadata.rows_section, (row.to_record() for row in rows)), *_of_report(report)]
+    if report.verdict is not Verdict.FAIL:
+        found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
+    found.sort(key=lambda case: (min(gravity(case.verdict), gravity(Verdict.PASS)), case.group != FINDINGS_SECTION))
+    yield from _with_own_names(found)
+    yield _run(metadata, report, found)
+
+
+def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
+    """The cases that went wrong, the gravest first, in their order otherwise."""
+    wrong = (each for each in found if gravity(each.verdict) < gravity(Verdict.PASS))
+    return sorted(wrong, key=lambda each: gravity(each.verdict))
+
+
+def _of_report(report: Report) -> Iterator[JudgedCase]:
+    for name, section in report.sections.items():
+        if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
+            yield from _of_rows(name, (row.to_record() for row in section.rows()))
+    for finding in report.findings:
+        lines = [f"{label}: {words}" for label, words in finding.details if words and label != "explains"]
+        lines += [f"explains: {line}" for line in finding.consequences]
+        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
+
+
+def _of_rows(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
+    """Copies that nobody judges, such as those with peer access off, are no cases where others are judged."""
+    records = list(rows)
+    some_judged = any(record.get("verdict") for record in records)
+    for record in records:
+        if "verdict" not in record:
+            continue  # what a watch saw in one interval: its jobs are judged
+        is_unjudged_pair = "path_class" in record and record["verdict"] is None
+        if is_unjudged_pair and (some_judged or record.get("bandwidth_gb_s") is None):
+            continue  # `topo` judges none
+        verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
+        seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
+        yield JudgedCase(group, _name(record), verdict, [seen] if seen else [])
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    naming: Sequence[Callable[[], str]] = (
+        lambda: _of_what(record),
+        lambda: _ends(record),
+        lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
+        lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
+        lambda: f"beside {record['partner']}, {cap_name(record['ctas'])}" if record.get("partner") else "",
+        lambda: str(record["engine"]) if record.get("engine") else "",
+        lambda: f"peer access {record['peer']}" if record.get("peer") else "",
+        lambda: str(record["note"]) if HostMemory.of_note(record.get("note")) else "",
+        lambda: ", ".join(map(str, record["pairs"][:4])) if isinstance(record.get("pairs"), (list, tuple)) else "",
+    )
+    return ", ".join(filter(None, (name() for name in naming)))
+
+
+def _of_what(record: Mapping[str, Any]) -> str:
+    """The node once, also where the name of what is on it begins with it."""
+    words = [str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)]
+    return " ".join(words[1:] if len(words) > 1 and words[1].split(" ")[0] == words[0] else words)
+
+
+def _ends(record: Mapping[str, Any]) -> str:
+    """Both ends of a copy or a path, with their nodes."""
+    if not record.get("source"):
+        return ""
+    source, destination = (str(record[name]) for name in ("source", "destination"))
+    nodes = [record.get(f"{name}_node") for name in ("source", "destination")]
+    if None in nodes:
+        return f"{source} → {destination}"
+    there = destination if nodes[0] == nodes[1] else f"{nodes[1]} {destination}"
+    return f"{nodes[0]} {source} → {there}"
+
+
+def _seen(record: Mapping[str, Any]) -> str:
+    figures = (
+        *(("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit")),
+        ("step_us", "µs a step"),
+    )
+    words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
+    if isinstance(record.get("findings"), (list, tuple)):
+        words.append(", ".join(map(str, record["findings"])))
+    if record.get("wrong"):
+        words.append(f"{record['wrong']} wrong elements")
+    remarks = (
+        str(record[name]) for name in ("how", "seen", "cause_seen", "advice", "note", "meaning") if record.get(name)
+    )
+    return "; ".join(filter(None, (*words, *remarks)))
+
+
+def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
+    seen: Counter[tuple[str, str]] = Counter()
+    for case in found:
+        seen[case.group, case.name] += 1
+        number = seen[case.group, case.name]
+        yield case if number == 1 else replace(case, name=f"{case.name} ({number})")
+
+
+def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
+    if not report.complete:
+        return JudgedCase(RUN, metadata.subject, report.verdict, [report.sentence or "the run was cut short"])
+    in_a_case = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}
+    verdict = Verdict.PASS if in_a_case else report.verdict
+    return JudgedCase(RUN, metadata.subject, verdict, [report.sentence or f"verdict: {report.verdict}"])

@@ -1,8 +1,19 @@
-"""The words of one collective operation: type, reduction, placement, and the element counts of its buffers."""
+"""One operation: a collective with its types, buffers, test data and bandwidth, or a copy with its ends and engine.
+
+Data differ per rank, element, buffer and row, so that a block from the wrong rank, a shifted block, a buffer left over
+from before and a missing contribution all show. Moved data are random bits. Reduced data are small integers, so that
+the result is exact in every type and in any order of adding: of any number of ranks at most `contributors` have a
+value other than the reduction's neutral one at an element, a different set at each.
+"""
 
 import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.units import BYTES_PER_GB
 
 
 class NumberKind(StrEnum):
@@ -87,3 +98,392 @@ class Segment:
     count: int
     start: int
     source: int | None = None
+
+
+OPTION = "--hierarchical"
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels:
+    """Of every rank the number of its node and its place in there; every node has as many ranks."""
+
+    nodes: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @property
+    def node_count(self) -> int:
+        """Nodes, at least two."""
+        return max(self.nodes) + 1
+
+    @property
+    def ranks_a_node(self) -> int:
+        """Ranks in each node, at least two."""
+        return max(self.places) + 1
+
+    @classmethod
+    def of(cls, node_by_rank: Sequence[Hashable]) -> "TwoLevels":
+        """From what names each rank's node.
+
+        Raises UsageError for a single node, a single rank a node, or nodes with different numbers of ranks.
+        """
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(node_by_rank))}
+        nodes = tuple(numbers[node] for node in node_by_rank)
+        members = [0] * len(numbers)
+        places = []
+        for node in nodes:
+            places.append(members[node])
+            members[node] += 1
+        counts = sorted(set(members))
+        if len(numbers) < 2:
+            raise _cannot(f"all {len(nodes)} ranks are on one node", "a launcher that starts ranks on several hosts")
+        if len(counts) > 1:
+            seen = f"nodes have from {counts[0]} to {counts[-1]} ranks"
+            raise _cannot(seen, f"as many ranks on every node, e.g. mpirun --map-by ppr:{counts[0]}:node")
+        if counts[0] < 2:
+            raise _cannot("every node has a single rank", "leave it out: flat and hierarchical are the same there")
+        return cls(nodes, tuple(places))
+
+    def check_averages(self, ops: Sequence[ReduceOp], dtypes: Sequence[DataType]) -> None:
+        """Raise UsageError for averages of averages that are not the average of all.
+
+        Integers lose a remainder in every node; floats are rounded twice, but for powers of two.
+        """
+        integers = [dtype for dtype in dtypes if dtype.kind is not NumberKind.FLOAT]
+        inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_a_node))
+        if ReduceOp.AVG in ops and (integers or inexact):
+            what = f"of {integers[0]}" if integers else f"over {self.node_count} nodes of {self.ranks_a_node} ranks"
+            raise UsageError(
+                f"{OPTION} with --op avg {what}",
+                expected="floats, and powers of two: only there is an average of averages exact",
+                next_step="--op sum",
+            )
+
+
+def _cannot(seen: str, next_step: str) -> UsageError:
+    return UsageError(
+        f"{OPTION}, but {seen}",
+        expected="two nodes or more, with the same number of ranks, two or more",
+        reason="it reduces inside nodes first, then between ranks with the same place in their nodes",
+        next_step=next_step,
+    )
+
+
+ALGORITHM_VARIABLE, PROTOCOL_VARIABLE = "NCCL_ALGO", "NCCL_PROTO"
+
+HIERARCHICAL = "hierarchical"
+"""The setting of rows whose operations are made of smaller ones: in the node, across nodes, in the node."""
+
+AGAIN = "again"
+"""The setting of rows that measure the first way of all once more, when all others had their turn."""
+
+OWN_CHOICE = "own choice"
+
+
+def nccl_version(code: int) -> str:
+    """22809 → '2.28.9', and before NCCL 2.9 2708 → '2.7.8', as NCCL_VERSION_CODE encodes it."""
+    thousand = 10_000 if code >= 10_000 else 1_000
+    return f"{code // thousand}.{code % thousand // 100}.{code % 100}"
+
+
+class Algorithm(StrEnum):
+    """NCCL's algorithms, by the names that NCCL_ALGO takes in any case."""
+
+    RING = "ring"
+    TREE = "tree"
+    COLLNET_DIRECT = "collnetdirect"
+    COLLNET_CHAIN = "collnetchain"
+    NVLS = "nvls"
+    NVLS_TREE = "nvlstree"
+    PAT = "pat"
+
+
+class Protocol(StrEnum):
+    """NCCL's protocols, by the names that NCCL_PROTO takes in any case."""
+
+    LL = "ll"
+    LL128 = "ll128"
+    SIMPLE = "simple"
+
+
+@dataclass(frozen=True, slots=True)
+class NcclChoice:
+    """An algorithm, a protocol or both; None is left to NCCL."""
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+
+    @property
+    def name(self) -> str:
+        """'ring/ll128', 'ring', 'll128'."""
+        return taken_name(self.algorithm, self.protocol) or OWN_CHOICE
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables that have to be set when a communicator is made."""
+        asked = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
+        return {name: value.value for name, value in asked.items() if value is not None}
+
+    @classmethod
+    def of(cls, name: str | None) -> "NcclChoice":
+        """The setting that a row is named after; nothing is asked for in any other row."""
+        words = (name or "").split("/")
+        return cls(
+            next((each for each in Algorithm if each in words), None),
+            next((each for each in Protocol if each in words), None),
+        )
+
+    def differs(self, algorithm: str | None, protocol: str | None) -> bool:
+        """True where NCCL's log names something else than was asked for; what it does not name does not differ."""
+        pairs = ((self.algorithm, algorithm), (self.protocol, protocol))
+        return any(asked and heard and asked != _plain(heard) for asked, heard in pairs)
+
+
+def settings_of(algorithms: Sequence[Algorithm], protocols: Sequence[Protocol]) -> Iterator[NcclChoice]:
+    """Every combination; none where nothing is asked for."""
+    if algorithms or protocols:
+        for algorithm, protocol in product(algorithms or (None,), protocols or (None,)):
+            yield NcclChoice(algorithm, protocol)
+
+
+def taken_name(algorithm: str | None, protocol: str | None) -> str | None:
+    """The names in NCCL's log as a setting: RING and LL are 'ring/ll'."""
+    return "/".join(_plain(each) for each in (algorithm, protocol) if each) or None
+
+
+def _plain(heard: str) -> str:
+    return heard.lower().replace("_", "")
+
+
+class Allocator(StrEnum):
+    """The library that allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
+
+    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
+    """
+
+    CUDA = "cuda"
+    NCCL = "nccl"
+
+
+POISON = 0xA5
+"""The byte that fills a receive buffer before an operation, so that an older result is not taken for this one's."""
+
+WORD = 0xFFFFFFFF
+"""Seeds, hashes and element indices are 32-bit: elements 2**32 apart look alike."""
+
+ROW_SEED, BUFFER_SEED = 0x85EBCA6B, 0xC2B2AE35
+
+MOST_CONTRIBUTORS = 8
+FLOAT_AVERAGE_CONTRIBUTORS = 2
+AVERAGE_TOLERANCE_ULP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DataPattern:
+    """The kind of data of a row. `op` is None where data are only moved."""
+
+    dtype: DataType
+    op: ReduceOp | None
+    ranks: int
+
+    @property
+    def contributors(self) -> int:
+        """The number of ranks with a value of their own at an element."""
+        rounds = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT
+        return min(self.ranks, FLOAT_AVERAGE_CONTRIBUTORS if rounds else MOST_CONTRIBUTORS)
+
+    @property
+    def lowest(self) -> int:
+        """The least value that max and min work with; the greatest is 200 more."""
+        return 0 if self.dtype.kind is NumberKind.UNSIGNED else -100
+
+    @property
+    def neutral(self) -> int:
+        """The value of a rank that does not contribute."""
+        neutral = {ReduceOp.PROD: 1, ReduceOp.MAX: self.lowest, ReduceOp.MIN: self.lowest + 200}
+        return neutral.get(self.op or ReduceOp.SUM, 0)
+
+    @property
+    def tolerance_ulp(self) -> int:
+        """The error that a result may have: 0, but for averages over a number of ranks that is no power of two.
+
+        NCCL scales by a rounded 1/n before it adds, an MPI average divides after; nccl-tests allows two ulp as well.
+        """
+        inexact = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT and self.ranks & (self.ranks - 1)
+        return AVERAGE_TOLERANCE_ULP if inexact else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of elements at the same offset in each of several equally spaced buffers of one memory.
+
+    Buffer k starts at element `k × stride`; the run is `[offset, offset + count)` of it, and holds, or must hold,
+    elements `[start, start + count)` of a rank's data of row `row`.
+    """
+
+    row: int
+    buffers: int
+    stride: int
+    offset: int
+    count: int
+    start: int = 0
+
+    def seeds(self) -> tuple[int, ...]:
+        """A 32-bit seed for each buffer, unlike those of other buffers and rows."""
+        return tuple(seed(self.row, buffer) for buffer in range(self.buffers))
+
+
+def seed(row: int, buffer: int) -> int:
+    """The 32-bit seed of one buffer of a row."""
+    return ((row * ROW_SEED) ^ (buffer * BUFFER_SEED) ^ (row >> 16)) & WORD
+
+
+def algbw_gb_s(size_bytes: int, seconds: float) -> float:
+    """Algorithm bandwidth: the printed size over the time, in GB/s of 1e9 bytes."""
+    return size_bytes / seconds / BYTES_PER_GB
+
+
+def ring_allreduce_factor(ranks: int) -> float:
+    """2(n−1)/n: every byte is reduced over n−1 links and spread over n−1 links, n at a time."""
+    return 2 * (ranks - 1) / ranks
+
+
+def all_but_own_factor(ranks: int) -> float:
+    """(n−1)/n: the block a rank already holds crosses no link."""
+    return (ranks - 1) / ranks
+
+
+def whole_factor(_ranks: int) -> float:
+    """1: every byte crosses the busiest link once."""
+    return 1.0
+
+
+class Engine(StrEnum):
+    """The engine that moves the bytes: a copy engine, or a kernel on the SMs."""
+
+    CE = "ce"
+    SM = "sm"
+
+
+class Direction(StrEnum):
+    """The direction of a copy: the source writes, the destination reads, or both GPUs write to each other at once."""
+
+    WRITE = "write"
+    READ = "read"
+    BOTH = "both"
+
+
+class HostMemory(StrEnum):
+    """Host memory that the driver may copy from directly, and that which it first copies into some of its own."""
+
+    PINNED = "pinned"
+    PAGEABLE = "pageable"
+
+    @property
+    def full_name(self) -> str:
+        """Its name in lists of copies; the `note` of a row begins with it."""
+        return f"{self} host memory"
+
+    @classmethod
+    def of_note(cls, note: str | None) -> "HostMemory | None":
+        """The kind of host memory that the row with this `note` is about; None where it is about none."""
+        return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
+
+
+Place = int | HostMemory
+"""A GPU by its position among those that are measured, or host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyGpu:
+    """A GPU that copies. `device` is its name in matrices (the driver's index), `index` is CUDA's."""
+
+    device: str
+    index: int
+    bus_id: str
+    uuid: str
+    name: str
+
+
+class CopyPattern(StrEnum):
+    """Copies of several pairs at once."""
+
+    RING = "ring"
+    ALL_TO_ONE = "all_to_one"
+    ONE_TO_ALL = "one_to_all"
+    BISECTION = "bisection"
+    ALL_TO_ALL = "all_to_all"
+
+
+def pairs_of(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int, int], ...]:
+    """The ordered pairs that copy at once: to the next neighbour; to or from `root`; each half to the other; all."""
+    everybody = range(gpus)
+    if pattern is CopyPattern.RING:
+        return tuple((gpu, (gpu + 1) % gpus) for gpu in everybody) if gpus > 1 else ()
+    if pattern is CopyPattern.ALL_TO_ONE:
+        return tuple((gpu, root) for gpu in everybody if gpu != root)
+    if pattern is CopyPattern.ONE_TO_ALL:
+        return tuple((root, gpu) for gpu in everybody if gpu != root)
+    if pattern is CopyPattern.BISECTION:
+        half = gpus // 2
+        across = [(gpu, gpu + half) for gpu in range(half)]
+        return tuple(across + [(second, first) for first, second in across])
+    return tuple((source, destination) for source in everybody for destination in everybody if source != destination)
+
+
+MOST_SHARE = 0.25
+"""Of what is free on any GPU and on the host: more managed memory than that is never taken, for memory that does not
+fit is evicted page by page, which can hang a GPU."""
+
+
+class ManagedWay(StrEnum):
+    """How bytes get from one end to the other; the word stands as `engine` in rows."""
+
+    PINNED_KERNEL = "sm"
+    """A kernel reads or writes pinned host memory: what access in place compares with."""
+
+    PREFETCH = "prefetch"
+    """The driver migrates the pages when asked to (cuMemPrefetchAsync)."""
+
+    RESIDENT = "resident"
+    """A kernel reads pages that were prefetched to its GPU: as slow as by faults, where the prefetch did nothing."""
+
+    FAULTS = "faults"
+    """The pages migrate while a kernel reads them, fault by fault."""
+
+    IN_PLACE = "in place"
+    """A kernel reads or writes pages that shall stay where they are (preferred location, accessed by)."""
+
+    @property
+    def is_migration(self) -> bool:
+        """True where every pass needs the pages back first: they move in it, or, of RESIDENT, just before it."""
+        return self in (ManagedWay.PREFETCH, ManagedWay.RESIDENT, ManagedWay.FAULTS)
+
+    @property
+    def is_managed(self) -> bool:
+        """True where managed memory takes part."""
+        return self is not ManagedWay.PINNED_KERNEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedSupport:
+    """What CUDA says of a GPU's managed memory. None is unknown: the driver does not know the attribute.
+
+    `concurrent` is concurrentManagedAccess, without which there are neither prefetch, nor advice, nor page faults;
+    `pageable` is pageableMemoryAccess: kernels read memory of malloc (HMM, or hardware that translates addresses,
+    which `host_page_tables` says).
+    """
+
+    device: str
+    managed: bool | None = None
+    concurrent: bool | None = None
+    pageable: bool | None = None
+    host_page_tables: bool | None = None
+
+    @property
+    def lacks(self) -> str:
+        """The reason why nothing can be asked of its managed memory; empty where it can."""
+        if self.managed is False:
+            return f"{self.device} has no managed memory (managedMemory 0)"
+        if self.concurrent is False:
+            return f"{self.device} takes neither prefetch nor advice (concurrentManagedAccess 0)"
+        return ""

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain data and back: what recordings and messages between ranks are made of."""
+"""Frozen dataclasses as plain data and back: the contents of recordings and of messages between ranks."""
 
 import sys
 import types

@@ -1,12 +1,17 @@
-"""Sizes, names and numbers as people write them.
+"""Sizes, numbers and names as people write them, text from foreign sources, and the sizes of a sweep.
 
 K, M, G and T are 1024-based as in nccl-tests; bandwidths are GB/s with 1 GB = 1e9 bytes, also as in nccl-tests.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from gpubench.errors import UsageError
+from gpubench.errors import GpubenchError, UsageError, advising
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 SUFFIX_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 BYTES_PER_GB = 1e9
@@ -103,3 +108,185 @@ def format_share(percent: float | None) -> str:
 def counted(number: int, what: str) -> str:
     """'1 GPU', '4 GPUs'."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their key, in the order of the first with each."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def ranges_of(mask: int) -> str:
+    """The set bits of a mask as a list of ranges: 0b100111 → '0-2,5'; empty for none."""
+    runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", f"{mask:b}"[::-1])]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_RUNNER_COMMAND = re.compile(r"^(?P<indent> *):(?=:)|#(?P<hash>#)(?=[A-Za-z]*\[)")
+"""GitHub's runner obeys a line that begins with '::', and it and Azure's '##[' and '##vso[' wherever they stand."""
+
+
+def printable_line(text: str) -> str:
+    """A text as one line that only shows something: no terminal and no runner does anything because of it.
+
+    Characters that cannot be printed, of colours, of line ends, of the other writing direction, become escapes as
+    Python spells them, a tab a space, and a backslash breaks what a runner would take for a command. A line that came
+    from here stays as it is.
+    """
+    if text.isprintable() and "::" not in text and "##" not in text:
+        return text
+    shown = text.replace("\t", " ")
+    if not shown.isprintable():
+        shown = "".join(map(escaped, shown))
+    return _RUNNER_COMMAND.sub(_broken, shown)
+
+
+def escaped(character: str) -> str:
+    r"""A character that cannot be printed as Python spells it, '\x1b'; others as they are."""
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def _broken(command: re.Match[str]) -> str:
+    return "#\\#" if command["hash"] else f"{command['indent']}\\:"
+
+
+def error_text(error: GpubenchError) -> str:
+    """An error as it is printed: a line for each thing that it says."""
+    return "gpubench: error: " + "\n".join(map(printable_line, error.lines()))
+
+
+MOST_SIZES = 10_000
+_FORMS = "1K:4G (×2), 1K:4G:4 (×4), 1M:64M:+1M (steps), or a list: 1K,64K,1M"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedSize:
+    """A size that was asked for and is not measured, with the reason in words."""
+
+    size_bytes: int
+    reason: str
+
+
+def describe_dropped(dropped: Sequence[DroppedSize]) -> list[str]:
+    """Dropped sizes by name, a line for each reason: '8G, 16G: ...'."""
+    by_reason: dict[str, list[str]] = {}
+    for each in dropped:
+        by_reason.setdefault(each.reason, []).append(format_size(each.size_bytes))
+    return [f"{', '.join(sizes)}: {reason}" for reason, sizes in by_reason.items()]
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """The sizes, in bytes, that `--sizes` names: `FROM:TO`, `FROM:TO:FACTOR`, `FROM:TO:+STEP` or `A,B,C`.
+
+    A range visits FROM and then every further size up to TO, as nccl-tests' -b, -e, -f and -i do; TO itself is visited
+    when a step lands on it. A list keeps its order.
+    Raises UsageError for no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
+    """
+    with advising(next_step="--sizes 1K:64M"):
+        if not text.strip():
+            raise UsageError("--sizes is empty", expected=_FORMS)
+        _check_no_dash(text)
+        sizes = _parse_list(text) if ":" not in text else _parse_range(text)
+        if 0 in sizes:
+            raise UsageError(f"--sizes {text} has a size of zero", expected="sizes of at least one byte")
+        return sizes
+
+
+def _check_no_dash(text: str) -> None:
+    """Raise UsageError for a range that is written in another way: 1k-4g, 8..1G."""
+    for mark in ("..", "-"):
+        first, found, rest = text.upper().partition(mark)
+        if found and _is_size(first) and _is_size(rest.partition(":")[0]):
+            raise UsageError(
+                f"--sizes {text}: a range has no {mark}",
+                expected=_FORMS,
+                next_step=f"--sizes {first.strip()}:{rest.strip()}",
+            )
+
+
+def _is_size(text: str) -> bool:
+    try:
+        parse_size(text)
+    except UsageError:
+        return False
+    return True
+
+
+def _parse_list(text: str) -> tuple[int, ...]:
+    return tuple(parse_size(part) for part in text.split(","))
+
+
+def _parse_range(text: str) -> tuple[int, ...]:
+    if "," in text:
+        raise UsageError(f"--sizes {text} mixes a range and a list", expected=_FORMS)
+    first_text, last_text, *step_texts = text.split(":")
+    if len(step_texts) > 1:
+        raise UsageError(f"--sizes {text} has too many parts", expected=_FORMS)
+    first, last = parse_size(first_text), parse_size(last_text)
+    if first > last:
+        raise UsageError(
+            f"--sizes {text} runs backwards: {format_size(first)} is more than {format_size(last)}",
+            expected="the smaller size first",
+            next_step=f"--sizes {':'.join([last_text, first_text, *step_texts])}",
+        )
+    if first == 0:
+        raise UsageError(f"--sizes {text} starts at zero", expected="sizes of at least one byte")
+    sizes: list[int] = []
+    for size in _steps(text, first, last, step_texts[0] if step_texts else "2"):
+        sizes.append(size)
+        if len(sizes) > MOST_SIZES:
+            raise UsageError(f"--sizes {text} names more than {MOST_SIZES:,} sizes", expected="a larger step or factor")
+    return tuple(sizes)
+
+
+def _steps(text: str, first: int, last: int, step_text: str) -> Iterator[int]:
+    if step_text.startswith("+"):
+        step = parse_size(step_text[1:])
+        if step == 0:
+            raise UsageError(f"--sizes {text} steps by zero", expected="a step of at least one byte: 1M:64M:+1M")
+        yield from range(first, last + 1, step)
+        return
+    factor = _parse_factor(text, step_text)
+    size = first
+    while size <= last:
+        yield size
+        size = max(int(size * factor), size + 1)
+
+
+def _parse_factor(text: str, factor_text: str) -> "Fraction":
+    from fractions import Fraction  # 3 ms, of every command that has rows: their metadata tell dropped sizes
+
+    try:
+        factor = Fraction(factor_text)
+    except (ValueError, ZeroDivisionError):
+        factor = Fraction(0)
+    if factor <= 1:
+        raise UsageError(
+            f"--sizes {text}: {factor_text!r} is not a factor above one",
+            expected="a factor such as 2, or a step with a plus sign: 1M:64M:+1M",
+        )
+    return factor
+
+
+def split_by_memory(
+    sizes: Sequence[int], buffers: int, free_bytes: int, where: str, held: str = ""
+) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
+    """The sizes of which `buffers` buffers fit into `free_bytes`, and those that do not, with the reason.
+
+    `where` names the memory of the tightest rank for the reason, e.g. 'rank 3 on n1 (GPU memory)', `held` who else
+    holds some of it.
+    """
+    room = f"{where} can take {format_memory(free_bytes)}" + (f"; others hold its memory: {held}" if held else "")
+    fitting = tuple(size for size in sizes if size * buffers <= free_bytes)
+    dropped = tuple(
+        DroppedSize(size, f"{buffers} buffers of that size do not fit; {room}")
+        for size in sizes
+        if size * buffers > free_bytes
+    )
+    return fitting, dropped

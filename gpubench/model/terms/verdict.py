@@ -1,10 +1,18 @@
-"""Verdicts, findings, and the exit code they lead to."""
+"""Verdicts and findings, the exit code they lead to, and the origin of figures."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench import errors
+
+
+class Origin(StrEnum):
+    """The origin of a figure or a machine."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    RECORDED = "recorded"
 
 
 class Verdict(StrEnum):

@@ -1,16 +1,166 @@
-"""A recorded snapshot: the JSON that `--record` writes and `--replay` and `--from` read."""
+"""A recorded snapshot: the JSON that `--record` writes and `--replay` and `--from` read, and the rules it keeps."""
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpubench.errors import UsageError
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import SNAPSHOT_VERSION, Snapshot
-from gpubench.model.terms.origin import Origin
+from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.readers.documents.characters import check_text
-from gpubench.readers.documents.json_lines import load_json
-from gpubench.readers.machines.snapshot_rules import check_snapshot
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers import limits
+from gpubench.readers.documents import check_printable, check_text, load_json
+
+_DEVICES = ("gpus", "nics", "switches")
+_NAMES = ("name", "bus_id", "model", "place")
+"""Fields of devices that outputs show as they are."""
+
+_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
+"""Facts of which any text may be shown with a cause that it explains."""
+
+_SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs_providers", "mpi", "unknown")
+
+_MAY_BE_UNKNOWN = (".numa_node", ".iommu_group")
+_NVLINK_PATH = re.compile(r"NV\d{1,3}", re.ASCII)
+
+
+_MOST = {
+    "gpus": "MOST_GPUS",
+    "nics": "MOST_NICS",
+    "switches": "MOST_SWITCHES",
+    "pci_devices": "MOST_PCI_DEVICES",
+    "rdma_ports": "MOST_NICS",
+    "pairs": "MOST_MACHINE_PAIRS",
+}
+"""The limit of each field."""
+
+
+def check_snapshot(snapshot: Snapshot) -> None:
+    """Refuse a snapshot that contradicts itself, or is none of a machine.
+
+    Raises UsageError for names that are not unique or cannot be printed, a path that is none, more devices than a node
+    has.
+    """
+    for name, limit in _MOST.items():
+        count, most = len(getattr(snapshot, name)), getattr(limits, limit)
+        if count > most:
+            raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
+    check_printable(snapshot.host, "snapshot.host")
+    for field in _DEVICES:
+        names = [
+            {each: to_plain(getattr(device, each, None)) for each in _NAMES} for device in getattr(snapshot, field)
+        ]
+        check_printable(names, f"snapshot.{field}")
+    for field in _SAID:
+        check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
+    _check_numbers(to_plain(snapshot), "snapshot")
+    _check_bridges(snapshot)
+    for field in ("bus_id", "uuid"):
+        _check_unique("gpus", [each for gpu in snapshot.gpus if (each := getattr(gpu, field))], set())
+    _check_unique("gpus", [gpu.device for gpu in snapshot.gpus], set())
+    _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
+    for field in _DEVICES:
+        for number, device in enumerate(getattr(snapshot, field)):
+            if len(above := device.place.switches) > limits.MOST_SWITCHES_ABOVE:
+                where = f"snapshot.{field}[{number}].place.switches"
+                raise UsageError(f"{where} has {len(above)} entries", expected=f"at most {limits.MOST_SWITCHES_ABOVE}")
+    _check_gpus(snapshot)
+    _check_paths(snapshot)
+
+
+def check_rank(rank: RankFacts, where: str) -> None:
+    """Refuse facts of a process with texts in them that no output can show.
+
+    Raises UsageError where there is one; `where` leads to it.
+    """
+    for field in _SAID_OF_RANKS:
+        check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
+
+
+_MOST_LINK_GB_S = 200.0
+"""No NVLink carries more one way: those of NVLink 5 have 53 GB/s, line rate."""
+
+
+def _check_gpus(snapshot: Snapshot) -> None:
+    """No link is there twice or carries what none does, none is better than its best, and models are what they are."""
+    usual: dict[tuple[str, str], tuple[int, str | None]] = {}
+    for number, gpu in enumerate(snapshot.gpus):
+        where, links = f"snapshot.gpus[{number}]", gpu.nvlinks or ()
+        _check_unique(f"gpus[{number}].nvlinks", [f"link {link.number}" for link in links], set())
+        for link in links:
+            if link.raw_gb_s is not None and not 0 < link.raw_gb_s <= _MOST_LINK_GB_S:
+                seen = f"{where}.nvlinks: link {link.number} has {link.raw_gb_s:g} GB/s"
+                raise UsageError(seen, expected=f"above 0, {_MOST_LINK_GB_S:g} at most")
+        for name, value, most in (
+            ("pcie.width", gpu.pcie.width, gpu.pcie.max_width),
+            ("pcie.generation", gpu.pcie.generation, gpu.pcie.max_generation),
+            ("memory_used_bytes", gpu.memory_used_bytes, gpu.memory_bytes),
+        ):
+            if value is not None and most is not None and value > most:
+                raise UsageError(f"{where}.{name} is {value}", expected=f"{most} at most, which the same GPU says")
+        versions = ", ".join(sorted({link.version for link in links if link.version is not None})) or None
+        for name, own in (("compute_capability", gpu.compute_capability), ("nvlinks.version", versions)):
+            first, other = usual.setdefault((gpu.name or "", name), (number, own)) if own is not None else (number, own)
+            if gpu.name is not None and own != other:
+                said = f"{where}.{name} is {own}, and that of snapshot.gpus[{first}] {other}"
+                raise UsageError(said, expected=f"the same: both are {gpu.name}")
+
+
+def _check_paths(snapshot: Snapshot) -> None:
+    devices = {gpu.device for gpu in snapshot.gpus} | {nic.device for nic in snapshot.nics}
+    ends = [f"{pair.source} → {pair.destination}" for pair in snapshot.pairs]
+    _check_unique("pairs", ends, set())
+    for number, pair in enumerate(snapshot.pairs):
+        where = f"snapshot.pairs[{number}]"
+        for end in (pair.source, pair.destination):
+            if end not in devices:
+                raise UsageError(f"{where} is of {end!a}, which is not there", expected="a device of gpus or nics")
+        if pair.source == pair.destination and pair.path != SELF:
+            raise UsageError(f"{where} is of {pair.source} alone", expected="two devices")
+        if pair.path is not None and not (pair.path in (*PATH_CLASSES, SELF) or _NVLINK_PATH.fullmatch(pair.path)):
+            raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
+        if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:
+            raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
+
+
+def _check_numbers(value: object, where: str) -> None:
+    """Counts, sizes, rates and numbers of devices are never below 0; a NUMA node is -1 where the kernel knows none."""
+    if isinstance(value, Mapping):
+        for name, held in value.items():
+            _check_numbers(held, f"{where}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, held in enumerate(value):
+            _check_numbers(held, f"{where}[{number}]")
+    elif isinstance(value, int | float) and value < (-1 if where.endswith(_MAY_BE_UNKNOWN) else 0):
+        raise UsageError(f"{where} is {value}", expected="0 or more")
+
+
+def _check_bridges(snapshot: Snapshot) -> None:
+    """Every bridge that is named is there, each device is once, and no way up goes in a circle."""
+    above = {device.bus_id: device.above for device in snapshot.pci_devices}
+    _check_unique("pci_devices", [device.bus_id for device in snapshot.pci_devices], set())
+    for number, device in enumerate(snapshot.pci_devices):
+        where, bridge, hops = f"snapshot.pci_devices[{number}].above", device.above, 0
+        while bridge is not None:
+            if bridge not in above:
+                raise UsageError(f"{where} leads to {bridge}, which is not there", expected="a device of pci_devices")
+            bridge, hops = above[bridge], hops + 1
+            if hops > limits.MOST_BRIDGES_ABOVE:
+                most = f"at most {limits.MOST_BRIDGES_ABOVE} bridges to the CPU"
+                raise UsageError(f"{where} goes on and on", expected=most)
+
+
+def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
+    taken = set(others)
+    for number, name in enumerate(names):
+        if name in taken:
+            raise UsageError(f"snapshot.{field}[{number}] is a second {name}", expected="a name of its own")
+        taken.add(name)
+
 
 _EXPECTED = "a snapshot that gpubench recorded"
 _NEXT_STEP = "record it again: gpubench topo --record DIRECTORY"

@@ -3,30 +3,163 @@
 Both print a matrix of devices and nothing that says which it is, so words tell: NV18, PIX, SYS are paths, OK, GNS, NS
 are answers of `topo -p2p`. What else nvidia-smi printed in the same text (its table, -L, -q, nvlink -s and -R) adds
 names, UUIDs, NVLinks and the driver; all other lines, legends and prefixes of lines are passed over.
+
+Columns that run together, as where a text lost its tabs, are split where known words say how: GPU0GPU1 is two devices,
+NV12PIX two cells, SYS0-15 a cell and processors; NV12 before 0-15 is told from NV1 before 20-15, which is no range.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PairFacts, PciPlace, Snapshot
-from gpubench.model.terms.origin import Origin
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    GpuFacts,
+    NicFacts,
+    NicKind,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PciPlace,
+    Snapshot,
+    bus_id,
+)
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
-from gpubench.readers.machines import limits
-from gpubench.readers.machines.joined_columns import (
-    P2P_WORDS,
-    PATH_WORDS,
-    SELF,
-    begins_with_cells,
-    cells_apart,
-    header_apart,
-    joined_in,
-    row_apart,
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers import limits
+
+PATH_WORDS = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
+P2P_WORDS = r"OK|CNS|GNS|TNS|DR|NS|U"
+SELF = "X"
+
+_WORD = re.compile(rf"(?:{PATH_WORDS}|{P2P_WORDS}|{SELF})", re.ASCII)
+_BEFORE_A_COLUMN = re.compile(
+    r"(?<=[0-9])(?=(?:GPU|NIC)[0-9]|CPU Affinity|GPU NUMA|(?:mlx[0-9]_|bnxt_re|irdma|hfi1_|efa_|rocep|rdmap|ibp))"
+    r"|(?<=[0-9y])(?=NUMA Affinity|GPU NUMA)"
 )
-from gpubench.readers.machines.smi_lines import gpus_in_lines
+_JOINED_GPUS = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?:GPU|NIC)[0-9]\S{0,200}", re.ASCII)
+_LONGEST_WORD = 400
+"""Characters of what is taken apart: a row of 64 GPUs and 32 NICs has fewer."""
+
+_PROCESSORS = re.compile(r"(\d{1,5})-(\d{1,5})(?:,\d{1,5}(?:-\d{1,5})?)*(?:N/A)*|(?:N/A)+", re.ASCII)
+"""A single processor is none of them: NV12 would be NV1 and 2."""
+
+
+def header_apart(line: str) -> str:
+    """A header with blanks before the names of columns that stand right behind another one's number."""
+    return _BEFORE_A_COLUMN.sub(" ", line)
+
+
+def joined_in(line: str) -> str | None:
+    """The first words of a line that run together as those of a header would; None where none do."""
+    found = _JOINED_GPUS.search(line)
+    return found[0] if found else None
+
+
+def begins_with_cells(word: str) -> bool:
+    """True if a word is a cell with more behind it, whether or not it can be taken apart."""
+    return re.match(rf"{_WORD.pattern}(?:{_WORD.pattern}|[0-9]|N/A)", word, re.ASCII) is not None
+
+
+def cells_apart(words: Sequence[str]) -> list[str]:
+    """The words of a row, those that are several cells, or a cell and what follows the matrix, taken apart."""
+    return [part for word in words for part in _apart(word)]
+
+
+def row_apart(words: Sequence[str], columns: Collection[str]) -> list[str]:
+    """A row whose first word is a device and cells."""
+    for device in sorted(columns, key=len, reverse=True):
+        cells = words[0].removeprefix(device) if words else ""
+        if words and cells != words[0] and cells and _WORD.fullmatch(_apart(cells)[0]):
+            return [device, *cells_apart([cells, *words[1:]])]
+    return list(words)
+
+
+def _apart(word: str) -> list[str]:
+    """The cells of a word, with what follows the last; the word itself where that is neither processors nor nothing."""
+    if _WORD.fullmatch(word) or len(word) > _LONGEST_WORD:
+        return [word]
+    ways = [way for way in _ways(word) if len(way) > 1]
+    return ways[0] if len(ways) == 1 else [word]
+
+
+def _ways(word: str) -> Iterator[list[str]]:
+    """Every way to read a word as cells and processors: the number of an NV has one digit or two."""
+    if not word:
+        yield []
+        return
+    if _is_processors(word):
+        yield [word]
+        return
+    found = _WORD.match(word)
+    ends = {found.end()} if found else set()
+    if found and found[0].startswith("NV"):
+        ends |= {3, 4} & set(range(3, found.end() + 1))
+    for end in ends:
+        for rest in _ways(word[end:]):
+            yield [word[:end], *rest]
+
+
+def _is_processors(text: str) -> bool:
+    found = _PROCESSORS.fullmatch(text)
+    return found is not None and (found[1] is None or int(found[1]) <= int(found[2]))
+
+
+_GPU_LINE = re.compile(r"\bGPU (\d{1,4}): (\S.{0,100}?) \(UUID: (GPU-[0-9a-fA-F-]+)\)", re.ASCII)
+_LINK_LINE = re.compile(
+    r"\bLink (\d{1,2}): (?:(?P<rate>\d{1,6}(?:\.\d{1,6})?) GB/s|(?P<down><inactive>)|"
+    r"Remote Device (?P<peer>[0-9a-fA-F:.]+): )",
+    re.ASCII,
+)
+_TABLE_ROW = re.compile(
+    r"\|\s+(\d{1,4})\s+(\S.{0,100}?)\s+(?:On|Off|N/A)\s*\|\s+([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s",
+    re.ASCII,
+)
+_HIDDEN_BUS_ID = re.compile(r"f{4,8}:ff:ff\.[0-9a-f]")
+
+
+def gpus_in_lines(lines: Sequence[str]) -> dict[int, GpuFacts]:
+    """The GPUs in lines of nvidia-smi's table, -L, nvlink -s and nvlink -R, by index."""
+    gpus: dict[int, GpuFacts] = {}
+    links: dict[int, dict[int, NvLink]] = {}
+    current: int | None = None
+    for line in lines:
+        if found := _GPU_LINE.search(line):
+            current = int(found[1])
+            before = gpus.get(current) or GpuFacts(index=current)
+            if before.uuid not in (None, found[3]):
+                # Another boot, or another machine: links that were read before are not this GPU's.
+                links.pop(current, None)
+            gpus[current] = replace(before, name=found[2], uuid=found[3])
+        elif current is not None and (found := _LINK_LINE.search(line)):
+            held = links.setdefault(current, {})
+            number = int(found[1])
+            held[number] = _link(held.get(number) or NvLink(number=number), found)
+        elif found := _TABLE_ROW.search(line):
+            index = int(found[1])
+            before = gpus.get(index) or GpuFacts(index=index)
+            full_name = None if found[2].endswith("...") else found[2]
+            gpus[index] = replace(before, bus_id=bus_id(found[3]), name=before.name or full_name)
+    own = {gpu.bus_id for gpu in gpus.values()} - {None}
+    for index, held in links.items():
+        facing = (
+            replace(held[i], peer=NvlinkPeer.GPU) if held[i].peer_bus_id in own else held[i] for i in sorted(held)
+        )
+        gpus[index] = replace(gpus[index], nvlinks=tuple(facing))
+    return gpus
+
+
+def _link(link: NvLink, found: "re.Match[str]") -> NvLink:
+    if found["rate"]:
+        return replace(link, active=True, raw_gb_s=float(found["rate"]))
+    if found["down"]:
+        return replace(link, active=False, raw_gb_s=None)
+    peer = bus_id(found["peer"])
+    return replace(link, peer_bus_id=None if _HIDDEN_BUS_ID.fullmatch(peer) else peer)
+
 
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"

@@ -8,9 +8,37 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpubench.model.paths.connections import MOST_CHANNELS
+from gpubench.model.paths.nccl_log import MOST_CHANNELS
 from gpubench.model.paths.transport import Transport, TransportKind, Tuning, begins_a_transport, parse_transport
-from gpubench.readers.nccl_log import limits
+from gpubench.readers import limits
+
+_COLOR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
+"""The same where the escape character got lost on the way."""
+
+_STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]? ", re.M)
+_STAMPED_BYTES = 4096
+"""True if lines begin with a clock's time is seen in that many."""
+
+_BARE = re.compile(rb"^(?=NCCL (?:INFO|WARN) )", re.M)
+"""The beginning of a line of which nothing but the level is left."""
+
+
+def cleaned(block: bytes) -> bytes:
+    """Lines without carriage returns, colours and timestamps."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\x1b" in block:
+        block = _COLOR.sub(b"", block)
+    if _STAMP.search(block, 0, _STAMPED_BYTES):
+        block = _STAMP.sub(b"", block)
+    return _BARE.sub(b" ", block) if block.startswith(b"NCCL ") or b"\nNCCL " in block else block
+
+
+def without_colors(line: bytes) -> bytes:
+    """A line without colours, also those that lost their escape character."""
+    return _LOST_COLOR.sub(b"", _COLOR.sub(b"", line))
+
 
 INFO, WARN = b" NCCL INFO ", b" NCCL WARN "
 
@@ -179,7 +207,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
         return None
     rank = found["rank"]
     src, dst = (int(rank), int(rank)) if rank else (int(found["src"]), int(found["dst"]))
-    if max(src, dst) >= limits.MOST_RANKS:
+    if max(src, dst) >= limits.MOST_LOG_RANKS:
         return None
     received = found["end"] == b"receive"
     devices = [(found[name] or b"").decode() for name in ("src_device", "dst_device")]
@@ -217,7 +245,7 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
     if found is None:
         return None
     rank, size = int(found["rank"]), int(found["size"])
-    if not rank < size <= limits.MOST_RANKS:
+    if not rank < size <= limits.MOST_LOG_RANKS:
         return None
     return CommunicatorLine(
         handle=found["handle"],
@@ -277,3 +305,33 @@ def _named(word: bytes | None, names: tuple[str, ...]) -> str | None:
 def bus_id(number: int) -> str:
     """The PCI bus id in NCCL's number as lspci writes it: 0x1a000 → '0000:1a:00.0'."""
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
+
+
+Pair = tuple[int, int]
+
+_RING = re.compile(rb" NCCL INFO Ring \d{1,4} : (\d{1,7}) -> (\d{1,7}) -> (\d{1,7})$")
+_TREES = re.compile(rb" NCCL INFO Trees((?: \[\d{1,4}\] -?\d+/-?\d+/-?\d+->\d+->-?\d+)+)")
+_TREE = re.compile(rb"\[\d+\] (-?\d+)/(-?\d+)/(-?\d+)->(\d+)->(-?\d+)(?= |$)")
+_LONGEST_LINE = 1000
+"""NCCL cuts a line off behind 1023 characters, its beginning included: what stands at the end may be half a number."""
+
+
+def ring_pairs(line: bytes) -> tuple[Pair, ...]:
+    """'Ring 00 : 3 -> 0 -> 1' (subsystem GRAPH): data come from 3 to 0 and go from 0 to 1."""
+    found = _RING.search(line)
+    if found is None:
+        return ()
+    before, rank, after = map(int, found.groups())
+    return tuple(pair for pair in ((before, rank), (rank, after)) if pair[0] != pair[1])
+
+
+def tree_pairs(line: bytes) -> tuple[Pair, ...]:
+    """'Trees [0] 2/-1/-1->1->0 [1] …' (children, rank, parent, a tree a channel): data go both ways to each of them."""
+    found = _TREES.search(line)
+    if found is None:
+        return ()
+    trees = [tuple(map(int, groups)) for groups in _TREE.findall(found[1])]
+    if len(line) >= _LONGEST_LINE:
+        trees.pop()
+    peers = {(rank, peer) for *children, rank, parent in trees for peer in (*children, parent) if peer >= 0}
+    return tuple(sorted(peers | {(peer, rank) for rank, peer in peers}))

@@ -1,32 +1,434 @@
-"""The lines of a log that explain something, each kept once with the processes that wrote it."""
+"""The lines of a log that explain something, from NCCL and from other programs, each kept once with its processes."""
 
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
-from gpubench.readers.nccl_log import limits
-from gpubench.readers.nccl_log.programs import (
-    TestRuns,
-    Tracebacks,
-    parse_diagnostic,
-    parse_gpu_model,
-    parse_program_error,
-    says_something,
+from gpubench.readers import limits
+from gpubench.readers.limits import ReachedLimits
+from gpubench.readers.nccl_log.lines import bus_id
+from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
+from gpubench.readers.results.nccl_tests.text import HEADER, wrong_data_in
+
+_LONGEST = 300
+
+_ADDRESS = r"([\w.@-]{1,60}):\[?([\da-fA-F.:]{2,60})(?:%\w+)?\]?<"
+_BOOTSTRAP = rf"Bootstrap ?: Using (?:\[\d+\])?{_ADDRESS}"
+
+_Form = tuple[RemarkKind, re.Pattern[str]]
+
+
+def _form(kind: RemarkKind, pattern: str) -> _Form:
+    return kind, re.compile(pattern, re.ASCII)
+
+
+_PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"
+_ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
+"""Of these all groups are bus ids."""
+
+_ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
+"""Of these NCCL 2.24 and later name the GPU by its rank, which only the communicator at hand tells from a bus id."""
+
+_FORMS: Mapping[str, tuple[_Form, ...]] = {
+    "NET/IB": (
+        _form(RemarkKind.NO_RDMA_DEVICE, r"NET/IB ?: No device found"),
+        _form(
+            RemarkKind.GDR_DISTANT, r"NET/IB ?: GPU Direct RDMA Disabled for GPU \w+(?:\[\w+\])? / HCA \d+ \(distance"
+        ),
+        _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Using(?: \[\d+\]\S+)+"),
+        _form(RemarkKind.BOOTSTRAP, rf"NET/IB ?: Using \[RO\]; OOB {_ADDRESS}"),
+        _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Unable to open device \S+"),
+    ),
+    "NET/OFI": (
+        _form(RemarkKind.RDMA_DEVICES, r"NET/OFI .*\b[Pp]rovider is (efa|verbs|cxi|psm\d?)\b"),
+        _form(RemarkKind.GDR_DISABLED, r"NET/OFI .*(?:disabling GDR|GDR (?:is )?not supported)()()"),
+        _form(RemarkKind.NETWORK_PLUGIN, r"NET/OFI "),
+    ),
+    "NET/Plugin": (_form(RemarkKind.NETWORK_PLUGIN, r"NET/Plugin ?: (?:Loaded|Using)\b"),),
+    "Bootstrap": (_form(RemarkKind.BOOTSTRAP, _BOOTSTRAP),),
+    "Bootstrap:": (_form(RemarkKind.BOOTSTRAP, _BOOTSTRAP),),
+    "NET/Socket": (_form(RemarkKind.SOCKET_INTERFACES, r"NET/Socket ?: Using \[\d+\]"),),
+    "Failed": (_form(RemarkKind.NO_VERBS_LIBRARY, r"Failed to open libibverbs\.so"),),
+    "DMA-BUF": (_form(RemarkKind.DMA_BUF, r"DMA-BUF is available on GPU device (\d{1,6})"),),
+    "Check": (
+        _form(
+            RemarkKind.P2P_TYPE,
+            r"Check P2P Type (?:isAllDirectP2p|intraNodeP2pSupport) ([01]) directMode [01](?: isAllCudaP2p ([01]))?",
+        ),
+    ),
+    "P2P": (
+        _form(RemarkKind.DRIVER_REFUSED, r"P2P is disabled between connected GPUs (\d{1,6}) and (\d{1,6})"),
+        _form(RemarkKind.DRIVER_REFUSED, r"P2P not supported between GPU(\d{1,6}) and GPU(\d{1,6})"),
+        _form(RemarkKind.NVLINK_REFUSED, r"P2P is disabled between NVLINK connected GPUs (\d{1,6}) and (\d{1,6})"),
+    ),
+    "Could": (_form(RemarkKind.PEER_ACCESS_REFUSED, "Could not enable P2P" + _PAIR_OF_DEVICES),),
+    "peer": (_form(RemarkKind.PEER_QUERY_FAILED, "peer query failed" + _PAIR_OF_DEVICES),),
+    "Legacy": (_form(RemarkKind.LEGACY_IPC_REFUSED, r"Legacy IPC not supported"),),
+    "NVLS": (_form(RemarkKind.MULTICAST, r"NVLS multicast support is (not )?available on dev (\d{1,6})"),),
+    "CC": (_form(RemarkKind.CONFIDENTIAL, r"CC On\b"),),
+    "No": (
+        _form(
+            RemarkKind.NO_TRANSPORT,
+            r"No transport found(?: for rank (\d{1,7})\[[0-9a-f]{1,12}\] -> rank (\d{1,7})\[[0-9a-f]{1,12}\])?",
+        ),
+    ),
+    "MNNVL": (
+        _form(RemarkKind.MNNVL_BROKEN, r"MNNVL \(cliqueSize \d+\) is available but not working"),
+        _form(
+            RemarkKind.FABRIC,
+            r"MNNVL busId 0x[0-9a-f]{1,12} fabric UUID ([0-9a-f]{1,16}\.[0-9a-f]{1,16}) cliqueId 0x([0-9a-f]{1,8})",
+        ),
+    ),
+    "CPU/": (_form(RemarkKind.PROCESSOR, r"CPU/[0-9a-fA-F]{1,6}(?:-[0-9a-fA-F]{1,6})? \((\d/\d)/"),),
+    "GPU": (
+        _form(RemarkKind.GDR_FAR, r"GPU Direct RDMA Disabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
+        _form(RemarkKind.GDR_NEAR, r"GPU Direct RDMA Enabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
+    ),
+}
+"""By the first word of the message."""
+
+FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
+
+_INTERFACE = re.compile(r"\[\d+\]([\w.@-]{1,60}):", re.ASCII)
+_SHORTEST_BUS_ID = 4
+_IN_PROGRESS = b"7"
+_SOCKETS = re.compile(r"(?:^|/)(?:socket|proxy|bootstrap|ras|rasnet|peers|ipcsocket)\.cc:", re.ASCII)
+
+_GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
+_SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
+_FAILED_CALL = re.compile(
+    rb"(?:\[[\w ]{1,60}\] )?([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6})(?: \(\w{1,80}\))? -> ([1-9]\d?)\b"
 )
-from gpubench.readers.nccl_log.reached import ReachedLimits
-from gpubench.readers.nccl_log.remarks import (
-    FIRST_WORDS,
-    OwnGpu,
-    ReturnedError,
-    parse_network,
-    parse_paths,
-    parse_remark,
-    parse_setting,
-    parse_version,
-    shows_nvlinks,
+_NETWORK = re.compile(rb"Using network (.{1,60})")
+_VERSION = re.compile(rb"NCCL version (\d[\w.]{0,30}(?:\+cuda[\d.]{1,10})?)")
+_PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
+_PATH = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) \(\d+/[\d.]+/([A-Z0-9]{2,4})\)")
+_NVLINK_SIGNS = (b"+ NVL[", b"NVS/", b"/NVL)", b"/NVB)", b"/C2C)", b", type NVL/")
+_LOCAL_BITS = (1 << 40) - 1
+"""NCCL 2.30 numbers several ranks on one GPU above the bus id."""
+
+
+class OwnGpu(NamedTuple):
+    """The rank of the writing thread in the communicator that it initialises, and its GPU's bus id as NCCL has it."""
+
+    rank: int
+    bus: int
+
+
+class ReturnedError(NamedTuple):
+    """A place in NCCL's source, and the error that it hands on: 1 CUDA, 2 system, 3 internal, 6 a remote process."""
+
+    place: str
+    code: int
+
+    @property
+    def is_of_sockets(self) -> bool:
+        """True if it is of what reads and serves sockets, and is told of nothing else."""
+        return _SOCKETS.search(self.place) is not None
+
+
+def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
+    """The note in a message; None where it is none of these lines, or about the GPU of another process."""
+    text = message[:_LONGEST].decode("ascii", "replace").rstrip()
+    if text.startswith("NET/") and (found := _GDR.match(text)):
+        kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED
+        return Note(kind, (found[2], found[3]), text)
+    for kind, pattern in _FORMS.get("CPU/" if text.startswith("CPU/") else text.partition(" ")[0], ()):
+        if found := pattern.match(text):
+            if kind is RemarkKind.SOCKET_INTERFACES:
+                return Note(kind, tuple(_INTERFACE.findall(text)), text)
+            groups = tuple(group or "" for group in found.groups())
+            if kind in _ABOUT_OWN_GPU:
+                bus = _own_bus(groups[0], own)
+                return None if bus is None else Note(kind, (bus_id(bus), groups[1]), text)
+            about = tuple(bus_id(int(group, 16)) for group in groups) if kind in _ABOUT_BUS_IDS else groups
+            return Note(kind, about, text)
+    return None
+
+
+def _own_bus(gpu: str, own: OwnGpu | None) -> int | None:
+    """The bus id of the writer's GPU where a line is about that; without a communicator, of a GPU that has one."""
+    if own is None:
+        return int(gpu, 16) if len(gpu) >= _SHORTEST_BUS_ID else None
+    return own.bus if gpu in (f"{own.bus:x}", str(own.rank)) else None
+
+
+def parse_setting(message: bytes) -> tuple[str, str] | None:
+    """'NCCL_P2P_DISABLE set by environment to 1', some of which end with a full stop; 'NCCL_IB_HCA set to mlx5_0'."""
+    found = _SETTING.match(message[:_LONGEST])
+    if found is None:
+        return None
+    value = found[2].decode("utf-8", "replace").strip()
+    number = value.removesuffix(".")
+    return found[1].decode(), number if number.lstrip("-").isdigit() else value
+
+
+def parse_failed_call(message: bytes) -> ReturnedError | None:
+    """'transport/shm.cc:551 -> 2'; 7 is no error but an operation in progress."""
+    found = _FAILED_CALL.match(message)
+    if found is None or found[2] == _IN_PROGRESS:
+        return None
+    return ReturnedError(found[1].decode(), int(found[2]))
+
+
+def parse_network(message: bytes) -> str | None:
+    """'Using network IB'."""
+    found = _NETWORK.match(message)
+    return None if found is None else found[1].decode("ascii", "replace").strip()
+
+
+def parse_version(line: bytes) -> str | None:
+    """'NCCL version 2.28.9+cuda13.0', which has no prefix below the level INFO, anywhere in a line."""
+    found = _VERSION.search(line)
+    return None if found is None else found[1].decode()
+
+
+def shows_nvlinks(message: bytes) -> bool:
+    """True if a line of NCCL's topology, its matrix, or its search shows NVLinks, of whatever GPUs of the node."""
+    return any(sign in message for sign in _NVLINK_SIGNS)
+
+
+def parse_paths(message: bytes) -> dict[tuple[str, str], str]:
+    """A row of NCCL's matrix of path types: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...', by bus ids."""
+    row = _PATHS.match(message)
+    if row is None:
+        return {}
+    source = _bus(row[1])
+    return {(source, _bus(found[1])): found[2].decode() for found in _PATH.finditer(message, row.end())}
+
+
+def _bus(text: bytes) -> str:
+    return bus_id(int(text, 16) & _LOCAL_BITS)
+
+
+_TYPES = (
+    *(b" float ", b" bfloat16 ", b" half ", b" double ", b" char ", b" int ", b"int8 ", b"int32 ", b"int64 "),
+    *(b"e4m3 ", b"e5m2 "),
 )
+"""Of nccl-tests' rows of every type, which have no other word."""
+
+_OF_TESTS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
+_OF_ERRORS = (
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog", b"Test ", b"rror", b"xception", b"xit"),
+    *(b"tation fault", b"illed", b"borted", b"oom", b"Xid (", b"off the bus", b"terminate called", b"ignal"),
+    *(b"noticed that", b"detected that", b"MPI_", b"lost communication", b"BAD TERMINATION", b"*** ", b"CANCELLED"),
+    *(b"died", b"FAILED", b"Got completion", b"Primary job", b"(): ", b"double free", b"retry", b"Failed status"),
+    *(b"Assertion ", b"WARN: Function: ", b"Link down", b"Link is Down", b"DPC: "),
+    *(
+        b"EXIT",
+        b"ERROR",
+        b"KILLED",
+        b"erminat",
+        b"sigquit",
+        b"SIGQUIT",
+        b"unable to ",
+        b"ailed",
+        b"dump signal",
+        b"victed",
+    ),
+    *(b"HW Excep", b"access fault", b"HSA_STATUS", b"is dead", b"crashed", b"illing", b"TERM_", b"low on re"),
+    *(b"DeadlineExceeded", b"BackoffLimit", b"not enough slots", b"Node failure", b"MPI_Abort", b"Abort(", b"abort"),
+)
+_OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
+WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES)
+"""Words of which each line of another program has one that may say something here; each costs a pass over the text."""
+
+says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
+"""Finds one of these words in a line, in a quarter of the time that it takes to look for each."""
+
+_says_errors = re.compile(b"|".join(map(re.escape, _OF_ERRORS))).search
+_says_tests = re.compile(b"|".join(map(re.escape, _OF_TESTS))).search
+
+_ROW = re.compile(rb"\d\s+\d{1,18}\s+(?:" + "|".join(sorted(ELEMENT_TYPES, key=len, reverse=True)).encode() + rb")\s")
+"""The beginning of a row, told quickly."""
+
+_DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
+_MODELS = (
+    re.compile(rb"(?:^|[#\s])Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
+    re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
+)
+"""GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
+
+_EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
+_says_exception = re.compile(_EXCEPTION).search
+_PROGRAM_ERROR = re.compile(
+    _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
+    rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|watchdog got stuck"
+    rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
+    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+)?: .*"
+    rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
+    rb"|WARN: Function: \w+ Line: \d+: NET/OFI .*"
+    rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
+    rb"|An error occurred in MPI_.*|MPI_ERRORS_ARE_FATAL.*|Caught signal \d+ \(.*|Assertion [`'].*' failed.*"
+    rb"|^(?:free|malloc|realloc)\(\): .*|double free or corruption.*|Transport retry count\w* exceeded.*"
+    rb"|\bFailed status \d+: wr_id .*"
+    rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
+    rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
+    rb"|MPI_ABORT was invoked.*|\*\*\* Process received"
+    rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
+    rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
+    rb"|\bPCIe Bus Error: severity=.*|\bAER: (?:Multiple )?(?:Unc|C)orrect\w+ .*error .*|\bDPC: containment event.*"
+    rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
+    rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
+)
+"""What nccl-tests, PyTorch and the kernel print where a call returned an error, or did not return."""
+
+_PROCESS = (
+    rb"\b(?:ranks?|tasks?|proc(?:ess)?(?:es)?|(?:sub|child )process(?:es)?|workers?|workerproc|actors?|child(?:ren)?"
+    rb"|pods?|containers?|jobs?|steps?|executors?|engine\w*|schedulers?|applications?|programs?|raylet|daemons?|nodes?)\b"
+)
+_NOT_ZERO = rb"(?:-?0*[1-9]\d*|0x0*[1-9a-f]|<?\w*SIG[A-Z]|non-?zero)"
+_TOLD = (
+    _PROCESS + rb".{0,160}?\b(?:died\b|crashed\b|killed (?:by|due to)\b|dumped core|failed to start\b"
+    rb"|(?:is|are|was|were|been|got|gets)(?: \w+)? (?:killed|dead)\b"
+    rb"|terminated (?:abruptly|abnormally|unexpectedly|badly)"
+    rb"|exit(?:ed|ing) (?:abnormally|unexpectedly|early|improperly))",
+    rb"\b(?:(?:exit|return)[ _-]?(?:code|status)|exit[ _-]?(?:value|signal))s?(?: code)?(?: (?:is|was|of))?[ :=(]{0,12}"
+    + _NOT_ZERO,
+    rb"\bexit(?:s|ed|ing)? (?:with|on|due to|by) (?:\w+ ){0,2}?(?:code|status|signal)\w*[ :=(]{0,3}" + _NOT_ZERO,
+    rb"\b(?:died|terminated|killed|aborted) (?:with|from|by|on) (?:\w+ )?(?:code|signal|status|<Signals)s?[ :.=(]{0,3}"
+    + _NOT_ZERO,
+    rb"\b(?:with|returned) (?:a )?non-?zero (?:exit )?(?:status|code)",
+    rb"\bexit signals?:? [A-Z][a-z]",
+)
+"""A rank, task, process or proc that died, was killed, or exited with a code that is not 0, whoever tells it."""
+
+_OF_LAUNCHERS = (
+    rb"\btasks? [\d,-]+(?: [^:]{1,60})?: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory)",
+    rb"CANCELLED AT |Detected [1-9]\d* oom[_-]kill|step aborted|Node failure on |Exceeded (?:step|job) memory",
+    rb"First task exited \d+s ago|Terminating StepId|task exit notification .*status=0x0*[1-9a-f]|job killed",
+    rb"TERM_(?:MEM|RUN|CPU|SWAP)LIMIT|noticed that process rank \d|detected that one or more processes",
+    rb"Primary job +terminated normally, but |has lost communication with a remote daemon|BAD TERMINATION",
+    rb"TERMINATED WITH THE EXIT STRING|KILLED BY SIGNAL|has unexpectedly failed|not enough slots available",
+    rb"unable to (?:launch the specified|find the specified exec|reliably start one or more)",
+    rb"application called MPI_Abort|\bAbort\(\d+\) on node|abort(?:ing)? job\b|initiated application termination",
+    rb"sending process \d+ closing signal|signal \d+ \(SIG\w+\) received by PID|Killing subprocess \d",
+    rb"forcefully terminating|terminating remaining workers|job\.exception type=exec",
+)
+_OF_FRAMEWORKS = (
+    rb"received sigquit|sigquit received|EngineCore (?:failed|encountered)|Engine core initialization failed",
+    rb"EngineDeadError|Scheduler hit an exception|JAX distributed service detected fatal",
+    rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
+)
+_OF_MACHINES = (
+    rb"OOMKilled|(?:reason|status)\W{1,6}Evicted|(?-i:\bEvicted) +(?:\d|the |kubelet)|was low on resource",
+    rb"BackoffLimitExceeded|DeadlineExceeded\b.*\bjob|job\b.*\bDeadlineExceeded|Killed process \d|oom-kill:",
+    rb"HW Exception by GPU|Memory access fault by GPU|HSA_STATUS_ERROR",
+)
+_ENDING = re.compile(
+    rb"(?P<told>" + b"|".join(_TOLD) + rb")|" + b"|".join((*_OF_LAUNCHERS, *_OF_FRAMEWORKS, *_OF_MACHINES)),
+    re.IGNORECASE,
+)
+
+_SUPPOSED = re.compile(
+    rb"\b(?:if|unless|in case|would|whenever|(?:will|may|might|can|could|should|to) (?:be|get|have))\b"
+    rb"|\b(?:no|zero|(?<![a-z] )0|none of the|without(?: any| a)?) (?:\w+ )?"
+    + _PROCESS
+    + rb"|\b(?:not|never|n't) (?:\w+ )?(?:killed|died|dead|crashed)",
+    re.IGNORECASE,
+)
+"""In a sentence about processes that end it says that this one only could, or did not."""
+
+_BEFORE_ENDING = 60
+
+
+_BEGIN_OF_TESTS = (re.compile(r"\bnThread \d+ nGpus \d+ minBytes "), HEADER)
+_END_OF_TESTS = (re.compile(r"Out of bounds values :"), re.compile(r"Avg bus bandwidth +:"))
+
+
+class TestRuns:
+    """Counts runs of nccl-tests that began, by their two headers, and that ended, by their two last lines."""
+
+    def __init__(self) -> None:
+        self._begun, self._ended = [0, 0], [0, 0]
+        self._most_at_once = 0
+
+    def add(self, line: bytes) -> None:
+        """Count a line."""
+        if not _says_tests(line):
+            return
+        text = line.decode("utf-8", "replace")
+        for counts, forms in ((self._begun, _BEGIN_OF_TESTS), (self._ended, _END_OF_TESTS)):
+            for place, form in enumerate(forms):
+                counts[place] += form.search(text) is not None
+        self._most_at_once = max(self._most_at_once, self.unfinished)
+
+    @property
+    def unfinished(self) -> int:
+        """Those that did not end in the text."""
+        return max(0, max(self._begun) - max(self._ended))
+
+    def complaint(self) -> tuple[str, int] | None:
+        """What is wrong with them, and how often; of several at once only where all of them ended."""
+        if self.unfinished:
+            return "no line of Avg bus bandwidth behind the header of a run", self.unfinished
+        if self._most_at_once > 1:
+            return f"{self._most_at_once} runs of nccl-tests at once, each by itself", 1
+        return None
+
+
+class Tracebacks:
+    """Counts what Python printed of exceptions; not those that a destructor raised, which end nothing."""
+
+    def __init__(self) -> None:
+        self._count = self._ignored = 0
+        self._exceptions = False
+
+    def add(self, line: bytes) -> None:
+        """Count a line."""
+        self._ignored += b"Exception ignored in" in line
+        if b"Traceback (most recent" in line:
+            # Python prints it below the line that says so.
+            follows = self._ignored > 0
+            self._ignored -= follows
+            self._count += not follows
+        self._exceptions = self._exceptions or _says_exception(line) is not None
+
+    def complaint(self) -> tuple[str, int] | None:
+        """What is wrong where none of them says its exception, and how many there are."""
+        if self._exceptions or not self._count:
+            return None
+        return "a Traceback of Python without its exception", self._count
+
+
+def parse_program_error(line: bytes) -> str | None:
+    """What a program that calls NCCL reports of a call that failed, or of data that arrived wrong."""
+    if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
+        return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
+    found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
+    if (found is None or _says_exception(found[0])) and (ending := _ending(line)):
+        return ending
+    return None if found is None else found[0][:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
+
+
+def _ending(line: bytes) -> str | None:
+    """What a line tells of a process that did not end well."""
+    found = _ENDING.search(line) if _says_errors(line) else None
+    if found is None or (found["told"] and _SUPPOSED.search(line, max(0, found.start() - _BEFORE_ENDING), found.end())):
+        return None
+    return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
+
+
+def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
+    """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
+
+    `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
+    """
+    found = _DIAGNOSTIC.search(line) if b"NCCL DIAG" in line else None
+    if found is None:
+        return None
+    return (found[1] or b"").decode("ascii", "replace"), found[2][:_LONGEST].decode("utf-8", "replace").strip()
+
+
+def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
+    """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
+    for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
+        if found := form.search(line):
+            return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]
+    return None
+
 
 Key = TypeVar("Key")
 

@@ -4,11 +4,10 @@ import csv
 import re
 
 from gpubench.errors import UsageError
-from gpubench.model.results.csv_text import WIDE_COLUMNS, unmarked_text
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.readers.results import limits
-from gpubench.readers.results.gpubench_rows import row_from_cells
+from gpubench.model.results.result_file import WIDE_COLUMNS, FileCircumstances, ResultFile, unmarked_text
+from gpubench.readers import limits
+from gpubench.readers.results.gpubench_json import row_from_cells
 
 _REQUIRED = {
     CollectiveRow: ("collective", "backend", "ranks", "size_bytes", "dtype", "placement", "time_us"),

@@ -1,20 +1,303 @@
-"""gpubench's JSON document and its JSON Lines: rows, pairs, evidence, and the metadata that say how they came about."""
+"""gpubench's JSON document and its JSON Lines: rows, sections, evidence, and whole results of any command."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+import json
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
-from gpubench.errors import UsageError
-from gpubench.model.results.alike import UnfoldedRows
-from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow
-from gpubench.model.results.result_file import ResultFile
-from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
+from gpubench.errors import UsageError, advising
+from gpubench.model.results.overlap import OverlapRow
+from gpubench.model.results.report import (
+    CHECKS_SECTION,
+    COLLECTIVE_COLUMNS,
+    EVIDENCE_SECTION,
+    FINDINGS_SECTION,
+    OVERLAP_SECTION,
+    PAIR_COLUMNS,
+    PAIRS_SECTION,
+    ROWS_SECTION,
+    SCHEMA_VERSION,
+    VERDICTS_SECTION,
+    CheckRow,
+    CollectiveRow,
+    EvidenceRow,
+    Matrix,
+    Metadata,
+    PairRow,
+    Report,
+    Row,
+    Section,
+    Table,
+    VerdictRow,
+)
+from gpubench.model.results.result_file import (
+    ALIKE,
+    HOST_FIELDS,
+    MAIN_SECTIONS,
+    MATRICES,
+    MODELS,
+    SHOWN_BY_ROWS,
+    TABLES,
+    FileCircumstances,
+    ResultFile,
+    UnfoldedRows,
+)
+from gpubench.model.results.watch import TrafficRow
+from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.verdict import Finding, Verdict
-from gpubench.readers.documents.characters import check_text
-from gpubench.readers.results.gpubench_document import EXPECTED, check_verdict, document_of, is_lines
-from gpubench.readers.results.gpubench_document import recognises as recognises
-from gpubench.readers.results.gpubench_rows import circumstances, row_from_json
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
+from gpubench.readers import limits
+from gpubench.readers.documents import Wanted, check_text, finite, lines_of, load_json, read_text, whole
+from gpubench.readers.results import nvbandwidth
+from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
+
+R = TypeVar("R", bound=CollectiveRow | PairRow)
+
+_WORDS: Mapping[str, Sequence[str]] = {
+    "origin": tuple(Origin),
+    "placement": tuple(Placement),
+    "mode": ("throughput", "latency"),
+    "verdict": tuple(Verdict),
+}
+_POSITIVE = ("ranks", "nodes", "size_bytes", "time_us")
+_NOT_NEGATIVE = ("bandwidth_gb_s", "latency_us", "wrong", "batch_cv", "ci95_percent")
+_TRUTH = {"true": True, "false": False}
+
+
+def check_version(version: Any, name: str) -> None:
+    """Raise UsageError where a file is of a schema that this gpubench does not know."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise UsageError(f"{name} has no schema_version", expected="a whole number, as gpubench writes it")
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{name} is of schema version {version}",
+            expected=f"{SCHEMA_VERSION} at most, which is what this gpubench knows",
+            reason="a newer gpubench wrote it, and its rows may mean something else",
+            next_step="pip install --upgrade gpubench",
+        )
+
+
+def row_from_json(kind: type[R], record: Any, where: str) -> R:
+    """A row of a JSON file; `where` names file and place.
+
+    Raises UsageError for a field that is unknown, missing or of another type, or a value that cannot be.
+    """
+    check_text(record, where)
+    row = from_plain(kind, record, where)
+    for name, problem in _problems(row):
+        raise UsageError(f"{where}.{name} is {getattr(row, name)!r}", expected=problem, reason="edited by hand")
+    return row
+
+
+def row_from_cells(kind: type[R], cells: Mapping[str, str], where: str) -> R:
+    """A row of a CSV file, of its cells by column; `where` names file and line.
+
+    Raises UsageError for a cell that its column cannot have; the column is named.
+    """
+    values = {name: _value(text, _TYPES[kind][name], name, where) for name, text in cells.items()}
+    row = kind(**values)
+    for name, problem in _problems(row):
+        _unfit(where, name, cells[name], problem)
+    return row
+
+
+_TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (CollectiveRow, PairRow)}
+
+
+def _value(text: str, declared: Any, column: str, where: str) -> Any:
+    """The value of a cell: None of an empty one, where the column allows that."""
+    optional = isinstance(declared, UnionType)
+    kind = next(each for each in get_args(declared) if each is not type(None)) if optional else declared
+    if text == "":
+        return None if optional else _unfit(where, column, text, "a value: this column has no unknown ones")
+    if kind is str:
+        return text
+    if kind is bool:
+        return _TRUTH[text] if text in _TRUTH else _unfit(where, column, text, "true, false or nothing")
+    try:
+        return whole(text) if kind is int else finite(text)
+    except ValueError:
+        return _unfit(where, column, text, "a whole number" if kind is int else "a number with a decimal point")
+
+
+def _problems(row: CollectiveRow | PairRow) -> Iterator[tuple[str, str]]:
+    """Columns whose value no row can have, with what is expected."""
+    for name in row.columns():
+        value = getattr(row, name)
+        if value is None:
+            continue
+        if name in _WORDS and value not in _WORDS[name]:
+            yield name, f"one of {', '.join(_WORDS[name])}"
+        elif name in _POSITIVE and value <= 0:
+            yield name, "a number above 0"
+        elif name in _NOT_NEGATIVE and value < 0:
+            yield name, "a number of at least 0"
+
+
+def _unfit(where: str, column: str, text: str, expected: str) -> NoReturn:
+    raise UsageError(
+        f"{where}, column {column}: {text!r}",
+        expected=expected,
+        reason="the file was edited by hand, or by a spreadsheet",
+        next_step="compare the file that gpubench wrote; --output FILE.json keeps more than a csv",
+    )
+
+
+def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> FileCircumstances:
+    """The machine, libraries and settings in a file's metadata; `gpus` is its section of GPUs, as `topo` writes one.
+
+    Raises UsageError where they are not as gpubench writes them.
+    """
+    try:
+        models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
+        options = metadata["options"]
+        named = options.get("gpus")  # of p2p and check; the numbers that a watch was asked for name no model
+        models = models or [str(text).partition(" ")[2] for text in (named.values() if isinstance(named, dict) else ())]
+        models = models or [str(row["name"]) for row in gpus if row["name"]]
+        profile = metadata["profile"]
+        return FileCircumstances(
+            tool=f"gpubench {metadata['gpubench_version']}",
+            hosts=tuple(map(str, metadata["hosts"])),
+            gpus=tuple(models),
+            models=tuple(map(str, options.get(MODELS, ()))),
+            origin=str(metadata["origin"]),
+            started_at=str(metadata["started_at"]),
+            libraries={str(key): str(value) for key, value in metadata["libraries"].items()},
+            environment={str(key): str(value) for key, value in metadata["environment"].items()},
+            options={key: str(value) for key, value in options.items() if key not in SHOWN_BY_ROWS},
+            topology=None if metadata["topology"] is None else str(metadata["topology"]),
+            profile=None if profile is None else f"{profile['name']} ({profile['sha256']})",
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{name}: its metadata are damaged: {error}",
+            expected="metadata as gpubench writes them",
+            reason="the file was edited by hand",
+        ) from None
+
+
+EDITED = "it was edited by hand"
+EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
+
+_DOCUMENT = re.compile(r'\s*\{\s*"schema_version"')
+_LINES = re.compile(r'\s*\{\s*"kind"\s*:\s*"metadata"')
+_OF_REPORT = ("complete", "verdict", "sentence", "duration_s", FINDINGS_SECTION)
+_CELLS = {"name", "cells"}
+
+
+def recognises(text: str) -> bool:
+    """True if a text begins as gpubench's JSON document or its JSON Lines do."""
+    return _DOCUMENT.match(text) is not None or is_lines(text)
+
+
+def is_lines(text: str) -> bool:
+    """True if a text begins as gpubench's JSON Lines do."""
+    return _LINES.match(text) is not None
+
+
+def document_of(text: str, name: str, sections: Container[str] | None = None) -> dict[str, Any]:
+    """The document of a text, or the one that the same run writes of JSON Lines.
+
+    Of lines only those of `sections` are kept, all where that is None, and a last one that was cut off is left out.
+    Raises UsageError where it is damaged or of a newer version.
+    """
+    if is_lines(text):
+        return _document_of_lines(text, name, sections)
+    document = _loaded(text, name)
+    check_version(document.get("schema_version"), name)
+    return _unfolded(document, name)
+
+
+def _unfolded(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The document with the rows that `alike` says in short."""
+    alike, found = document.pop(ALIKE, {}), dict[str, UnfoldedRows]()
+    if not isinstance(alike, dict) or not alike.keys() <= HOST_FIELDS.keys():
+        raise UsageError(f"{name}: {ALIKE} names no sections of nodes", expected=EXPECTED)
+    for section, nodes in alike.items():
+        for part, where in ((document.get(section), section), (nodes, f"{ALIKE}.{section}")):
+            check_text(part, f"{name}: {where}")
+        try:
+            found[section] = UnfoldedRows(document[section], nodes, HOST_FIELDS[section])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{name}: {ALIKE}.{section}: {error}", expected=EXPECTED, reason="edited by hand"
+            ) from None
+    rows = sum(map(len, found.values()))
+    if rows > limits.MOST_ALIKE:
+        raise UsageError(f"{name} has {rows} rows", expected=f"at most {limits.MOST_ALIKE}")
+    return document | found
+
+
+def _document_of_lines(text: str, name: str, sections: Container[str] | None) -> dict[str, Any]:
+    document: dict[str, Any] = {"complete": False}
+    lines, found = lines_of(text, name), dict[str, Any]()
+    for number, line in enumerate(lines, 1):
+        is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
+        if is_cut_off or not line.strip():
+            continue
+        record = _loaded(line, f"{name}, line {number}")
+        kind = record.pop("kind", None)
+        if kind in ("metadata", "report"):
+            check_version(record.get("schema_version"), f"{name}, line {number}")
+        if kind == "metadata":
+            document["metadata"] = record
+        elif kind == "report":
+            document |= {key: record[key] for key in _OF_REPORT if key in record}
+            ordered = record.get("sections", ())
+            found = {key: found.get(key, []) for key in (*found.keys() - {*ordered}, *ordered)}
+        elif sections is None or kind in sections or kind == "row":
+            _add(found, _section(kind, f"{name}, line {number}"), record)
+    return document | found
+
+
+def _section(kind: Any, where: str) -> str:
+    if not isinstance(kind, str):
+        raise UsageError(f"{where}: its kind is {kind!r}", expected=EXPECTED, reason="the file was edited by hand")
+    return ROWS_SECTION if kind == "row" else kind
+
+
+def _add(found: dict[str, Any], section: str, record: dict[str, Any]) -> None:
+    """One more row of a section, or the cells of one row of a matrix."""
+    if record.keys() == _CELLS:
+        rows = found.setdefault(section, {})
+        if isinstance(rows, dict):
+            rows[str(record["name"])] = record["cells"]
+            return
+    found.setdefault(section, []).append(record)
+
+
+def _loaded(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = load_json(text)
+    except ValueError as error:
+        place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
+        raise UsageError(
+            f"{where}{place}: no JSON ({error})",
+            expected=EXPECTED,
+            reason="the file was cut off, or edited by hand",
+        ) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
+    return value
+
+
+def check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
+    """Refuse a verdict milder than the findings below it, and a last line with another verdict.
+
+    Raises UsageError.
+    """
+    worst = min((each.severity for each in findings), key=gravity, default=verdict)
+    if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
+        ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
+        raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=EDITED)
+    if sentence and not sentence.startswith(f"{verdict}:"):
+        raise UsageError(
+            f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=EDITED
+        )
+
 
 T = TypeVar("T")
 
@@ -72,3 +355,130 @@ def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tupl
         raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)
     for number, record in enumerate(records):
         yield record, f"{name}: {section}[{number}]"
+
+
+_WANTED = Wanted(
+    kinds="a result of gpubench's, .json or .jsonl, of any command",
+    how_to_make_one="gpubench allreduce --output result.json",
+    most_bytes=limits.MOST_RESULT_BYTES,
+    example="result.json",
+)
+_NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s")
+_HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
+_P2P, _WATCH = "p2p", "watch"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """What a run wrote: `rows` with `columns` came one by one, none where all came with the report."""
+
+    metadata: Metadata
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    report: Report
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections that there are."""
+        streamed = (self.metadata.rows_section,) if self.columns else ()
+        return (*streamed, *self.report.sections, FINDINGS_SECTION)
+
+
+def read_stored(path: Path) -> StoredRun:
+    """The run that a file is of.
+
+    Raises UsageError where it cannot be read, is no result of gpubench's, is damaged, or of a newer version.
+    """
+    return stored_of(read_text(path, _WANTED), str(path))
+
+
+def stored_of(text: str, name: str) -> StoredRun:
+    """The run that a text is of, as `read_stored` reads it from a file; `name` is for errors, which are the same."""
+    if not text.lstrip().startswith("{"):
+        raise _no_result(name, text)
+    with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
+        document = {} if not is_lines(text) and '"schema_version"' not in text else document_of(text, name)
+        if not isinstance(document.get("metadata"), dict):
+            raise _no_result(name, text)
+        check_text(document, name)
+        return _run(document, name)
+
+
+def is_stored(text: str) -> bool:
+    """True of a text that is gpubench's JSON, whole or damaged; nccl-tests and nvbandwidth write JSON too."""
+    return text.lstrip().startswith("{") and not (is_of_nccl_tests(text) or nvbandwidth.is_json(text))
+
+
+def _no_result(name: str, text: str) -> UsageError:
+    is_csv = text.startswith(("collective,", "source,"))
+    return _WANTED.unfit(
+        f"{name} is no result of gpubench's that can be shown again",
+        reason="a csv holds one section, without the machine and the verdict" if is_csv else "another program wrote it",
+        next_step=f"gpubench compare {name} new.json reads more kinds of files",
+    )
+
+
+def _run(document: Mapping[str, Any], name: str) -> StoredRun:
+    metadata = from_plain(Metadata, document["metadata"], f"{name}: metadata")
+    streamed = {ROWS_SECTION: COLLECTIVE_COLUMNS} if metadata.collective is not None else {}
+    if metadata.subject == _P2P:
+        streamed = {metadata.rows_section: PAIR_COLUMNS}
+    if metadata.subject == _WATCH:
+        streamed = {metadata.rows_section: TrafficRow.columns()}
+    if metadata.subject == OVERLAP_SECTION:
+        streamed = {OVERLAP_SECTION: OverlapRow.columns()}
+    sections = {key: _stored_section(key, value, name) for key, value in document.items() if key not in _HEAD}
+    tables = [sections.pop(each) for each in streamed if each in sections]
+    findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
+    duration = document.get("duration_s")
+    verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
+    sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
+    check_verdict(verdict, sentence, findings, name)
+    return StoredRun(
+        metadata=metadata,
+        columns=next(iter(streamed.values()), ()),
+        rows=[row for table in tables if isinstance(table, Table) for row in table.rows()],
+        report=Report(
+            verdict=verdict,
+            complete=document.get("complete") is True,
+            findings=findings,
+            sections=sections,
+            main=MAIN_SECTIONS.get(metadata.subject, ROWS_SECTION),
+            sentence=sentence,
+            duration_s=None if duration is None else from_plain(float, duration, f"{name}: duration_s"),
+        ),
+    )
+
+
+def _check_figures(row: Any, where: str) -> None:
+    """Refuse times, rates and sizes below 0."""
+    for each in fields(row):
+        value = getattr(row, each.name)
+        if isinstance(value, int | float) and value < 0 and each.name.endswith(_NEVER_NEGATIVE):
+            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=EDITED)
+
+
+def _stored_section(key: str, value: Any, name: str) -> Section:
+    if key in MATRICES:
+        value = value or {}  # of lines that name sections without a row
+        return from_plain(Matrix, {"cells": value}, f"{name}: {key}")
+    if key not in TABLES:
+        raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
+    columns = [each.name for each in fields(TABLES[key])]
+    if isinstance(value, UnfoldedRows):
+        parts = list(value.parts(lambda record: _row(TABLES[key], record, f"{name}: {key}")))
+        return Table.of_nodes(columns, lambda: parts)
+    rows = _rows(key, TABLES[key], value, name)
+    return Table(columns, lambda: rows)
+
+
+def _row(kind: type, record: Any, where: str) -> Any:
+    row: Any = from_plain(kind, record, where)
+    _check_figures(row, where)
+    return row
+
+
+def _rows(key: str, kind: type, value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UsageError(f"{name}: {key} is no list", expected=EXPECTED)
+    return [_row(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]

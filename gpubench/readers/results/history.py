@@ -1,18 +1,33 @@
-"""A folder of dated results: names first, then the beginnings of files, so that a hundred thousand cost little."""
+"""Results that a user keeps: a folder of dated results, the past runs in it, and baselines under a name."""
 
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from gpubench.errors import UsageError
-from gpubench.model.results.history import DatedName, ResultHead
+from gpubench.model.results.history import (
+    CUT_SHORT,
+    DatedName,
+    LeftOut,
+    PastFigures,
+    PastResult,
+    ResultHead,
+    headline_figures,
+    tallied,
+    why_unfit,
+)
+from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.documents.json_lines import load_json
-from gpubench.readers.results.gpubench_rows import check_version
+from gpubench.readers.documents import load_json
+from gpubench.readers.registry import read_results
+from gpubench.readers.results.gpubench_json import check_version
 
 _EXPECTED = "what gpubench --output FOLDER/ writes"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"
@@ -117,3 +132,225 @@ def _beginning(path: Path) -> str:
     if read_bytes >= _MOST_HEAD_BYTES:
         raise ValueError(f"its metadata do not end within {_MOST_HEAD_BYTES // 2**20} MiB")
     return "".join(lines)
+
+
+MOST_RESULTS_LOOKED_AT = 200
+"""Results of a command and host whose beginnings are read."""
+
+MOST_RESULTS_READ = 30
+"""Results whose rows are read."""
+
+MOST_BYTES_OF_A_RESULT = 32 * 2**20
+"""Of one of them: a sweep of a thousand ranks has a few."""
+
+MOST_SECONDS = 3.0
+"""After that no further file is opened, and after half of it no further beginning: ranks wait for who reads."""
+
+T = TypeVar("T")
+
+
+def past_figures(folder: Path, metadata: Metadata) -> PastFigures:
+    """What earlier results of a command, on its machine and in its circumstances, let the run with `metadata` expect.
+
+    Raises UsageError where the folder cannot be read; files that cannot be are left out and counted.
+    """
+    reader = _Reader(list_results(folder), ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False))
+    results = list(reader.results(DatedName.host_of(metadata.hosts)))
+    shown = str(folder).rstrip("/") + "/"
+    return PastFigures.of(results, reader.own, shown, reader.left_out)
+
+
+def newest_and_spread(newest_first: Sequence[T], most: int) -> list[T]:
+    """The newest half of `most`, and as many evenly over all before them, for a slow decline shows over a long time."""
+    if len(newest_first) <= most:
+        return list(newest_first)
+    recent = most - most // 2
+    older = newest_first[recent:]
+    last, steps = len(older) - 1, max(1, most // 2 - 1)
+    return [*newest_first[:recent], *(older[number * last // steps] for number in range(most // 2))]
+
+
+class _Reader:
+    """Reads what fits the run `own`, and keeps why the rest does not."""
+
+    def __init__(self, kept: Kept, own: ResultHead) -> None:
+        self._kept, self.own = kept, own
+        self._reasons: list[tuple[str, str]] = []
+        self._not_opened = 0
+        self._began_at = time.monotonic()
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The results that were not used, by reason."""
+        more = (
+            (LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
+            if self._not_opened
+            else ()
+        )
+        return (*tallied(self._reasons), *more)
+
+    def results(self, host: str) -> Iterator[PastResult]:
+        """The results to be held against, at most `MOST_READ`."""
+        of_command = [name for name in self._kept.names if name.command == self.own.command]
+        others = [name for name in of_command if name.host != host]
+        self._reasons += [("of another machine", f"{name.host}, not {host}") for name in others]
+        own = [name for name in of_command if name.host == host]
+        fit = [
+            found
+            for name in self._bounded(own, MOST_RESULTS_LOOKED_AT, MOST_SECONDS / 2)
+            if (found := self._fit(name)) is not None
+        ]
+        for name, head in self._bounded(fit, MOST_RESULTS_READ, MOST_SECONDS):
+            yield from self._read(name, head)
+
+    def _bounded(self, newest_first: Sequence[T], most: int, seconds: float) -> Iterator[T]:
+        """As many of them, until so many seconds have passed since the folder was opened."""
+        chosen = newest_and_spread(newest_first, most)
+        self._not_opened += len(newest_first) - len(chosen)
+        for number, each in enumerate(chosen):
+            if time.monotonic() > self._began_at + seconds:
+                self._not_opened += len(chosen) - number
+                return
+            yield each
+
+    def _fit(self, name: DatedName) -> tuple[DatedName, ResultHead] | None:
+        """A name with its head; None of what is no measure, and of the run itself, which is not counted."""
+        try:
+            head = read_head(self._kept.path(name))
+        except UsageError:
+            self._reasons.append(self._why_unread(name))
+            return None
+        unfit = why_unfit(head, self.own)
+        if unfit is not None and head.run_id != self.own.run_id:
+            self._reasons.append(unfit)
+        return (name, head) if unfit is None and head.run_id != self.own.run_id else None
+
+    def _why_unread(self, name: DatedName) -> tuple[str, str]:
+        """Why a head could not be read: the file of a run that begins is empty for a moment, this one's own too."""
+        path = self._kept.path(name)
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_size == 0:
+                return CUT_SHORT, ""
+        return "that cannot be read", str(name)
+
+    def _read(self, name: DatedName, head: ResultHead) -> Iterator[PastResult]:
+        path = self._kept.path(name)
+        try:
+            if path.stat().st_size > MOST_BYTES_OF_A_RESULT:
+                self._reasons.append((f"larger than {MOST_BYTES_OF_A_RESULT // 2**20} MiB", str(name)))
+                return
+            file = read_results(path)
+        except (UsageError, OSError):
+            self._reasons.append(("that cannot be read", str(name)))
+            return
+        yield PastResult(head, file.rows, file.pairs)
+
+
+MOST_RUNS = 30
+"""Runs of a command that are read."""
+
+MOST_RUNS_LOOKED_AT = 200
+"""Names of a command whose beginnings are read to find them."""
+
+PastRun = tuple[str, Verdict, Mapping[str, float]]
+"""The time when a run began, its verdict, its headline figures."""
+
+
+def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
+    """The runs before one on its machine: of its command those of its kind, of other commands those of the newest kind.
+
+    Files that cannot be used tell nothing; `gpubench compare --last` says why. Raises UsageError where the folder
+    cannot be read.
+    """
+    kept = list_results(folder)
+    own = ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
+    host = DatedName.host_of(metadata.hosts)
+    by_command: dict[str, list[DatedName]] = {}
+    for name in kept.names:
+        if name.host == host:
+            by_command.setdefault(name.command, []).append(name)
+    return [run for command, names in by_command.items() for run in islice(_runs(kept, command, names, own), MOST_RUNS)]
+
+
+def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> Iterator[PastRun]:
+    kind = own.kind if command == own.command else None
+    for name in names[:MOST_RUNS_LOOKED_AT]:
+        try:
+            head = read_head(kept.path(name))
+            if not _is_past(head, own) or kind not in (None, head.kind):
+                continue
+            file = read_results(kept.path(name))
+        except UsageError:
+            continue
+        figures = headline_figures([*file.rows, *file.pairs])
+        if not figures:
+            continue
+        kind = head.kind
+        yield head.started_at, Verdict(head.verdict), figures
+
+
+def _is_past(head: ResultHead, own: ResultHead) -> bool:
+    """True if it is a whole run of that machine, before this one; a file without GPUs may be of any."""
+    if not head.complete or head.run_id == own.run_id or head.started_at > own.started_at:
+        return False
+    known = set(head.models), set(own.models)
+    return head.machine == own.machine and (known[0] == known[1] or not all(known))
+
+
+FOLDER_VARIABLE = "GPUBENCH_BASELINES"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_SUFFIX = ".json"
+_MOST_NAMES = 1000
+_MOST_SHOWN = 8
+
+
+def baseline_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of a user's baselines; it need not exist. UsageError where nobody says where it would be."""
+    named = environment.get(FOLDER_VARIABLE)
+    if named:
+        return Path(named)
+    data, home = environment.get("XDG_DATA_HOME"), environment.get("HOME")
+    if not data and not home:
+        raise UsageError(
+            "there is no HOME, in which baselines would be kept",
+            expected=f"HOME, XDG_DATA_HOME or {FOLDER_VARIABLE}",
+            next_step=f"{FOLDER_VARIABLE}=/var/lib/gpubench; a file elsewhere is --output FILE.json",
+        )
+    return (Path(data) if data else Path(home or "") / ".local" / "share") / "gpubench" / "baselines"
+
+
+def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
+    """The file of a baseline, whether or not it exists; UsageError for what is no name."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name of a baseline",
+            expected="letters, digits, '.', '-' and '_', beginning with a letter or a digit",
+            next_step="--save-baseline good; a file elsewhere is --output FILE.json",
+        )
+    return baseline_folder(environment) / f"{name}{_SUFFIX}"
+
+
+def baseline_names(environment: Mapping[str, str]) -> list[str]:
+    """The names of the baselines that there are."""
+    try:
+        folder = baseline_folder(environment)
+    except UsageError:
+        return []
+    return sorted(path.stem for path in islice(folder.glob(f"*{_SUFFIX}"), _MOST_NAMES))
+
+
+def find_baseline(name: str, environment: Mapping[str, str]) -> Path:
+    """The file of a baseline that exists; UsageError with those that there are."""
+    path = baseline_path(name, environment)
+    if not path.is_file():
+        known = baseline_names(environment)
+        more = f" and {len(known) - _MOST_SHOWN} more" if len(known) > _MOST_SHOWN else ""
+        raise UsageError(
+            f"--against {name}: there is no such baseline",
+            expected=f"one of {', '.join(known[:_MOST_SHOWN])}{more}"
+            if known
+            else "a baseline, of which there is none",
+            reason=f"they are kept in {path.parent}",
+            next_step=f"gpubench allreduce --save-baseline {name}, while all is well",
+        )
+    return path

@@ -13,14 +13,12 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.results.curves import HOST
+from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import PairRow, Verified
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.terms.copies import HostMemory
-from gpubench.model.terms.origin import Origin
-from gpubench.readers.documents.json_lines import load_json
-from gpubench.readers.documents.launcher_tags import pieces
-from gpubench.readers.results.lines_of_text import lines_of, unquoted
+from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers.documents import lines_of, load_json, pieces, unquoted
 
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024

@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpubench.errors import UsageError
-from gpubench.model.results.latencies import LatencyRow
 from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import NOTHING_TOLD, FileCircumstances, ResultFile, Told
-from gpubench.model.terms.bandwidth import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
-from gpubench.model.terms.operation import DataType, Placement
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.statistics.sampling import Mode
+from gpubench.model.results.result_file import NOTHING_TOLD, FileCircumstances, LatencyRow, ResultFile, Told
+from gpubench.model.terms.operation import (
+    DataType,
+    Placement,
+    algbw_gb_s,
+    all_but_own_factor,
+    ring_allreduce_factor,
+    whole_factor,
+)
+from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.documents.launcher_tags import behind_prefix, pieces, prefix_shape
-from gpubench.readers.results.lines_of_text import lines_of
+from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape
 
 
 @dataclass(frozen=True, slots=True)

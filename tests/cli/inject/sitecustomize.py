@@ -81,7 +81,7 @@ def _strike(number: str, phase: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from gpubench.hardware.watchdog.progress_block import ProgressBlock
+    from gpubench.hardware.watchdog.messages import ProgressBlock
 
     entered = 0
     enter = ProgressBlock.enter
@@ -117,9 +117,9 @@ def _jump() -> None:
 
 
 if "GPUBENCH_TEST_START_SECONDS" in os.environ:
-    from gpubench.model.terms import hang
+    from gpubench.model.terms import ranks
 
-    hang.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
+    ranks.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
 if _fault.endswith(":clock"):
     _jump()
 elif _fault == f"{_rank}:never":

@@ -8,12 +8,11 @@ from typing import Any
 import numpy
 import pytest
 
-from gpubench.hardware.compute import products
-from gpubench.hardware.compute.products import ProductTimer
-from gpubench.hardware.compute.torch_block import spread_of
-from gpubench.hardware.torch import library
-from gpubench.jobs.plan import compute_measured
-from gpubench.model.workload.transformer import TransformerModel
+from gpubench.hardware import compute
+from gpubench.hardware.compute import ProductTimer, spread_of
+from gpubench.hardware.torch import distributed
+from gpubench.jobs import plan
+from gpubench.model.workload import TransformerModel
 
 MODEL = TransformerModel(name="gpt", layers=4, hidden=64, heads=4, sequence=32, batch=2)
 
@@ -57,9 +56,9 @@ class FakeGpu:
 
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> ProductTimer:
-    monkeypatch.setattr(products, "_SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(products, "_SAMPLE_SECONDS", 0.0)
-    monkeypatch.setattr(products, "_COPY_BYTES", 2**20)
+    monkeypatch.setattr(compute, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(compute, "_SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(compute, "_COPY_BYTES", 2**20)
     return ProductTimer(FakeGpu().device)
 
 
@@ -74,9 +73,9 @@ def test_without_pytorch_a_model_follows_from_its_products(
     timer: ProductTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two FLOPs a multiplication, so 2 TFLOP/s; copies at 2 TB/s, read and written."""
-    monkeypatch.setattr(library, "is_installed", lambda: False)
-    monkeypatch.setattr(compute_measured, "_product_timer", lambda: timer)
-    found = compute_measured.measured_compute(MODEL, None)
+    monkeypatch.setattr(distributed, "is_installed", lambda: False)
+    monkeypatch.setattr(plan, "_product_timer", lambda: timer)
+    found = plan.measured_compute(MODEL, None)
     assert found.copy_gb_s == pytest.approx(2000)
     moved = 18 * MODEL.tokens * MODEL.hidden * 2 / 2e12
     assert found.forward_seconds == pytest.approx(MODEL.forward_flops() / 2e12 + MODEL.layers * moved)
@@ -90,9 +89,9 @@ def test_a_pytorch_that_finds_no_gpu_is_told(timer: ProductTimer, monkeypatch: p
     torch.__dict__.update(cuda=SimpleNamespace(is_available=lambda: False), __version__="2.11.0+cpu")
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", ModuleType("torch.distributed"))
-    monkeypatch.setattr(library, "is_installed", lambda: True)
-    monkeypatch.setattr(compute_measured, "_product_timer", lambda: timer)
-    assert "PyTorch 2.11.0+cpu finds no GPU" in compute_measured.measured_compute(MODEL, None).source
+    monkeypatch.setattr(distributed, "is_installed", lambda: True)
+    monkeypatch.setattr(plan, "_product_timer", lambda: timer)
+    assert "PyTorch 2.11.0+cpu finds no GPU" in plan.measured_compute(MODEL, None).source
 
 
 def test_the_spread_of_samples_is_that_of_their_mean() -> None:

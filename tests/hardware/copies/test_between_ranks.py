@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.between_ranks import CudaRankCopies, Network
-from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.copies import CudaRankCopies, Network
+from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.model.terms.copies import Direction
-from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
-from gpubench.model.terms.operation import DataType
+from gpubench.hardware.node.nvml import Driver
+from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Direction
 from gpubench.ports.memory import Memory
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import LIBRARY, SEND_US, Cuda, Event, Nccl, Runtime

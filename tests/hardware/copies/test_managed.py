@@ -3,18 +3,15 @@
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies import managed as adapter
-from gpubench.hardware.copies.managed import CudaManaged
-from gpubench.hardware.copies.one_process import open_copies
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.process import free_memory as host_memory
-from gpubench.hardware.simulated.copies import NoCounters
-from gpubench.measure.p2p.one_process import CopyBench
+from gpubench.hardware import host as host_memory
+from gpubench.hardware import managed as adapter
+from gpubench.hardware.copies import open_copies
+from gpubench.hardware.managed import CudaManaged
+from gpubench.hardware.node.nvml import Driver
+from gpubench.hardware.simulated.links import NoCounters
+from gpubench.measure.p2p.copies import CopyBench
 from gpubench.measure.p2p.request import Method, P2pRequest
-from gpubench.model.terms.copies import Engine
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.model.terms.managed import ManagedSupport
-from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, ManagedSupport
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.managed import HOST
 from gpubench.ports.memory import Region

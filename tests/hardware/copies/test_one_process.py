@@ -12,17 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies import one_process as copies_adapter
-from gpubench.hardware.copies.device import cuda_failed
-from gpubench.hardware.copies.one_process import open_copies
-from gpubench.hardware.cuda import gate as cuda_gate
-from gpubench.hardware.cuda.gate import MOST_WAITING, StreamGate
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.node.nvml.link_counters import NvmlCounters
-from gpubench.hardware.process import free_memory as host_memory
-from gpubench.model.terms.copies import Engine, HostMemory, Place
-from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
-from gpubench.model.terms.operation import DataType
+from gpubench.hardware import copies as copies_adapter
+from gpubench.hardware import cuda as cuda_gate
+from gpubench.hardware import host as host_memory
+from gpubench.hardware.copies import cuda_failed, open_copies
+from gpubench.hardware.cuda import MOST_WAITING, StreamGate
+from gpubench.hardware.node.nvml import Driver, NvmlCounters
+from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Engine, HostMemory, Place
 from gpubench.ports.copies import Copies, CopyStream
 from gpubench.ports.link_counters import LinkBytes, LinkCounters
 from gpubench.ports.memory import Memory, Region

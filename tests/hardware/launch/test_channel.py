@@ -7,16 +7,31 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.options.collective import sections
+from gpubench.cli.commands.collective import sections
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.formats.text.machine.fallback import fallback_lines
-from gpubench.hardware.launch import launcher
-from gpubench.hardware.launch.channel import ChannelReceiver, report_in
-from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
-from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION, CollectiveRow, Table
-from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
-from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
-from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
+from gpubench.formats.table import fallback_lines
+from gpubench.hardware import launch
+from gpubench.hardware.launch import ChannelReceiver, report_in
+from gpubench.model.results.backends import (
+    BACKENDS_SECTION,
+    MPI_SUPPORT_SECTION,
+    REFUSED_SECTION,
+    WINNERS_SECTION,
+    BackendRow,
+    MpiTrialRow,
+    RefusedRow,
+    WinnerRow,
+)
+from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    FINDINGS_SECTION,
+    RANK_TIMES_SECTION,
+    ROWS_SECTION,
+    CauseRow,
+    CollectiveRow,
+    RankTimeRow,
+    Table,
+)
 from tests.formats.sample import METADATA, REPORT, ROW
 
 CAUSE = CauseRow(
@@ -47,7 +62,7 @@ SPEAKER = """
 import sys
 from dataclasses import replace
 from gpubench.errors import UsageError
-from gpubench.hardware.launch.channel_sender import ChannelSender
+from gpubench.hardware.watchdog.messages import ChannelSender
 from tests.formats.sample import METADATA, REPORT, ROW
 from tests.formats.test_fallback_text import report
 from tests.hardware.launch.test_channel import BESIDE_PATHS
@@ -73,7 +88,7 @@ def test_everything_arrives_in_order(rows: int) -> None:
     chatter: list[str] = []
     with ChannelReceiver() as channel:
         environment = dict(os.environ) | {"PYTHONPATH": os.getcwd()}  # noqa: PTH109
-        job = launcher.start([sys.executable, "-c", SPEAKER, channel.path, str(rows)], environment)
+        job = launch.start([sys.executable, "-c", SPEAKER, channel.path, str(rows)], environment)
         for message in channel.messages(job):
             if isinstance(message, str):
                 chatter.append(message)
@@ -108,7 +123,7 @@ def test_what_a_rank_did_not_finish_saying_is_no_message() -> None:
         'import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(b\'{"kind": "ro\')'
     )
     with ChannelReceiver() as channel:
-        job = launcher.start([sys.executable, "-c", dying, channel.path], dict(os.environ))
+        job = launch.start([sys.executable, "-c", dying, channel.path], dict(os.environ))
         assert list(channel.messages(job)) == []
         assert job.stdout is not None
         job.stdout.close()
@@ -127,7 +142,7 @@ if os.fork() == 0:
     line.sendall(b'{"kind": "lost"}\\n')
 """
     with ChannelReceiver() as channel:
-        job = launcher.start([sys.executable, "-c", late, channel.path], dict(os.environ))
+        job = launch.start([sys.executable, "-c", late, channel.path], dict(os.environ))
         assert list(channel.messages(job)) == [{"kind": "lost"}]
         assert job.stdout is not None
         job.stdout.close()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.node.probe import probe
+from gpubench.hardware.launch import module_command, with_package
+from gpubench.hardware.probe import probe
 
 CHECKOUT = str(Path(__file__).parents[3])
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.launch import launcher
-from gpubench.hardware.launch.launcher import Flavour, Launcher, find_launcher
-from gpubench.model.facts.launched_by import LaunchedBy, launched_by
+from gpubench.hardware import launch
+from gpubench.hardware.launch import Flavour, Launcher, find_launcher
+from gpubench.model.facts.environment import LaunchedBy, launched_by
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, mpirun_command
 
 
@@ -154,18 +154,18 @@ def test_mpich_is_given_no_open_mpi_settings_and_no_flags() -> None:
 
 def test_a_job_that_ignores_sigterm_is_killed_with_its_children() -> None:
     script = "trap '' TERM; sleep 300 & echo $!; wait; wait; sleep 300"
-    job = launcher.start(["bash", "-c", script], dict(os.environ))
+    job = launch.start(["bash", "-c", script], dict(os.environ))
     assert job.stdout is not None
     child = int(job.stdout.readline())
-    assert launcher.stop(job, seconds_to_end=0.2) == -signal.SIGKILL
+    assert launch.stop(job, seconds_to_end=0.2) == -signal.SIGKILL
     job.stdout.close()
     wait_until_gone(child)
 
 
 def test_a_launcher_that_outlives_its_ranks_is_noticed() -> None:
-    job = launcher.start([sys.executable, "-c", OUTLIVES], dict(os.environ))
+    job = launch.start([sys.executable, "-c", OUTLIVES], dict(os.environ))
     assert job.stdout is not None
-    watch = launcher.RankWatch(job, seconds_to_follow=0.1)
+    watch = launch.RankWatch(job, seconds_to_follow=0.1)
     assert not watch.ended()
     rank = int(job.stdout.readline())
     assert not watch.ended()
@@ -174,7 +174,7 @@ def test_a_launcher_that_outlives_its_ranks_is_noticed() -> None:
     while not watch.ended():
         time.sleep(0.02)
     assert job.poll() is None
-    launcher.stop(job)
+    launch.stop(job)
     assert watch.ended()
     job.stdout.close()
 
@@ -190,17 +190,17 @@ time.sleep(300)
 
 
 def test_stopping_a_job_that_is_over_returns_its_code() -> None:
-    job = launcher.start(["sh", "-c", "exit 7"], dict(os.environ))
+    job = launch.start(["sh", "-c", "exit 7"], dict(os.environ))
     job.communicate()
-    assert launcher.stop(job) == 7
+    assert launch.stop(job) == 7
 
 
 def test_a_job_dies_with_the_process_that_started_it() -> None:
     """The middle process starts a job and is killed: nothing may be left."""
     program = (
         "import os, sys, time\n"
-        "from gpubench.hardware.launch import launcher\n"
-        "job = launcher.start(['sleep', '300'], dict(os.environ))\n"
+        "from gpubench.hardware import launch\n"
+        "job = launch.start(['sleep', '300'], dict(os.environ))\n"
         "print(job.pid, flush=True)\n"
         "time.sleep(300)\n"
     )
@@ -229,7 +229,7 @@ def test_a_rank_may_start_ranks_of_its_own_once_it_is_as_if_alone() -> None:
     """With the setting that the user gave to the outer mpirun."""
     script = (
         "import os, subprocess, sys\n"
-        "from gpubench.model.facts.launched_by import as_if_alone, launched_by\n"
+        "from gpubench.model.facts.environment import as_if_alone, launched_by\n"
         "inner = as_if_alone(os.environ)\n"
         "assert launched_by(os.environ) and not launched_by(inner), sorted(inner)\n"
         'show = \'import os; print(os.environ["OMPI_COMM_WORLD_SIZE"], os.environ["OMPI_MCA_coll"])\'\n'

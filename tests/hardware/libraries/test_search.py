@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.libraries import read, search
-from gpubench.hardware.libraries.elf import SharedObject, read_shared_object
-from gpubench.hardware.libraries.stage import version_of
-from gpubench.model.facts.libraries import LOADER, MPI, NCCL, NVSHMEM, UCX, LibraryFile
+from gpubench.hardware import libraries, probe
+from gpubench.hardware.libraries import SharedObject, read_shared_object, version_of
+from gpubench.model.facts.process import LOADER, MPI_LIB, NCCL_LIB, NVSHMEM_LIB, UCX_LIB, LibraryFile
 from tests.fakes.shared_objects import shared_object, torch, wheel
 
 
@@ -61,10 +60,10 @@ def test_wheels_tell_what_they_brought(tmp_path: Path, monkeypatch: pytest.Monke
     ucx = wheel(tmp_path, "libucx-cu13", "1.20.0", "libucx/lib/libucp.so.0")
     wheel(tmp_path, "nvidia-cudnn-cu13", "9.1", "nvidia/cudnn/lib/libcudnn.so.9")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = {file.library: file for file in search.wheel_files() if file.path.startswith(str(tmp_path))}
+    found = {file.library: file for file in libraries.wheel_files() if file.path.startswith(str(tmp_path))}
     assert found == {
-        NCCL: LibraryFile(library=NCCL, path=str(nccl), package="nvidia-nccl-cu13 2.28.9"),
-        UCX: LibraryFile(library=UCX, path=str(ucx), package="libucx-cu13 1.20.0"),
+        NCCL_LIB: LibraryFile(library=NCCL_LIB, path=str(nccl), package="nvidia-nccl-cu13 2.28.9"),
+        UCX_LIB: LibraryFile(library=UCX_LIB, path=str(ucx), package="libucx-cu13 1.20.0"),
     }
 
 
@@ -78,10 +77,10 @@ def test_torch_is_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.Mo
         libtorch_nvshmem=shared_object("libnvshmem_host.so.3", rpath=where),
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    user = search.torch_user(search.finder("/elsewhere", tmp_path))
+    user = libraries.torch_user(libraries.finder("/elsewhere", tmp_path))
     assert user is not None
     assert (user.label, user.path, user.note) == ("torch 2.11.0+cu130", str(folder), "built for CUDA 13.0")
-    assert user.loads == {NCCL: str(nccl), NVSHMEM: str(shmem)}
+    assert user.loads == {NCCL_LIB: str(nccl), NVSHMEM_LIB: str(shmem)}
     assert user.inside == {}
 
 
@@ -89,7 +88,7 @@ def test_ld_library_path_comes_before_runpath_and_after_rpath(tmp_path: Path) ->
     for folder in ("own", "users"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "libnccl.so.2").touch()
-    find = search.finder(str(tmp_path / "users"), tmp_path)
+    find = libraries.finder(str(tmp_path / "users"), tmp_path)
     own = str(tmp_path / "own")
     assert find("libnccl.so.2", SharedObject((), (own,), ())) == f"{own}/libnccl.so.2"
     assert find("libnccl.so.2", SharedObject((), (), (own,))) == f"{tmp_path}/users/libnccl.so.2"
@@ -100,37 +99,37 @@ def test_an_nccl_that_is_linked_into_torch_tells_its_version(tmp_path: Path, mon
     content = shared_object("libc.so.6") + b"....NCCL version 2.21.5+cuda12.4\0...."
     torch(tmp_path, libtorch_cuda=content)
     monkeypatch.syspath_prepend(str(tmp_path))
-    user = search.torch_user(search.finder("", tmp_path))
+    user = libraries.torch_user(libraries.finder("", tmp_path))
     assert user is not None
-    assert (user.loads, user.inside) == ({}, {NCCL: "2.21.5"})
+    assert (user.loads, user.inside) == ({}, {NCCL_LIB: "2.21.5"})
 
 
 def test_a_torch_for_cpus_and_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch(tmp_path, version="2.11.0+cpu", cuda=None, libtorch_cpu=shared_object("libmpi.so.40"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    user = search.torch_user(lambda name, _needing: f"/opt/{name}")
+    user = libraries.torch_user(lambda name, _needing: f"/opt/{name}")
     assert user is not None
-    assert (user.note, user.loads) == ("built for CPUs alone", {MPI: "/opt/libmpi.so.40"})
-    monkeypatch.setattr(search, "find_spec", lambda _name: None)
-    assert search.torch_user(search.finder("", tmp_path)) is None
+    assert (user.note, user.loads) == ("built for CPUs alone", {MPI_LIB: "/opt/libmpi.so.40"})
+    monkeypatch.setattr(libraries, "find_spec", lambda _name: None)
+    assert libraries.torch_user(libraries.finder("", tmp_path)) is None
 
 
 def test_open_mpi_goes_over_ucx_by_a_component_of_its_own(tmp_path: Path) -> None:
     library = tmp_path / "libmpi.so.40"
     library.write_bytes(shared_object("libopen-pal.so.40"))
-    find = search.finder(str(tmp_path), tmp_path)
-    assert search.mpi_component(library, find) is None
+    find = libraries.finder(str(tmp_path), tmp_path)
+    assert libraries.mpi_component(library, find) is None
     (tmp_path / "openmpi").mkdir()
     (tmp_path / "openmpi" / "mca_pml_ucx.so").write_bytes(shared_object("libucp.so.0"))
     (tmp_path / "libucp.so.0").touch()
-    assert search.mpi_component(library, find) == ("mca_pml_ucx.so", f"{tmp_path}/libucp.so.0")
+    assert libraries.mpi_component(library, find) == ("mca_pml_ucx.so", f"{tmp_path}/libucp.so.0")
 
 
 def test_kernel_modules_with_their_versions(tmp_path: Path) -> None:
     module = tmp_path / "sys/module/gdrdrv"
     module.mkdir(parents=True)
     (module / "version").write_text("2.5\n")
-    found = {each.name: (each.loaded, each.version) for each in search.kernel_modules(tmp_path)}
+    found = {each.name: (each.loaded, each.version) for each in libraries.kernel_modules(tmp_path)}
     assert found["gdrdrv"] == (True, "2.5")
     assert found["nvidia_peermem"] == (False, None)
 
@@ -138,7 +137,7 @@ def test_kernel_modules_with_their_versions(tmp_path: Path) -> None:
 def test_what_does_not_load_says_why(tmp_path: Path) -> None:
     path = tmp_path / "libnccl.so.2"
     path.write_text("no library")
-    answer = version_of(NCCL, str(path))
+    answer = version_of(NCCL_LIB, str(path))
     assert answer["version"] is None
     assert str(path) in answer["unread"] or "libnccl" in answer["unread"]
     assert version_of("MSCCL++", str(path))["unread"] == "it has no function that tells"
@@ -150,19 +149,19 @@ def test_this_environment_is_read_by_children(tmp_path: Path, monkeypatch: pytes
     wheel(other, "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
     torch(other, libtorch_cuda=shared_object("libnccl.so.2", rpath="$ORIGIN/../../nvidia/nccl/lib"))
     monkeypatch.setenv("PYTHONPATH", f"{one}{os.pathsep}{other}")
-    facts = read.read_libraries(60, os.environ)
+    facts = probe.read_libraries(60, os.environ)
     assert facts.failures == {}
-    nccl = {file.package: file for file in facts.files if file.library == NCCL and file.package}
+    nccl = {file.package: file for file in facts.files if file.library == NCCL_LIB and file.package}
     assert {file.version for file in nccl.values()} == {"2.27.3", "2.28.9"}
     assert all(file.unread for file in nccl.values()), "an empty library does not load, and its wheel tells"
     users = {user.name: user for user in facts.users}
-    assert users["torch"].loads[NCCL] == nccl["nvidia-nccl-cu13 2.28.9"].path
-    assert users["mpi4py"].loads[MPI] in {file.path for file in facts.files}
+    assert users["torch"].loads[NCCL_LIB] == nccl["nvidia-nccl-cu13 2.28.9"].path
+    assert users["mpi4py"].loads[MPI_LIB] in {file.path for file in facts.files}
     assert LOADER in users
 
 
 def test_a_child_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = read.read_libraries(0.0, os.environ)
+    facts = probe.read_libraries(0.0, os.environ)
     assert set(facts.failures) == {"search", "cupy", "mpi4py"}
     assert "no answer within 0 s" in facts.failures["search"]
     assert (facts.files, facts.users) == ((), ())

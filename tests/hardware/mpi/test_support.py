@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpubench.conditions.mpi import on_support
-from gpubench.hardware.mpi.support import TrialCommand, read_support
+from gpubench.hardware.mpi.backends import TrialCommand, read_support
 from gpubench.hardware.mpi.trial import SIZES_BYTES
-from gpubench.jobs.collective.gpu_memory import nothing_measured, with_mpi_support
-from gpubench.model.facts.mpi_support import MpiSupport, TrialOutcome
-from gpubench.model.results.rows.backends import MPI_SUPPORT_SECTION, MpiTrialRow
+from gpubench.jobs.collective.metadata import nothing_measured, with_mpi_support
+from gpubench.model.facts.process import MpiSupport, TrialOutcome
+from gpubench.model.results.backends import MPI_SUPPORT_SECTION, MpiTrialRow
 from gpubench.model.terms.verdict import Verdict
 
 SMALL, LARGE = SIZES_BYTES

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.nccl.bounded import BoundedCommunicator, CommunicatorError, new_unique_id
-from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
+from gpubench.hardware.nccl.backend import UNIQUE_ID_BYTES, BoundedCommunicator, CommunicatorError, new_unique_id
 
 SUCCESS, UNHANDLED_CUDA_ERROR, IN_PROGRESS = 0, 1, 7
 HANDLE = 0xBEEF

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.nccl.capped import CappedCommunicator, takes_caps
-from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES, CommunicatorConfig
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.nccl.backend import UNIQUE_ID_BYTES, CommunicatorConfig
+from gpubench.hardware.overlap import CappedCommunicator, takes_caps
 
 
 class RefusedError(RuntimeError):

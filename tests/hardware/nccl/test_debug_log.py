@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.nccl.debug_log import NcclLog
-from gpubench.hardware.nccl.debug_plan import LogAccess, plan_log, shows
-from gpubench.hardware.system_files import names_in
+from gpubench.hardware.host import names_in
+from gpubench.hardware.nccl.debug_log import LogAccess, NcclLog, plan_log, shows
 from tests.fakes.nccl_log import HEAD, FakeNcclLog
 
 OLD = 22105

@@ -5,18 +5,17 @@ from typing import Any, cast
 import pytest
 
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.cuda.device import open_device
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
-from gpubench.hardware.nccl.gated import GatedNccl
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.nccl.backend import AbortedError, GatedNccl, NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.registry import BackendSetup, backend_named
 from gpubench.hardware.torch.backend import TorchGroups, TorchNccl
-from gpubench.hardware.torch.library import TorchDistributed
+from gpubench.hardware.torch.distributed import TorchDistributed
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import DataType, ReduceOp
-from gpubench.model.terms.statistics.sampling import Sampling
+from gpubench.model.terms.ranks import Phase
+from gpubench.model.terms.statistics import Sampling
 from gpubench.ports.launch import Launch
 from gpubench.ports.memory import Region
 from tests.fakes import cupy_on_numpy

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubench.hardware.nccl import ras as nccl_ras
-from gpubench.hardware.nccl.ras import ask_ras
+from gpubench.hardware.watchdog import main as nccl_ras
+from gpubench.hardware.watchdog.main import ask_ras
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node import cuda_driver
-from gpubench.hardware.node.cuda_driver import CudaFacts, CudaGpu, CudaUnavailableError, load_cuda, read_cuda
+from gpubench.hardware.node import drivers
+from gpubench.hardware.node.drivers import CudaFacts, CudaGpu, CudaUnavailableError, load_cuda, read_cuda
 from gpubench.model.terms.plain import from_plain, to_plain
 
 NO_DEVICE, INVALID_VALUE, PEER_UNSUPPORTED, SYSTEM_NOT_READY = 100, 1, 217, 802
@@ -113,14 +113,14 @@ def test_a_driver_that_does_not_start(function: str, status: int, message: str, 
 
 
 def test_a_host_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-that-is-nowhere.so.1")
+    monkeypatch.setattr(drivers, "_LIBRARY", "libcuda-that-is-nowhere.so.1")
     with pytest.raises(CudaUnavailableError, match="libcuda-that-is-nowhere") as caught:
         load_cuda()
     assert caught.value.absent
 
 
 def test_a_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libc.so.6")
+    monkeypatch.setattr(drivers, "_LIBRARY", "libc.so.6")
     library = load_cuda()
     assert isinstance(library, ctypes.CDLL)
     assert library.getpid() == os.getpid()

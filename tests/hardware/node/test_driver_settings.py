@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.node import services
-from gpubench.hardware.node.driver_settings import read_driver_settings
-from gpubench.hardware.node.services import read_services
-from gpubench.model.facts.driver_settings import DriverSettings, Service
+from gpubench.hardware.node import sysfs
+from gpubench.hardware.node.sysfs import read_driver_settings, read_services
+from gpubench.model.facts.snapshot import DriverSettings, Service
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import Tree
 
@@ -100,7 +99,7 @@ def test_services_by_their_names_as_the_kernel_cuts_them(tree: Tree) -> None:
 
 
 def test_the_kernels_own_threads_are_not_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "_MOST_PROCESSES", 4)
+    monkeypatch.setattr(sysfs, "_MOST_PROCESSES", 4)
     threads = {f"p{pid}": "kworker" for pid in range(100, 140)}
     a_host(tree, p2="kthreadd", p71="nvidia-imex", p900="bash", **threads)
     tree.write("proc/2/task/2/children", " ".join(pid[1:] for pid in threads))
@@ -111,7 +110,7 @@ def test_the_kernels_own_threads_are_not_looked_at(tree: Tree, monkeypatch: pyte
 def test_children_of_the_first_process_come_first_and_too_many_are_too_many(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "_MOST_PROCESSES", 3)
+    monkeypatch.setattr(sysfs, "_MOST_PROCESSES", 3)
     a_host(tree, p71="nvlsm", **{f"p{pid}": "job" for pid in range(100, 140)})
     tree.write("proc/1/task/1/children", "71")
     found, unknown = read_services(tree.root)
@@ -130,7 +129,7 @@ def test_in_a_container_services_are_unknown(tree: Tree) -> None:
 
 def test_in_a_real_namespace_of_processes_services_are_unknown() -> None:
     reading = (
-        "import pathlib; from gpubench.hardware.node.services import read_services as r; print(r(pathlib.Path('/'))[1])"
+        "import pathlib; from gpubench.hardware.node.sysfs import read_services as r; print(r(pathlib.Path('/'))[1])"
     )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", reading]
     try:
@@ -171,7 +170,7 @@ def test_a_log_that_only_root_reads_says_so(tree: Tree, monkeypatch: pytest.Monk
     def refuse(*arguments: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gpubench.hardware.system_files.os.open", refuse)
+    monkeypatch.setattr("gpubench.hardware.host.os.open", refuse)
     unknown = read_services(tree.root)[1]
     assert unknown["services.nv-fabricmanager.version"] == "needs root: fabricmanager.log"
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpubench.hardware.node.gpu_count import gpus_of_host
+from gpubench.hardware.host import gpus_of_host
 
 
 def test_the_driver_lists_the_gpus_of_a_host(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.node.kernel_settings import read_kernel_settings
-from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
-from gpubench.model.facts.pci_capabilities import PciKind
-from gpubench.model.facts.snapshot import PciDevice
+from gpubench.hardware.node.sysfs import read_kernel_settings
+from gpubench.model.facts.snapshot import IommuFacts, KernelSettings, PciDevice, PciKind
 from tests.fakes.sysfs import Tree
 
 

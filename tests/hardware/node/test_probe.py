@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.node import probe as probe_module
-from gpubench.hardware.node import stages as stages_module
-from gpubench.hardware.node.cuda_driver import CudaFacts, CudaGpu, CudaUnavailableError
-from gpubench.hardware.node.merge import UNLISTED, merge
-from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
-from gpubench.hardware.node.probe import Probe, probe, stage_commands, watch_errors
+from gpubench.hardware import probe as probe_module
+from gpubench.hardware import probe as stages_module
+from gpubench.hardware.node.drivers import CudaFacts, CudaGpu, CudaUnavailableError
+from gpubench.hardware.node.gpus import NvmlFacts, read_node
 from gpubench.hardware.node.stage import main, read_stage
-from gpubench.hardware.node.stages import run_stages
 from gpubench.hardware.node.sysfs import SysfsFacts
+from gpubench.hardware.probe import UNLISTED, Probe, merge, probe, run_stages, stage_commands, watch_errors
+from gpubench.model.facts.health import HIDDEN
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     GpuDirectFacts,
@@ -32,9 +31,8 @@ from gpubench.model.facts.snapshot import (
     ProbeFailure,
     Snapshot,
 )
-from gpubench.model.facts.visible_gpus import HIDDEN
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.verdict import Origin
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
 from tests.fakes.sysfs import H200, Tree
 
@@ -423,7 +421,7 @@ def test_the_child_says_in_one_line_what_went_wrong(
         message = "NVML does not answer (Unknown Error)"
         raise CouldNotMeasureError(message, reason="a reason")
 
-    monkeypatch.setattr("gpubench.hardware.node.nvml.library.read_nvml", fail)
+    monkeypatch.setattr("gpubench.hardware.node.nvml.read_nvml", fail)
     assert main(["nvml", "/"]) == 3
     assert capsys.readouterr() == ("", "NVML does not answer (Unknown Error)\n")
 
@@ -433,21 +431,21 @@ def test_the_cuda_child_tells_none_from_broken(monkeypatch: pytest.MonkeyPatch, 
         message = "no CUDA"
         raise CudaUnavailableError(message, absent=absent)
 
-    monkeypatch.setattr("gpubench.hardware.node.cuda_driver.load_cuda", lambda: load(absent=True))
+    monkeypatch.setattr("gpubench.hardware.node.drivers.load_cuda", lambda: load(absent=True))
     environment = {"CUDA_VISIBLE_DEVICES": "1"}
     assert read_stage("cuda", tmp_path, environment) == CudaFacts(absent="no CUDA", visible_devices="1")
-    monkeypatch.setattr("gpubench.hardware.node.cuda_driver.load_cuda", lambda: load(absent=False))
+    monkeypatch.setattr("gpubench.hardware.node.drivers.load_cuda", lambda: load(absent=False))
     with pytest.raises(CouldNotMeasureError, match="no CUDA"):
         read_stage("cuda", tmp_path, environment)
 
 
 def test_the_cuda_and_nvml_children_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("gpubench.hardware.node.cuda_driver.load_cuda", object)
+    monkeypatch.setattr("gpubench.hardware.node.drivers.load_cuda", object)
     monkeypatch.setattr(
-        "gpubench.hardware.node.cuda_driver.read_cuda", lambda library, visible: cuda(6, visible_devices=visible)
+        "gpubench.hardware.node.drivers.read_cuda", lambda library, visible: cuda(6, visible_devices=visible)
     )
     assert read_stage("cuda", tmp_path, {}) == cuda(6)
-    monkeypatch.setattr("gpubench.hardware.node.nvml.library.read_nvml", nvml)
+    monkeypatch.setattr("gpubench.hardware.node.nvml.read_nvml", nvml)
     assert read_stage("nvml", tmp_path, {}) == nvml()
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.node.rdma_ports import read_rdma_ports
+from gpubench.hardware.node.nics import read_rdma_ports
 from gpubench.hardware.node.sysfs import read_sysfs
-from gpubench.model.facts.rdma_port import Gid, RdmaPort
+from gpubench.model.facts.snapshot import Gid, RdmaPort
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import CONNECTX7, Tree, port
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
-from gpubench.hardware.process.facts import read_rank_facts
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.hardware.process import read_rank_facts
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.examples import examples
 from tests.fakes.large_machine import LargeMachine

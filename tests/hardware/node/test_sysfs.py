@@ -8,24 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.hardware.host import UnknownFields, names_in, number_of, text_of
 from gpubench.hardware.node import sysfs
-from gpubench.hardware.node.pci.tree import (
-    find_nvidia_devices,
-    link_of,
-    pci_address,
-    pci_folder,
-    place_of,
-    switches_above,
-)
+from gpubench.hardware.node.pci import find_nvidia_devices, link_of, pci_address, pci_folder, place_of, switches_above
 from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
-from gpubench.hardware.system_files import UnknownFields, names_in, number_of, text_of
-from gpubench.model.facts.driver_settings import DriverSettings
-from gpubench.model.facts.kernel_settings import KernelSettings
 from gpubench.model.facts.snapshot import (
     DriverFacts,
+    DriverSettings,
     GpuDirectFacts,
     GpuFacts,
     HostFacts,
+    KernelSettings,
     NumaNode,
     PcieLink,
     PciPlace,

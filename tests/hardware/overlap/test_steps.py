@@ -7,16 +7,14 @@ from itertools import pairwise
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.cuda.device import open_device
-from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware import overlap
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.overlap import partners
-from gpubench.hardware.overlap.partners import steps_of_generator
-from gpubench.hardware.overlap.steps import GpuSteps
+from gpubench.hardware.node.nvml import Driver
+from gpubench.hardware.overlap import GpuSteps, steps_of_generator
 from gpubench.model.terms.operation import DataType, ReduceOp
-from gpubench.model.terms.overlap.asked import Partner
-from gpubench.model.terms.overlap.steps import HOLD_SECONDS, StepMarks, StepOrder, TimeSpan
+from gpubench.model.terms.overlap import HOLD_SECONDS, Partner, StepMarks, StepOrder, TimeSpan
 from gpubench.ports.memory import Region
 from tests.fakes import cupy_on_numpy
 
@@ -26,8 +24,8 @@ NEAR = 1e-9
 
 class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(partners, "COPY_BYTES", 4096)
-        monkeypatch.setattr(partners, "CHAIN_BYTES", 4096)
+        monkeypatch.setattr(overlap, "COPY_BYTES", 4096)
+        monkeypatch.setattr(overlap, "CHAIN_BYTES", 4096)
         self.runtime = cupy_on_numpy.Runtime(1)
         self.nccl = cupy_on_numpy.Nccl(1)
         cupy_on_numpy.install(monkeypatch, self.runtime, self.nccl)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.cpu_time import RunDelay, cpu_quota, run_delay, waited_share
-from gpubench.model.facts.rank_facts import CpuQuota
+from gpubench.hardware.process import RunDelay, cpu_quota, run_delay, waited_share
+from gpubench.model.facts.process import CpuQuota
 from tests.fakes.sysfs import Tree
 
 POD = "sys/fs/cgroup/kubepods/pod1"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process import user_files
-from gpubench.hardware.process.facts import UNLIMITED, read_again, read_rank_facts
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.hardware import process
+from gpubench.hardware.process import UNLIMITED, read_again, read_rank_facts
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import Tree
 
@@ -228,7 +228,7 @@ def test_nccls_settings_of_files_reach_what_depends_on_them(tree: Tree) -> None:
 
 
 def test_a_file_system_that_never_answers_costs_what_lies_on_it(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_files, "SECONDS_TO_ANSWER", 0.05)
+    monkeypatch.setattr(process, "SECONDS_TO_ANSWER", 0.05)
     tree.write("proc/self/status", "Mems_allowed_list:\t0")
     pipe = tree.root / "etc/nccl.conf"
     pipe.parent.mkdir()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.free_memory import free_bytes
+from gpubench.hardware.host import free_bytes
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.process.kernel_calls import may_call, memory_policy, pidfd_getfd
-from gpubench.hardware.system_files import UnknownFields
+from gpubench.hardware.host import UnknownFields
+from gpubench.hardware.process import may_call, memory_policy, pidfd_getfd
 
 PIDFD_OPEN = 434
 NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
@@ -94,8 +94,8 @@ import ctypes, platform
 number = {"x86_64": 238, "aarch64": 237}[platform.machine()]
 mask = ctypes.c_ulong(1)
 assert ctypes.CDLL(None).syscall(number, 2, ctypes.byref(mask), 64) == 0
-from gpubench.hardware.process.kernel_calls import memory_policy
-from gpubench.hardware.system_files import UnknownFields
+from gpubench.hardware.process import memory_policy
+from gpubench.hardware.host import UnknownFields
 print(memory_policy(UnknownFields(), allowed=True))
 """
 """A process that binds itself to node 0 (set_mempolicy, MPOL_BIND)."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.process.library_search import find_libraries, verbs_providers, wanted_libraries
-from gpubench.hardware.system_files import UnknownFields
+from gpubench.hardware.environment import find_libraries, verbs_providers, wanted_libraries
+from gpubench.hardware.host import UnknownFields
 from tests.fakes.sysfs import Tree
 
 VERBS = "libibverbs.so.1"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.process.mpi_facts import read_library, read_mpi
-from gpubench.model.facts.rank_facts import MpiFacts
+from gpubench.hardware.environment import read_library, read_mpi
+from gpubench.model.facts.process import MpiFacts
 
 
 class Running:
@@ -98,7 +98,7 @@ def test_variables_of_another_layout_say_nothing(monkeypatch: pytest.MonkeyPatch
         kind, name = b"btl", b"tcp"
         in_dll = classmethod(lambda kind, library, name: kind())
 
-    monkeypatch.setattr("gpubench.hardware.process.mpi_facts._Component", Other)
+    monkeypatch.setattr("gpubench.hardware.environment._Component", Other)
     facts = read_library(Running())
     assert (facts.pml, facts.accelerator) == (None, None)
     Other.kind = b"pml"

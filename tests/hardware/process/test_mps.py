@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.mps import cost_of_turns, mps_serves, sharing_settings, sm_percent
+from gpubench.hardware.host import cost_of_turns, mps_serves, sharing_settings, sm_percent
 
 
 def test_a_server_is_one_that_listens(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.names import container_in, container_of, process_name, sees_all_pids
+from gpubench.hardware.host import container_in, container_of, process_name, sees_all_pids
 
 ID = "3f2a91bc04de" + 52 * "0"
 

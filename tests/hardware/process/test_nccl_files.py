@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubench.hardware.process.nccl_settings import effective, read_nccl_files
+from gpubench.hardware.environment import effective, read_nccl_files
 from tests.fakes.sysfs import Tree
 
 

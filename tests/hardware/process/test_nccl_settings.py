@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.nccl_settings import configuration_files, nccl_settings, refusals
+from gpubench.hardware.environment import configuration_files, nccl_settings, refusals
 
 
 def test_the_environment_comes_before_the_files_and_the_users_before_the_systems(tmp_path: Path) -> None:

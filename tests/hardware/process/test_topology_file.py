@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.process.topology_file import read_topology_file
-from gpubench.model.facts.rank_facts import TopologyFile
+from gpubench.hardware.process import read_topology_file
+from gpubench.model.facts.process import TopologyFile
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import Tree
 

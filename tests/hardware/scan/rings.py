@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TypeVar
 
-from gpubench.hardware.scan.ring import PAIR, Ring
+from gpubench.hardware.scan.worker import PAIR, Ring
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from gpubench.hardware.scan import coordinator as module
-from gpubench.hardware.scan.coordinator import Coordinator
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.messages import (
     MessageType,
     Outcome,
@@ -23,8 +23,7 @@ from gpubench.hardware.scan.messages import (
     packed_local,
     receive_one,
 )
-from gpubench.hardware.scan.seats import NodeRanks
-from gpubench.model.results.scan_rounds import (
+from gpubench.model.results.rounds import (
     LocalFigure,
     LocalQuantity,
     NodePair,

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.scan import nccl_rail, ring
-from gpubench.hardware.scan.host_exchange import WrongDataError
-from gpubench.hardware.scan.nccl_rail import NcclRail
-from gpubench.hardware.scan.ring import PAIR, Ring
-from gpubench.model.results.scan_rounds import EXCHANGED_BYTES
-from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.hardware.node.nvml import Driver
+from gpubench.hardware.scan import worker
+from gpubench.hardware.scan.worker import PAIR, NcclRail, Ring, WrongDataError
+from gpubench.model.results.rounds import EXCHANGED_BYTES
+from gpubench.model.terms.operation import Block, DataPattern
 from tests.hardware.scan.rings import everywhere
 
 ID = bytes(128)
@@ -131,9 +129,9 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End, End]:
         local.end.made.append(made)
         return made
 
-    monkeypatch.setattr(nccl_rail, "new_unique_id", lambda _library: ID)
-    monkeypatch.setattr(nccl_rail, "BoundedCommunicator", make)
-    monkeypatch.setattr(ring, "_MOST_REPEATS", 2)
+    monkeypatch.setattr(worker, "new_unique_id", lambda _library: ID)
+    monkeypatch.setattr(worker, "BoundedCommunicator", make)
+    monkeypatch.setattr(worker, "_MOST_REPEATS", 2)
     return wire, found[0][0], found[1][0], found[2][0]
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpubench.hardware.scan.host_exchange import exchange
-from gpubench.hardware.scan.ring import Ring
+from gpubench.hardware.scan.worker import Ring, exchange
 from tests.hardware.scan.rings import everywhere
 
 

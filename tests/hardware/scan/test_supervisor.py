@@ -104,7 +104,7 @@ def test_a_worker_that_dies_as_it_starts_does_not_end_its_supervisor(monkeypatch
 
     supervisor = Supervisor("host", 0, {0: 0}, SECRET)
     try:
-        monkeypatch.setattr("gpubench.hardware.scan.worker_process.subprocess.Popen", Short)
+        monkeypatch.setattr("gpubench.hardware.scan.supervisor.subprocess.Popen", Short)
         reply = supervisor.round(1, {0: WorkerTask(1, 0, 1, 0, DEADLINE)}, DEADLINE)
     finally:
         supervisor.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.hardware.simulated.channels import channels_of_node, rings_gb_s
+from gpubench.hardware.simulated.times import channels_of_node, rings_gb_s
 
 HEALTHY = (50.0,) * 8
 

@@ -2,12 +2,10 @@
 
 import pytest
 
-from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
+from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies
 from gpubench.hardware.simulated.machine import parse_machine
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.terms.copies import Engine, HostMemory, Place
-from gpubench.model.terms.data_pattern import Block, DataPattern
-from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, HostMemory, Place
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region

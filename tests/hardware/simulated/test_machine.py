@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.collectives.between_nodes import ETHERNET_EFFICIENCY, NIC_EFFICIENCY
+from gpubench import profiles
+from gpubench.collectives.expected import ETHERNET_EFFICIENCY, NIC_EFFICIENCY
 from gpubench.collectives.registry import COLLECTIVES, SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.hardware.simulated.times import STAGED_SHARE, CollectiveTimes
-from gpubench.model.facts.fabric_health import describe_health
+from gpubench.model.facts.health import describe_health
 from gpubench.model.facts.snapshot import NvlinkPeer, PciPlace, Snapshot
 from gpubench.model.paths.topology import pcie_path_class
 from gpubench.model.profiles.fault import FAULT_KEYS, Subject, parse_fault
 from gpubench.model.profiles.profile import NvlinkKind, Profile, SwitchKind
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.profiles import files as profiles
+from gpubench.model.terms.verdict import Origin
 
 PROFILES = profiles.all_profiles()
 NAMES = [each.name for each in COLLECTIVES]

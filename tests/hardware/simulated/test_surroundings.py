@@ -2,13 +2,12 @@
 
 import pytest
 
+from gpubench import profiles
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
-from gpubench.model.facts.pci_capabilities import PciKind
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.snapshot import PciKind, Snapshot
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.profiles import files as profiles
 
 PROFILES = profiles.all_profiles()
 

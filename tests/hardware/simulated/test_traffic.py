@@ -2,10 +2,9 @@
 
 import pytest
 
+from gpubench.hardware.simulated.links import SimulatedTraffic
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.simulated.traffic import SimulatedTraffic
-from gpubench.model.facts.traffic import NodeReading
-from gpubench.model.facts.traffic_rates import NodeRates, rates
+from gpubench.model.facts.traffic import NodeRates, NodeReading, rates
 from gpubench.model.profiles.fault import TRAFFIC, parse_fault
 
 

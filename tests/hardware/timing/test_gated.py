@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.timing.gated import MOST_HELD, GatedClock, GatedLaunch
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.cuda import MOST_HELD, GatedClock, GatedLaunch
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.model.terms.ranks import Phase
 from gpubench.ports.launch import Launch
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import Cuda, Runtime, Stream

@@ -1,4 +1,4 @@
-from gpubench.hardware.timing.host_copy import copy_seconds
+from gpubench.hardware.timing import copy_seconds
 
 
 def test_every_copy_takes_some_time() -> None:

@@ -7,8 +7,8 @@ import platform
 
 import pytest
 
-from gpubench.hardware.timing import native_loop
-from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, machine_code
+from gpubench.hardware import timing
+from gpubench.hardware.timing import CallFailedError, CallTable, machine_code
 
 EIGHT = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 8)
 
@@ -79,4 +79,4 @@ def test_a_system_that_refuses_executable_memory_gets_python(monkeypatch: pytest
         monkeypatch.setattr(os, "memfd_create", refuse)
     else:
         monkeypatch.setattr(mmap, "MAP_PRIVATE", 0)  # neither private nor shared: EINVAL
-    assert native_loop._map_executable(b"x") is None
+    assert timing._map_executable(b"x") is None

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.timing.loops import HostClockedLaunch
-from gpubench.hardware.timing.pace import Pace
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.timing import HostClockedLaunch, Pace
+from gpubench.model.terms.ranks import Phase
 from tests.fakes.progress import FakeProgress
 
 

@@ -4,9 +4,8 @@ import ctypes
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.timing.native_loop import CallTable, Entry
-from gpubench.hardware.timing.starting_line import StartingLine
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.timing import CallTable, Entry, StartingLine
 
 if TYPE_CHECKING:
     from gpubench.ports.group import Group

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.cuda.device import open_device
-from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware import timing
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.timing import stream_marks
-from gpubench.hardware.timing.stream_marks import MarkedLaunch, StreamClockedLaunch
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.node.nvml import Driver
+from gpubench.hardware.timing import MarkedLaunch, StreamClockedLaunch
 from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.ranks import Phase
 from gpubench.ports.launch import IssueClock, Launch
 from gpubench.ports.memory import Region
 from tests.fakes import cupy_on_numpy
@@ -115,9 +115,9 @@ def test_the_time_of_a_batch_is_that_between_two_events() -> None:
     [
         pytest.param(8, 1, 5e-6, id="one part: with the beginning in it"),
         pytest.param(8, 3, 2e-6, id="without the first"),
-        pytest.param(stream_marks.MOST_QUEUED // 2, 5, 16e-6 / (stream_marks.MOST_QUEUED // 2), id="two have room"),
-        pytest.param(stream_marks.MOST_QUEUED, 5, 40e-6 / stream_marks.MOST_QUEUED, id="one has room"),
-        pytest.param(stream_marks.MOST_QUEUED + 1, 3, None, id="none surely has room"),
+        pytest.param(timing.MOST_QUEUED // 2, 5, 16e-6 / (timing.MOST_QUEUED // 2), id="two have room"),
+        pytest.param(timing.MOST_QUEUED, 5, 40e-6 / timing.MOST_QUEUED, id="one has room"),
+        pytest.param(timing.MOST_QUEUED + 1, 3, None, id="none surely has room"),
     ],
 )
 def test_the_time_to_issue_is_of_operations_that_found_room_in_the_queue(
@@ -126,7 +126,7 @@ def test_the_time_to_issue_is_of_operations_that_found_room_in_the_queue(
     """Of parts that take 40, 16, 16, then, where the host waits for the GPU, a million microseconds."""
     spent = iter([40e-6, 16e-6, 16e-6, 1.0, 1.0])
     clock = (instant for each in spent for instant in (0.0, each))
-    monkeypatch.setattr(stream_marks, "perf_counter", clock.__next__)
+    monkeypatch.setattr(timing, "perf_counter", clock.__next__)
 
     class Event:
         done = True
@@ -144,7 +144,7 @@ def test_a_backend_knows_the_time_to_issue_what_it_timed(monkeypatch: pytest.Mon
     assert bench.backend.issue_seconds(loop, 10) is None
     seconds = bench.backend.seconds(loop)
     assert 0 < (bench.backend.issue_seconds(loop, 10) or 0.0) <= seconds / 10
-    assert bench.backend.issue_seconds(loop, stream_marks.MOST_QUEUED + 1) is None
+    assert bench.backend.issue_seconds(loop, timing.MOST_QUEUED + 1) is None
     batches = bench.backend.in_batches(bench.launches, 3)
     bench.backend.seconds(batches)
     assert bench.backend.issue_seconds(batches, 10) is not None

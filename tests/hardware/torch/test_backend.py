@@ -4,13 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpubench.collectives.record import Collective
+from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.cuda.device import open_device
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.timing.gated import WorkEndedError
+from gpubench.hardware.cuda import WorkEndedError, open_device
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.torch.backend import (
     NEVER_RUN,
     TorchGlooOnCuda,
@@ -19,12 +17,11 @@ from gpubench.hardware.torch.backend import (
     TorchOnCpu,
     TorchOnDevice,
 )
-from gpubench.hardware.torch.library import TorchDistributed
+from gpubench.hardware.torch.distributed import TorchDistributed
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.progress import UNWATCHED
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Mode, Sampling
+from gpubench.model.terms.ranks import UNWATCHED, RankIdentity
+from gpubench.model.terms.statistics import Mode, Sampling
 from tests.fakes import cupy_on_numpy
 from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks

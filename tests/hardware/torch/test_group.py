@@ -7,12 +7,10 @@ from typing import Any, cast
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.torch import library, world
-from gpubench.hardware.torch.group import TorchGroup
-from gpubench.hardware.torch.library import TorchDistributed
-from gpubench.hardware.torch.refusals import torch_refused
+from gpubench.hardware.torch import distributed
+from gpubench.hardware.torch.distributed import TorchDistributed, TorchGroup, torch_refused
 from gpubench.jobs import rank as ranks_of_jobs
-from gpubench.model.facts.launched_by import TORCHRUN, LaunchedBy
+from gpubench.model.facts.environment import TORCHRUN, LaunchedBy
 from gpubench.ports.group import NativeBarrier
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
 from tests.fakes.torch_on_numpy import Torch
@@ -48,8 +46,8 @@ def test_parts_of_a_job_have_backends_of_their_own() -> None:
         torch, group = of(threads)
         part = group.split(group.rank // 2, group.rank)
         found = TorchDistributed(torch, "gloo")
-        own = world.open_group(found, part, one_node=True)
-        every = world.open_group(found, group, one_node=True)
+        own = distributed.open_group(found, part, one_node=True)
+        every = distributed.open_group(found, group, one_node=True)
         return part.rank, part.size, part.broadcast(group.rank, 1), own.size() * 10 + every.size()
 
     assert run_ranks(4, body) == [(0, 2, 1, 24), (1, 2, 1, 24), (0, 2, 3, 24), (1, 2, 3, 24)]
@@ -59,7 +57,7 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     torch = cast("Any", Torch(ThreadGroup(World(1), 0)))
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
-    monkeypatch.setattr(library, "find_spec", lambda _name: object())
+    monkeypatch.setattr(distributed, "find_spec", lambda _name: object())
     for name, value in OF_TORCHRUN.items():
         monkeypatch.setenv(name, value)
     rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1), 5.0)
@@ -72,7 +70,7 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     rendezvous.finish()
     with monkeypatch.context() as patch:
         left: list[int] = []
-        patch.setattr("gpubench.hardware.torch.group.os._exit", left.append)
+        patch.setattr("gpubench.hardware.torch.distributed.os._exit", left.append)
         cast("Any", rendezvous).abort(group, 3)
         assert left == [3]
     torch.distributed._lacks = ("gloo",)

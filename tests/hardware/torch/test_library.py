@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.process.mapped import mapped_files
+from gpubench.hardware.environment import mapped_files
 from gpubench.hardware.registry import BackendSetup, backend_named
-from gpubench.hardware.torch import library, opening
-from gpubench.hardware.torch.library import TorchDistributed, check_installed, load_torch
+from gpubench.hardware.torch import backend, distributed
+from gpubench.hardware.torch.distributed import TorchDistributed, check_installed, load_torch
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, World
 from tests.fakes.torch_on_numpy import Torch
@@ -28,7 +28,7 @@ def install(monkeypatch: pytest.MonkeyPatch, torch: object) -> None:
         module = cast("Any", torch)
         monkeypatch.setitem(sys.modules, "torch", module)
         monkeypatch.setitem(sys.modules, "torch.distributed", module.distributed)
-    monkeypatch.setattr(library, "find_spec", lambda _name: object())
+    monkeypatch.setattr(distributed, "find_spec", lambda _name: object())
 
 
 def fake(**given: Any) -> Torch:
@@ -36,7 +36,7 @@ def fake(**given: Any) -> Torch:
 
 
 def test_no_torch_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find_spec", lambda _name: None)
+    monkeypatch.setattr(distributed, "find_spec", lambda _name: None)
     with pytest.raises(CouldNotMeasureError, match="torch is not installed in this Python") as refused:
         check_installed()
     assert "in the environment that has torch" in refused.value.next_step
@@ -111,7 +111,7 @@ def test_backends_are_opened_by_what_the_rank_has(monkeypatch: pytest.MonkeyPatc
     torch.cuda.set_device = chosen.append
     opened = backend_named("torch:rccl").open(setup)
     assert (opened.name, chosen) == ("torch:rccl", [0])
-    assert backend_named("torch:gloo").load(0) == opening.load("torch:gloo", 0)
+    assert backend_named("torch:gloo").load(0) == backend.load("torch:gloo", 0)
 
 
 def test_libraries_that_are_mapped_are_found_by_name(tmp_path: Any) -> None:

@@ -6,10 +6,9 @@ from typing import Any, cast
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.torch import meeting
-from gpubench.hardware.torch.meeting import RanksMissingError, meet, why_silent
-from gpubench.hardware.torch.refusals import lost_connection
-from gpubench.model.facts.launched_by import TORCHRUN, LaunchedBy
+from gpubench.hardware.torch import distributed
+from gpubench.hardware.torch.distributed import RanksMissingError, lost_connection, meet, why_silent
+from gpubench.model.facts.environment import TORCHRUN, LaunchedBy
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
 from tests.fakes.torch_on_numpy import Store, Torch
 
@@ -19,7 +18,7 @@ ENVIRONMENT = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "LOCAL_RANK": "0"
 @pytest.fixture(autouse=True)
 def store_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     Store.kept.clear()
-    monkeypatch.setattr(meeting, "why_silent", lambda *_: "")
+    monkeypatch.setattr(distributed, "why_silent", lambda *_: "")
 
 
 def arrive(rank: int, size: int, seconds: float = 0.3, **more: Any) -> Any:
@@ -55,7 +54,7 @@ def test_where_the_first_rank_is_missing_the_lowest_that_came_speaks() -> None:
 
 
 def test_a_store_that_does_not_answer_is_named_by_the_first_rank_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "why_silent", lambda *_: "Connection refused")
+    monkeypatch.setattr(distributed, "why_silent", lambda *_: "Connection refused")
     for rank, place, speaker in ((4, "0", 4), (5, "1", -1)):
         with pytest.raises(RanksMissingError) as silent:
             arrive(rank, 8, LOCAL_RANK=place)

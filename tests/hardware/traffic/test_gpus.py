@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpubench.hardware.traffic import gpu_child
-from gpubench.hardware.traffic.gpus import GpuChild
+from gpubench.hardware.node import gpu_child
+from gpubench.hardware.traffic import GpuChild
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.terms.plain import to_plain
 from tests.fakes.nvml import FakeGpu, FakeNvml

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.names import FIRST_PID_NAMESPACE
+from gpubench.hardware.host import FIRST_PID_NAMESPACE
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.traffic.here import NodeTraffic
+from gpubench.hardware.traffic import NodeTraffic
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.measure.watch.course import Course, joined_by
-from gpubench.measure.watch.intervals import Intervals, NodeWatch
-from gpubench.measure.watch.selection import WatchedJobs
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.measure.watch.jobs import WatchedJobs
+from gpubench.measure.watch.report import Course, Intervals, NodeWatch, joined_by
+from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rows.watch import Way
+from gpubench.model.results.watch import Way
 from gpubench.model.terms.plain import to_plain
 from tests.fakes.sysfs import Tree
 from tests.hardware.traffic.test_tasks import LIBRARY, Processes

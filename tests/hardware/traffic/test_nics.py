@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.traffic.nics import NicCounters
+from gpubench.hardware.node.nics import NicCounters
 from tests.fakes.sysfs import Tree, port
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.process.names import FIRST_PID_NAMESPACE
-from gpubench.hardware.traffic.tasks import Tasks
+from gpubench.hardware.host import FIRST_PID_NAMESPACE
+from gpubench.hardware.traffic import Tasks
 from gpubench.jobs.metadata import recorded_settings
 from tests.fakes.sysfs import Tree
 

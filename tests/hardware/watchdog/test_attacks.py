@@ -17,11 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.hardware.watchdog import main as watchdog_main
-from gpubench.hardware.watchdog.addresses import local_name
-from gpubench.hardware.watchdog.datagrams import DatagramRoute, ReplayWindow, SameUserDatagrams, SealedDatagrams
-from gpubench.hardware.watchdog.messages import MOST_BYTES, LossClaim, MessageKind, WatchdogMessage
-from gpubench.hardware.watchdog.peers import Peers
-from gpubench.model.terms.hang import RankState
+from gpubench.hardware.watchdog.messages import MOST_BYTES, LossClaim, MessageKind, WatchdogMessage, local_name
+from gpubench.hardware.watchdog.peers import DatagramRoute, Peers, ReplayWindow, SameUserDatagrams, SealedDatagrams
+from gpubench.model.terms.ranks import RankState
 from tests.cli.running import ROOT, environment
 from tests.fakes.progress import FakeProgress
 from tests.hardware.watchdog import strangers
@@ -35,8 +33,8 @@ SECONDS_MORE = 5
 SCRIPT = """
 import sys, time
 from gpubench.hardware.watchdog import rank as watchdog
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.model.terms.ranks import Phase
 progress = watchdog.start(0, 1, "n0", float(sys.argv[1]), None)
 progress.enter(Phase.MPI_INIT)
 if sys.argv[2] == "met":

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.watchdog import datagrams as datagrams_module
-from gpubench.hardware.watchdog.addresses import (
+from gpubench.hardware.watchdog import peers as datagrams_module
+from gpubench.hardware.watchdog.main import _batches
+from gpubench.hardware.watchdog.messages import (
+    MessageKind,
     WatchdogAddress,
+    WatchdogMessage,
     bound_sockets,
     is_inner_bridge,
     job_name,
     local_name,
     offered_addresses,
 )
-from gpubench.hardware.watchdog.datagrams import SealedDatagrams
-from gpubench.hardware.watchdog.messages import MessageKind, WatchdogMessage
-from gpubench.hardware.watchdog.peers import Peers
-from gpubench.hardware.watchdog.process import _batches
+from gpubench.hardware.watchdog.peers import Peers, SealedDatagrams
 from tests.fakes.progress import FakeProgress
 
 SECRET, OTHER_SECRET = "5e" * 32, "0f" * 32

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.watchdog.phase_ranges import Nvtx, find_nvtx, with_ranges
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.watchdog.rank import Nvtx, find_nvtx, with_ranges
+from gpubench.model.terms.ranks import Phase
 from tests.fakes.progress import FakeProgress
 
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gpubench.hardware.watchdog.progress_block import ProgressBlock
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.watchdog.messages import ProgressBlock
+from gpubench.model.terms.ranks import Phase
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -16,17 +16,21 @@ from typing import Any
 import pytest
 
 from gpubench.errors import GpubenchError
-from gpubench.hardware.watchdog import hearing
 from gpubench.hardware.watchdog import main as watchdog_main
-from gpubench.hardware.watchdog import process as watchdog_process
-from gpubench.hardware.watchdog.addresses import UdpAddress, local_name
-from gpubench.hardware.watchdog.datagrams import SealedDatagrams
-from gpubench.hardware.watchdog.messages import MessageKind, WatchdogMessage
-from gpubench.hardware.watchdog.process import Watchdog
-from gpubench.hardware.watchdog.progress_block import ProgressBlock
-from gpubench.hardware.watchdog.watched import Watched
-from gpubench.model.terms import hang
-from gpubench.model.terms.hang import LostRank, Phase
+from gpubench.hardware.watchdog import main as watchdog_process
+from gpubench.hardware.watchdog import peers
+from gpubench.hardware.watchdog.main import Watchdog
+from gpubench.hardware.watchdog.messages import (
+    MessageKind,
+    ProgressBlock,
+    UdpAddress,
+    WatchdogMessage,
+    Watched,
+    local_name,
+)
+from gpubench.hardware.watchdog.peers import SealedDatagrams
+from gpubench.model.terms import ranks as hang
+from gpubench.model.terms.ranks import LostRank, Phase
 from tests.cli.running import ROOT, environment
 
 TIMEOUT = 0.5
@@ -291,7 +295,7 @@ def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) 
 def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall between two hosts: what never answered is not called dead before launch would be."""
     monkeypatch.setattr(hang, "SECONDS_TO_START", 4 * TIMEOUT)
-    monkeypatch.setattr(hearing, "SECONDS_TO_HEAR", TIMEOUT)
+    monkeypatch.setattr(peers, "SECONDS_TO_HEAR", TIMEOUT)
     (one, other) = ranks(2)
     other.card = (other.card[0], "n1", other.card[2])
     meet([one], [one.card, other.card])
@@ -423,8 +427,8 @@ def test_a_rank_whose_launcher_is_gone_is_ended(ranks: Ranks, monkeypatch: pytes
 SCRIPT = """
 import sys, time
 from gpubench.hardware.watchdog import rank as watchdog
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.model.terms.hang import Phase
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.model.terms.ranks import Phase
 progress = watchdog.start(0, 1, "n0", {"hang": 0.5, "hang later": 3.0}.get(sys.argv[2], 1000.0), sys.argv[1] or None)
 progress.exchange_addresses(AloneGroup())
 progress.name_ranks(["rank 0 on n0 (GPU 3)"])
@@ -574,7 +578,7 @@ def test_a_watchdog_has_a_session_and_a_name_of_its_own() -> None:
 
 
 def test_what_is_said_over_a_channel() -> None:
-    from gpubench.hardware.launch.channel import ChannelReceiver
+    from gpubench.hardware.launch import ChannelReceiver
 
     def sleeping(path: str, how: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", SCRIPT, path, how]

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from gpubench.measure.check.documents import of_collective, of_nodes, together
+from gpubench.measure.check.health import of_collective, of_nodes, together
 from gpubench.model.results.ending import TOO_NOISY
-from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
+from gpubench.model.results.figures import FailedOnNode, Measurements, Need
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
 

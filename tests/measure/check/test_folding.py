@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.measure.check.folding import folded
+from gpubench.measure.check.health import folded
 from gpubench.model.terms.verdict import Finding, Verdict
 
 FAIL, WARN = Verdict.FAIL, Verdict.WARN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.profiles import files as profiles
+from gpubench import profiles
 from tests.fakes.planted_faults import PLANTED, findings
 
 SEEDS = (range(3), pytest.param(range(3, 20), marks=pytest.mark.slow))

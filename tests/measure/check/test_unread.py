@@ -7,29 +7,29 @@ import pytest
 
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.hardware.node.nvml.gpu import read_node
+from gpubench.hardware.node.gpus import read_node
 from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import NOT_LOOKED_AT
-from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
-from gpubench.model.facts.pci_capabilities import AccessControl, PciKind
+from gpubench.model.facts.health import HIDDEN
 from gpubench.model.facts.snapshot import (
+    AccessControl,
     Fabric,
     GpuFacts,
     HostFacts,
+    IommuFacts,
+    KernelSettings,
     NicFacts,
     NicKind,
     PciDevice,
+    PciKind,
     ProbeFailure,
     Snapshot,
 )
-from gpubench.model.facts.visible_gpus import HIDDEN
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.measurements import QUICK
-from gpubench.model.results.report import Report
-from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.results.figures import QUICK
+from gpubench.model.results.report import CHECKS_SECTION, CheckRow, Report
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, replies
 from tests.fakes.planted import job_of, simulated
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.measure.collective.cases import Case, cases
-from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
+from gpubench.measure.collective.paths import LoggedChoices, read_choices
 from tests.fakes.library_log import FakeLog, recorded, said
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for

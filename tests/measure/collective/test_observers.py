@@ -9,33 +9,37 @@ from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.collective import counting
-from gpubench.measure.collective import path_judge as judge
+from gpubench.measure.collective import paths
+from gpubench.measure.collective import paths as judge
 from gpubench.measure.collective.cases import cases
-from gpubench.measure.collective.counting import Traffic
-from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
-from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
-from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude, simulated
-from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
-from gpubench.model.facts.rank_facts import MpiFacts, RankFacts
+from gpubench.measure.collective.paths import (
+    Choice,
+    LoggedChoices,
+    PathObservations,
+    RowObservations,
+    Traffic,
+    conclude,
+    key_of,
+    simulated,
+)
+from gpubench.measure.collective.sweep import ObservationSources, Observers, PathObserver
+from gpubench.model.facts.process import MpiFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.p2p import Carried
-from gpubench.model.paths.selection import Used
 from gpubench.model.paths.topology import Limit, Topology
-from gpubench.model.paths.transport import Transport, TransportKind, Tuning
+from gpubench.model.paths.transport import Transport, TransportKind, Tuning, Used
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.results.report import CollectiveRow, Report, Table
-from gpubench.model.results.rows.causes import CauseRow
-from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.results.report import CauseRow, CollectiveRow, EvidenceRow, FallbackRow, Report, Table
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Sampling
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.link_counters import LinkBytes
@@ -144,7 +148,7 @@ class Result:
 def run(
     monkeypatch: pytest.MonkeyPatch, job: Job, collective: Collective = ALLREDUCE, sizes: tuple[int, ...] = (MIB,)
 ) -> Result:
-    monkeypatch.setattr(counting, "COUNTED_BYTES", 4 * MIB)
+    monkeypatch.setattr(paths, "COUNTED_BYTES", 4 * MIB)
     nccl = cupy_on_numpy.Nccl(RANKS)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), nccl)
     request = request_for(collective, sizes=sizes, sampling=Sampling(iterations=4), check=job.check)

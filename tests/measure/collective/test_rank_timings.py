@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from gpubench.measure.collective.rank_timings import RankTimings
-from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
-from gpubench.model.results.report import Table
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.lateness import EntryTimes
+from gpubench.measure.collective.cases import RankTimings
+from gpubench.model.facts.gpu_use import GpuCondition
+from gpubench.model.results.report import RANK_TIMES_SECTION, RankTimeRow, Table
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import EntryTimes
 from tests.formats.sample import ROW
 
 FOUR = [

@@ -12,51 +12,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.collectives.record import Collective
+from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
-from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.measure.collective import counting
-from gpubench.measure.collective.described import VERSION, RunOptions
-from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
-from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
-from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
+from gpubench.hardware.node.nvml import Driver
+from gpubench.measure.collective import paths
+from gpubench.measure.collective.cases import RECORDING_VERSION, RunOptions
+from gpubench.measure.collective.paths import Choice, LoggedChoices, PathObservations
 from gpubench.measure.collective.recording import (
+    CUT_SHORT,
     RecordedCollective,
     RecordedLog,
+    RecordedLoggedChoices,
     RecordedObservations,
     RowWriter,
     file_of,
+    read_recorded,
+    replay,
 )
-from gpubench.measure.collective.replay import CUT_SHORT, read_recorded, replay
-from gpubench.measure.collective.row_collector import Recorder
-from gpubench.measure.collective.split_groups import GroupRows, InStep
-from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.measure.paths.idle_window import IdleWindow
-from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu
-from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.paths.selection import Used
-from gpubench.model.paths.transport import Transport, Tuning, parse_transport
+from gpubench.measure.collective.report import Recorder
+from gpubench.measure.collective.sweep import ObservationSources, Observers, PathObserver
+from gpubench.measure.collective.variants import GroupRows, InStep, SweepVariant, measure_variants
+from gpubench.measure.paths.observed import IdleWindow
+from gpubench.model.facts.gpu_use import GpuCondition, GpuProcess
+from gpubench.model.facts.traffic import GpuUse, IdleGpu
+from gpubench.model.paths.transport import EvidenceUse, Transport, Tuning, Used, parse_transport
 from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report, Table
-from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.operation import DataType, ReduceOp
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.model.terms.split import RankGroup, groups_of
-from gpubench.model.terms.statistics.sampling import Mode, Sampling
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.ranks import RankGroup, groups_of
+from gpubench.model.terms.statistics import Mode, Sampling
+from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
-from gpubench.readers.documents.json_lines import json_line, read_json_line
-from gpubench.readers.machines import limits
+from gpubench.readers import limits
+from gpubench.readers.documents import json_line, read_json_line
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
 from tests.fakes.one_variant import measure
@@ -137,10 +132,10 @@ def recording(
     parts: tuple[RankGroup, ...] = (),
     unwatched: str = "",
 ) -> Recording:
-    monkeypatch.setattr(counting, "COUNTED_BYTES", 4 * MIB)
+    monkeypatch.setattr(paths, "COUNTED_BYTES", 4 * MIB)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), cupy_on_numpy.Nccl(RANKS))
     described = RecordedCollective(
-        schema_version=VERSION,
+        schema_version=RECORDING_VERSION,
         collective=request.collective.name,
         backend="nccl",
         origin=Origin.MEASURED,

@@ -3,14 +3,11 @@
 from dataclasses import replace
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.measure.collective.cases import JobFacts, cases
-from gpubench.measure.collective.row_collector import Answer, MeasuredRow, RowCollector, RowSample
-from gpubench.measure.collective.timing import OwnTimes
+from gpubench.measure.collective.cases import JobFacts, OwnTimes, cases
+from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector, RowSample
 from gpubench.model.results.report import Report
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.progress import UNWATCHED
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.ranks import UNWATCHED, RankIdentity
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.measure.collective.test_sweep import ReceivedRows, request_for
 
 RANKS = 6

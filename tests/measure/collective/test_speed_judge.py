@@ -10,14 +10,14 @@ from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge, middle
+from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge, middle
 from gpubench.measure.paths.diagnosis import Explained
-from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
-from gpubench.profiles.files import load
+from gpubench.profiles import load
 from tests.fakes.measured_rows import row
 
 ALLREDUCE = collective_named("allreduce")

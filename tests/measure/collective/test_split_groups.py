@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.measure.collective.rank_timings import RankTimings
-from gpubench.measure.collective.split_groups import GroupRows, InStep
+from gpubench.measure.collective.cases import RankTimings
 from gpubench.measure.collective.sweep import fitting_all
+from gpubench.measure.collective.variants import GroupRows, InStep
 from gpubench.model.results.report import Report, Table
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.split import groups_of
-from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.ranks import RankIdentity, groups_of
+from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.sample import ROW

@@ -6,26 +6,21 @@ from dataclasses import replace
 import pytest
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.collectives.record import Collective
+from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.cuda.device import open_device
-from gpubench.hardware.mpi.host import NumpyMemory
-from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.nccl.calls import NcclLaunch
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.measure.collective.observers import Observers
-from gpubench.measure.collective.sweep import check_root, fitting_sizes
-from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.mpi.backends import NumpyMemory
+from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLaunch, NcclLibrary
+from gpubench.hardware.node.nvml import Driver
+from gpubench.measure.collective.sweep import Observers, check_root, fitting_sizes
+from gpubench.model.facts.gpu_use import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.results.speed import ONE_RANK
-from gpubench.model.terms.allocator import Allocator
-from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.sampling import Mode, Sampling
+from gpubench.model.terms.operation import Allocator, DataType, Layout, Placement, ReduceOp, Segment
+from gpubench.model.terms.ranks import Phase, RankIdentity
+from gpubench.model.terms.statistics import Mode, Sampling
 from gpubench.model.terms.verdict import STRAGGLER, Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group

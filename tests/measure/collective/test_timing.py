@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from gpubench.measure.collective.timing import OwnTimes, Timer
-from gpubench.model.terms.statistics.sampling import FIRST_BATCHES, Mode, Sampling
+from gpubench.measure.collective.cases import OwnTimes, Timer
+from gpubench.model.terms.statistics import FIRST_BATCHES, Mode, Sampling
 from gpubench.ports.launch import Launch
 from tests.fakes.ranks import ThreadGroup, run_ranks
 

@@ -7,18 +7,16 @@ from typing import Any, cast
 import pytest
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.collectives.hierarchical import Hierarchy
+from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.collectives.request import SweepRequest
-from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue, Sweep
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report, Table
-from gpubench.model.terms.hierarchy import TwoLevels
-from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
+from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp, TwoLevels
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.launch import Launch
 from tests.fakes import cupy_on_numpy

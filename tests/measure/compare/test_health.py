@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
-from gpubench.model.results.report import Report, Table
+from gpubench.model.results.compare import FindingChangeRow
+from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.results.rows.checks import VerdictRow
-from gpubench.model.results.rows.comparison import FindingChangeRow
 from gpubench.model.terms.verdict import Finding, Verdict
 
 ECC = Finding(

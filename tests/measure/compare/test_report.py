@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.measure.compare.circumstances import describe_file
-from gpubench.measure.compare.judge import JudgedRow, Rules
-from gpubench.measure.compare.noise import ChangeNoise
-from gpubench.measure.compare.ranges import slower_ranges
+from gpubench.measure.compare.judge import JudgedRow, Rules, describe_file, slower_ranges
+from gpubench.measure.compare.noise import ChangeNoise, RunFigures, gather
 from gpubench.measure.compare.report import compare
-from gpubench.measure.compare.rows import RunFigures, gather
-from gpubench.model.results.report import PairRow, Report, Table
+from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, RowKey, Status
+from gpubench.model.results.report import EvidenceRow, PairRow, Report, Table
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey, Status
-from gpubench.model.results.rows.evidence import EvidenceRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import QUIET, SCENARIOS, SIZES, USUAL, Scenario, collective_row, from_size
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.registry import DATED
-from gpubench.formats.writer import Style, Target
-from gpubench.measure.compare import series as history
-from gpubench.measure.compare.history_report import compare_history
+from gpubench.formats.registry import DATED, Style, Target
+from gpubench.measure.compare import report as history
 from gpubench.measure.compare.judge import Rules
-from gpubench.measure.compare.series import HistorySelection, choose
+from gpubench.measure.compare.report import HistorySelection, choose, compare_history
+from gpubench.model.results.compare import HISTORY_SECTION, HistoryRow, Use
 from gpubench.model.results.history import CUT_SHORT, ResultHead
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report, Table
-from gpubench.model.results.rows.comparison import HISTORY_SECTION, HistoryRow, Use
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.history import list_results, read_head
 from tests.formats.sample import METADATA, REPORT, ROW

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.noise import single_run_floor, with_usual_noise
 from gpubench.measure.compare.report import compare
-from gpubench.measure.compare.single_runs import single_run_floor, with_usual_noise
+from gpubench.model.results.compare import RowKey
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.results.rows.comparison import RowKey
-from gpubench.model.terms.statistics.noise import Noise
+from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import collective_row
 from tests.fakes.sibling_nodes import Slowdown, node_run, unchanged

@@ -6,7 +6,7 @@ import pytest
 
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES
+from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
 from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.measure.explain.report import SECTIONS, explain
-from gpubench.model.results.report import Record, Report, Table
-from gpubench.model.results.rows.causes import CauseRow
-from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.report import CauseRow, Record, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.examples import examples

@@ -2,28 +2,27 @@
 
 from typing import Any
 
-from gpubench.measure.libraries.report import HostLibraries, report_on_libraries
-from gpubench.model.facts.libraries import (
+from gpubench.measure.libraries import HostLibraries, report_on_libraries
+from gpubench.model.facts.process import (
     LOADER,
-    MPI,
-    NCCL,
-    UCX,
+    MPI_LIB,
+    NCCL_LIB,
+    UCX_LIB,
     KernelModule,
     LibrariesFacts,
     LibraryFile,
     LibraryUser,
 )
+from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 WHEEL, SYSTEM = "/venv/nvidia/nccl/lib/libnccl.so.2", "/usr/lib/libnccl.so.2"
-PIP = LibraryFile(library=NCCL, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9")
-OLD = LibraryFile(library=NCCL, path=SYSTEM, version="2.28.3")
-CUPY = LibraryUser(name="CuPy", version="14.2.0", purpose="gpubench --backend nccl", loads={NCCL: WHEEL})
-TORCH = LibraryUser(name="torch", version="2.11.0", purpose="torch.distributed", loads={NCCL: WHEEL})
-OTHERS = LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL: SYSTEM})
+PIP = LibraryFile(library=NCCL_LIB, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9")
+OLD = LibraryFile(library=NCCL_LIB, path=SYSTEM, version="2.28.3")
+CUPY = LibraryUser(name="CuPy", version="14.2.0", purpose="gpubench --backend nccl", loads={NCCL_LIB: WHEEL})
+TORCH = LibraryUser(name="torch", version="2.11.0", purpose="torch.distributed", loads={NCCL_LIB: WHEEL})
+OTHERS = LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL_LIB: SYSTEM})
 
 
 def host(name: str = "node0", **values: Any) -> LibrariesFacts:
@@ -45,10 +44,10 @@ def one(found: Report) -> Finding:
 
 
 def test_one_nccl_for_all_is_well() -> None:
-    users = (CUPY, TORCH, LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL: WHEEL}))
+    users = (CUPY, TORCH, LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL_LIB: WHEEL}))
     found = report(host(files=(PIP,), users=users))
     assert (found.verdict, found.findings) == (Verdict.PASS, ())
-    row = rows(found)[NCCL]
+    row = rows(found)[NCCL_LIB]
     assert (row.version, row.path, row.package) == ("2.28.9", WHEEL, "nvidia-nccl-cu13 2.28.9")
     assert row.used_by == [
         "CuPy 14.2.0 (gpubench --backend nccl)",
@@ -83,21 +82,21 @@ def test_two_nccls_of_one_environment_that_differ_warn_even_if_one_is_left_to_ot
 
 
 def test_two_files_of_one_version_do_not_differ() -> None:
-    same = LibraryFile(library=NCCL, path=SYSTEM, version="2.28.9")
+    same = LibraryFile(library=NCCL_LIB, path=SYSTEM, version="2.28.9")
     assert report(host(files=(PIP, same), users=(CUPY,))).findings == ()
 
 
 def test_an_nccl_that_is_linked_into_torch_counts() -> None:
-    torch = LibraryUser(name="torch", version="2.6.0", purpose="torch.distributed", inside={NCCL: "2.21.5"})
+    torch = LibraryUser(name="torch", version="2.6.0", purpose="torch.distributed", inside={NCCL_LIB: "2.21.5"})
     found = report(host(files=(PIP,), users=(CUPY, torch)))
     assert one(found).seen == "NCCL 2.28.9 for CuPy 14.2.0; 2.21.5 for torch 2.6.0"
     assert "figures of the one say nothing of jobs with the other" in one(found).cause
     linked = [row for row in found.rows(LIBRARIES_SECTION, LibraryRow) if row.note == "linked into torch"]
-    assert [(row.library, row.version) for row in linked] == [(NCCL, "2.21.5")]
+    assert [(row.library, row.version) for row in linked] == [(NCCL_LIB, "2.21.5")]
 
 
 def test_hosts_of_a_job_that_load_other_versions_fail() -> None:
-    older = LibraryFile(library=NCCL, path=WHEEL, version="2.27.3")
+    older = LibraryFile(library=NCCL_LIB, path=WHEEL, version="2.27.3")
     nodes = [host(f"node{n}", files=(PIP,), users=(CUPY,)) for n in range(3)]
     finding = one(report(*nodes, host("node3", files=(older,), users=(CUPY,))))
     assert (finding.id, finding.severity) == ("nccl-versions-differ-between-hosts", Verdict.FAIL)
@@ -107,15 +106,15 @@ def test_hosts_of_a_job_that_load_other_versions_fail() -> None:
 
 def test_mpi_says_itself_whether_it_was_built_for_gpus() -> None:
     for cuda, words in ((False, "not built for memory of GPUs"), (True, "built for memory of GPUs")):
-        mpi = LibraryFile(library=MPI, path="/usr/lib/libmpi.so.40", version="Open MPI v4.1.6", cuda=cuda)
-        row = rows(report(host(files=(mpi,))))[MPI]
+        mpi = LibraryFile(library=MPI_LIB, path="/usr/lib/libmpi.so.40", version="Open MPI v4.1.6", cuda=cuda)
+        row = rows(report(host(files=(mpi,))))[MPI_LIB]
         assert row.cuda is cuda
         assert (row.note or "").startswith(words)
         assert "--backend mpi tries each operation" in (row.note or "")
 
 
 def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None:
-    broken = LibraryFile(library=UCX, path="/opt/libucp.so.0", unread="libucs.so.0: cannot open shared object file")
+    broken = LibraryFile(library=UCX_LIB, path="/opt/libucp.so.0", unread="libucs.so.0: cannot open shared object file")
     finding = one(report(host(files=(broken,))))
     assert (finding.id, finding.severity) == ("library-does-not-load", Verdict.WARN)
     assert finding.next_command == "ldd /opt/libucp.so.0"
@@ -126,5 +125,5 @@ def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None
 
 
 def test_a_version_by_another_than_the_library_says_so() -> None:
-    named = LibraryFile(library=NCCL, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9", unread="no")
-    assert rows(report(host(files=(named,))))[NCCL].note == "version by its package"
+    named = LibraryFile(library=NCCL_LIB, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9", unread="no")
+    assert rows(report(host(files=(named,))))[NCCL_LIB].note == "version by its package"

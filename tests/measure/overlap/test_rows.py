@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from gpubench.measure.collective.cases import JobFacts
-from gpubench.measure.overlap.rows import OverlapCase, StepSample, row_of, shortest_steps
-from gpubench.model.results.rows.overlap import OverlapRow
+from gpubench.measure.overlap import OverlapCase, StepSample, row_of, shortest_steps
+from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.overlap.asked import Partner
-from gpubench.model.terms.overlap.times import OverlapTimes
+from gpubench.model.terms.overlap import OverlapTimes, Partner
+from gpubench.model.terms.verdict import Origin
 
 TIMES = OverlapTimes(
     partner_alone=3e-3,

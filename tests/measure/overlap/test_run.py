@@ -8,28 +8,34 @@ from typing import Any, cast
 import pytest
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.collectives.request import SweepRequest
-from gpubench.hardware.cuda.device import open_device
-from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.collectives.record import SweepRequest
+from gpubench.hardware import overlap as computation
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.overlap import partners
-from gpubench.hardware.overlap.steps import GpuSteps
-from gpubench.measure.collective.observers import Observers
-from gpubench.measure.collective.sweep import Issue
+from gpubench.hardware.node.nvml import Driver
+from gpubench.hardware.overlap import GpuSteps
+from gpubench.measure import overlap
+from gpubench.measure.collective.sweep import Issue, Observers
 from gpubench.measure.collective.variants import SweepVariant
-from gpubench.measure.overlap import meter
-from gpubench.measure.overlap.run import Cap, OverlapMeans, measure_overlap
-from gpubench.model.facts.gpu_load import GpuLoad
+from gpubench.measure.overlap import Cap, OverlapMeans, measure_overlap
+from gpubench.model.facts.health import GpuLoad
+from gpubench.model.results.backends import RefusedRow
+from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
-from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.operation import DataType, Placement
-from gpubench.model.terms.overlap.asked import OverlapAsked, Partner, cap_name
-from gpubench.model.terms.overlap.steps import HOLD_SECONDS, StepMarks, StepOrder, TimeSpan
-from gpubench.model.terms.overlap.times import partner_operations
-from gpubench.model.terms.progress import UNWATCHED
-from gpubench.model.terms.statistics.sampling import Sampling
+from gpubench.model.terms.overlap import (
+    HOLD_SECONDS,
+    OverlapAsked,
+    Partner,
+    StepMarks,
+    StepOrder,
+    TimeSpan,
+    cap_name,
+    partner_operations,
+)
+from gpubench.model.terms.ranks import UNWATCHED
+from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.ports.launch import Launch
 from tests.fakes import cupy_on_numpy
@@ -139,7 +145,7 @@ def run(
     *,
     refused: bool = False,
 ) -> tuple[Report, list[OverlapRow], ModelledSteps]:
-    monkeypatch.setattr(meter, "_SECONDS_A_BATCH", 0.012)
+    monkeypatch.setattr(overlap, "_SECONDS_A_BATCH", 0.012)
     nccl, runtime = cupy_on_numpy.Nccl(2), cupy_on_numpy.Runtime(2)
     cupy_on_numpy.install(monkeypatch, runtime, nccl)
 
@@ -236,10 +242,10 @@ def test_without_a_check_nothing_is_said_of_data(monkeypatch: pytest.MonkeyPatch
 
 def test_real_steps_on_a_fake_gpu_make_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank, whose collective is a copy: everything that is enqueued on streams, and every partner's results."""
-    monkeypatch.setattr(meter, "_SECONDS_A_BATCH", 0.002)
+    monkeypatch.setattr(overlap, "_SECONDS_A_BATCH", 0.002)
     monkeypatch.setattr(cupy_on_numpy, "COLLECTIVE_US", 150.0)
-    monkeypatch.setattr(partners, "COPY_BYTES", 4096)
-    monkeypatch.setattr(partners, "CHAIN_BYTES", 4096)
+    monkeypatch.setattr(computation, "COPY_BYTES", 4096)
+    monkeypatch.setattr(computation, "CHAIN_BYTES", 4096)
     runtime = cupy_on_numpy.Runtime(1)
     cupy_on_numpy.install(monkeypatch, runtime, cupy_on_numpy.Nccl(1))
     device = open_device(0, 1, "n0", Driver(version="580.1"))

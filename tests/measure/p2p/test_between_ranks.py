@@ -14,27 +14,23 @@ from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.listeners import NullListener
-from gpubench.measure.p2p import evidence as p2p_evidence
+from gpubench.jobs.outputs import NullListener
 from gpubench.measure.p2p import rows as p2p_rows
-from gpubench.measure.p2p.between_ranks import RankBench
-from gpubench.measure.p2p.machine import CopyMachine
-from gpubench.measure.p2p.request import Method, P2pRequest
+from gpubench.measure.p2p import run as p2p_evidence
+from gpubench.measure.p2p.copies import RankBench
+from gpubench.measure.p2p.request import CopyMachine, Method, P2pRequest
 from gpubench.measure.p2p.run import P2pRun
-from gpubench.measure.paths import counters as p2p_counters
-from gpubench.measure.paths.idle_window import IdleWindow
+from gpubench.measure.paths import observed as p2p_counters
+from gpubench.measure.paths.observed import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.results.report import PairRow, Report
-from gpubench.model.results.rows.causes import CauseRow
-from gpubench.model.terms.copies import CopyGpu, Direction, Engine
-from gpubench.model.terms.hang import hang_error
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.progress import UNWATCHED
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.results.report import CauseRow, PairRow, Report
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine
+from gpubench.model.terms.ranks import UNWATCHED, hang_error
+from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.link_counters import LinkBytes
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress

@@ -7,24 +7,38 @@ from itertools import count
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.p2p import evidence as p2p_evidence
-from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
-from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
-from gpubench.measure.p2p.request import Copy, Method, P2pRequest, PatternCopy, default_series
+from gpubench.measure.p2p import run as p2p_evidence
+from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
+from gpubench.measure.p2p.request import (
+    Copy,
+    CopyMachine,
+    Method,
+    P2pRequest,
+    PatternCopy,
+    default_series,
+    wiring_of_process,
+)
 from gpubench.measure.p2p.run import P2pRun
-from gpubench.measure.paths import counters as p2p_counters
-from gpubench.measure.paths.idle_window import IdleWindow
+from gpubench.measure.paths import observed as p2p_counters
+from gpubench.measure.paths.observed import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.results.report import Metadata, PairRow, Report, Table
-from gpubench.model.results.rows.causes import CauseRow
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.results.report import (
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    CauseRow,
+    EvidenceRow,
+    FallbackRow,
+    Metadata,
+    PairRow,
+    Report,
+    Table,
+)
+from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction
+from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.link_counters import LinkBytes, LinkCounters
 from tests.conditions.test_together import collapsing
 from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies

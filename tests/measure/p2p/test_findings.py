@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from gpubench.measure.p2p.findings import findings_of, staged_pairs
-from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s
+from gpubench.measure.p2p.rows import CopyMatrix, Judged, bandwidth_gb_s
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series
-from gpubench.model.terms.copies import CopyGpu, Direction, Engine
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.verdict import Finding, Verdict
 
 SIZE = 2**28

@@ -8,17 +8,22 @@ import pytest
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware import recorded
-from gpubench.jobs.p2p.requests import check_managed
-from gpubench.measure.p2p.one_process import CopyBench
-from gpubench.measure.p2p.recording import FILE, RecordedP2p, RecordingBench, ReplayedBench, read_samples
-from gpubench.measure.p2p.request import Method, P2pRequest
+from gpubench.jobs.p2p import check_managed
+from gpubench.measure.p2p.copies import CopyBench
+from gpubench.measure.p2p.request import (
+    FILE,
+    Method,
+    P2pRequest,
+    RecordedP2p,
+    RecordingBench,
+    ReplayedBench,
+    read_samples,
+)
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.model.paths.p2p import Series
 from gpubench.model.results.report import PairRow, Report
-from gpubench.model.terms.copies import Direction, Engine
-from gpubench.model.terms.managed import ManagedSupport, ManagedWay
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.operation import Direction, Engine, ManagedSupport, ManagedWay
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.fakes.copies import DIRECT_GB_S, HOST_GB_S, FakeCopies
 from tests.fakes.managed import FAULTS_SHARE, KERNEL_SHARE, PREFETCH_SHARE, Driver, FakeManaged
 from tests.measure.p2p.test_one_process import Recorder, machine_of, of

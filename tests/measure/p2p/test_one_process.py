@@ -7,22 +7,27 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.p2p import rows as p2p_rows
-from gpubench.measure.p2p.machine import CopyMachine
-from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
-from gpubench.measure.p2p.request import NVBANDWIDTH, HostCopy, Method, P2pRequest, default_series, sweep_series
+from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
+from gpubench.measure.p2p.request import (
+    NVBANDWIDTH,
+    CopyMachine,
+    HostCopy,
+    Method,
+    P2pRequest,
+    default_series,
+    sweep_series,
+)
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
-from gpubench.measure.paths import counters as p2p_counters
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.measure.paths import observed as p2p_counters
+from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import PAIRS_SECTION, Matrix, Metadata, PairRow, Report, Table
-from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemory, pairs_of
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Finding, Verdict
-from gpubench.profiles.files import load
-from gpubench.profiles.matching import ProfileMatch
+from gpubench.model.terms.operation import CopyPattern, Direction, Engine, HostMemory, pairs_of
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.profiles import ProfileMatch, load
 from tests.fakes import copies as fake_copies
 from tests.fakes.copies import (
     DIRECT_GB_S,

@@ -5,20 +5,25 @@ from dataclasses import replace
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.measure.p2p.recording import (
+from gpubench.measure.p2p.request import (
     VERSION,
+    Bench,
+    Copy,
+    HostCopy,
+    Method,
+    P2pRequest,
+    PairCopy,
     RecordedCopy,
     RecordedP2p,
     RecordingBench,
     ReplayedBench,
     read_samples,
 )
-from gpubench.measure.p2p.request import Bench, Copy, HostCopy, Method, P2pRequest, PairCopy
-from gpubench.model.facts.idle_gpu import IdleGpu, LinkRates
+from gpubench.model.facts.traffic import IdleGpu, LinkRates
 from gpubench.model.paths.p2p import Cell, Series
-from gpubench.model.terms.copies import CopyGpu, Direction, Engine, HostMemory
-from gpubench.model.terms.origin import Origin
-from gpubench.readers.documents.json_lines import json_line
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers.documents import json_line
 
 HOST = HostCopy(HostMemory.PINNED, 0, to_gpu=True)
 PAIR = PairCopy(Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=64), (1, 0))

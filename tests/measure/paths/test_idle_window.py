@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpubench.measure.paths.idle_window import IdleWindow
-from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
+from gpubench.measure.paths.observed import IdleWindow
+from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.ports.link_counters import LinkBytes
 
 GB = 10**9

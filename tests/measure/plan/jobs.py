@@ -2,14 +2,21 @@
 
 from dataclasses import dataclass
 
-from gpubench.jobs.plan.machine import PlannedMachine
-from gpubench.measure.plan.contention import ContentionTable
-from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
-from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
-from gpubench.model.terms.origin import Origin
-from gpubench.model.workload.layout import parse_layout
-from gpubench.model.workload.transformer import BlockKind, TransformerModel
-from gpubench.profiles.files import load
+from gpubench.jobs.planned_machine import PlannedMachine
+from gpubench.measure.plan.events import ContentionTable
+from gpubench.measure.plan.program import (
+    CollectiveCurve,
+    CollectiveTimesFound,
+    CommunicatorRanks,
+    ComputeTimes,
+    CurvePoint,
+    StepJob,
+    StepSettings,
+    curve_of,
+)
+from gpubench.model.terms.verdict import Origin
+from gpubench.model.workload import BlockKind, TransformerModel, parse_layout
+from gpubench.profiles import load
 
 SIZES = tuple(2**power for power in range(8, 34))
 

@@ -4,12 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.buckets import fill_buckets
-from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
-from gpubench.measure.plan.curves import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
-from gpubench.measure.plan.gpu_rates import rates_of
-from gpubench.measure.plan.products import of_products
-from gpubench.profiles.files import all_profiles
+from gpubench.measure.plan.events import ContentionTable, MeasuredContention
+from gpubench.measure.plan.program import (
+    CollectiveTimesFound,
+    CommunicatorRanks,
+    CurvePoint,
+    curve_of,
+    of_products,
+    rates_of,
+)
+from gpubench.measure.plan.step import fill_buckets
+from gpubench.profiles import all_profiles
 from tests.measure.plan.jobs import LinearFabric, gpt
 
 MEGABYTE = 2**20

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
-from gpubench.measure.plan.pipeline import pass_order
+from gpubench.measure.plan.events import ContentionTable, MeasuredContention
 from gpubench.measure.plan.program import StepJob, StepSettings
 from gpubench.measure.plan.report import exposed_rows
-from gpubench.measure.plan.step import predict
-from gpubench.model.workload.layout import Sharding
+from gpubench.measure.plan.step import pass_order, predict
+from gpubench.model.workload import Sharding
 from tests.measure.plan.jobs import gpt, job, mlp
 
 STEP = 0.024
@@ -164,7 +163,7 @@ def test_many_microbatches_are_told_from_few(layout: str, gpus: int, monkeypatch
 def test_passes_are_summed_without_a_difference(layout: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     own = job(gpt(8), layout, gpus, latency_seconds=1e-5, settings=StepSettings(microbatches=8))
     summed = predict(own)
-    monkeypatch.setattr("gpubench.measure.plan.pipeline._sum_of", lambda _: None)
+    monkeypatch.setattr("gpubench.measure.plan.step._sum_of", lambda _: None)
     whole = predict(own)
     assert len(summed.timeline.tasks) < len(whole.timeline.tasks)
     assert summed.seconds == pytest.approx(whole.seconds, rel=1e-9)

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.blame import blamed
-from gpubench.measure.scan.decoding import PartKind
-from gpubench.model.results.scan_rounds import NodeRail, PairSample
+from gpubench.hardware.simulated.scan import SimulatedFabric
+from gpubench.measure.scan.rounds import blamed
+from gpubench.measure.scan.verdicts import PartKind
+from gpubench.model.results.rounds import NodeRail, PairSample
 from tests.measure.scan.fabrics import USUAL_GB_S, fabric, parts
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.jobs.scan.facts import fact_findings, of_whole_node
-from gpubench.measure.scan.facts import nic_names, rail_rates
+from gpubench.jobs.rounds import fact_findings, of_whole_node
+from gpubench.measure.scan.verdicts import nic_names, rail_rates
 from gpubench.model.facts.snapshot import PcieLink, Snapshot
 from gpubench.model.paths.nodes import topologies
-from gpubench.profiles.nodes import matched_profiles
+from gpubench.profiles import matched_profiles
 from tests.conditions.test_checks import machine
 
 

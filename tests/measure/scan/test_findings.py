@@ -1,6 +1,6 @@
 """What a scan says beside the parts that are bad."""
 
-from gpubench.measure.scan.findings import clock_findings
+from gpubench.measure.scan.report import clock_findings
 from tests.measure.scan.fabrics import fabric
 
 

@@ -4,22 +4,21 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.decoding import PartKind
-from gpubench.measure.scan.inside import InsideNodes
-from gpubench.measure.scan.inside_findings import below_profile, expected_inside, not_measured_inside, wrong_data_inside
-from gpubench.measure.scan.local_figures import slow_figures, still_slow
-from gpubench.measure.scan.local_parts import local_parts
-from gpubench.model.results.scan_rounds import (
-    LocalFigure,
-    LocalQuantity,
-    NodeRail,
-    RingFailure,
-    RingOutcome,
-    ScanFabric,
+from gpubench.hardware.simulated.scan import SimulatedFabric
+from gpubench.measure.scan.judging import (
+    below_profile,
+    expected_inside,
+    local_parts,
+    not_measured_inside,
+    slow_figures,
+    still_slow,
+    wrong_data_inside,
 )
+from gpubench.measure.scan.rounds import InsideNodes
+from gpubench.measure.scan.verdicts import PartKind
+from gpubench.model.results.rounds import LocalFigure, LocalQuantity, NodeRail, RingFailure, RingOutcome, ScanFabric
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
-from gpubench.profiles.files import find
+from gpubench.profiles import find
 from tests.measure.scan.fabrics import fabric, parts
 
 Delivers = Callable[[Sequence[NodeRail], bool], RingOutcome]

@@ -4,13 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.decoding import PartKind, decode
-from gpubench.measure.scan.levels import faster_cells, faster_nodes, faster_rails, level_findings, rails_without_level
+from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.report import ScanResult, report_of
+from gpubench.measure.scan.verdicts import (
+    PartKind,
+    decode,
+    faster_cells,
+    faster_nodes,
+    faster_rails,
+    level_findings,
+    rails_without_level,
+)
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, ScanPartRow
-from gpubench.model.results.scan_rounds import NodeRail
+from gpubench.model.results.rounds import NodeRail
+from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, ScanPartRow
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
 

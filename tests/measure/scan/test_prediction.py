@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.prediction import collectives, predicted_gb_s
-from gpubench.model.results.scan_rounds import NodeRail
+from gpubench.hardware.simulated.scan import SimulatedFabric
+from gpubench.measure.scan.rounds import collectives, predicted_gb_s
+from gpubench.model.results.rounds import NodeRail
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 

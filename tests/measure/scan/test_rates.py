@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.decoding import decode
-from gpubench.measure.scan.rates import all_rates_known, rail_levels
+from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.report import ScanResult, report_of
+from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow
-from gpubench.model.results.scan_rounds import NodeRail, ScanFabric
-from gpubench.model.results.scan_sentence import scan_sentence
+from gpubench.model.results.rounds import NodeRail, ScanFabric
+from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, scan_sentence
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import METADATA
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
-from gpubench.measure.scan.decoding import PartKind, decode
+from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import scan
-from gpubench.model.results.scan_rounds import (
+from gpubench.measure.scan.verdicts import PartKind, decode
+from gpubench.model.results.rounds import (
     BeforeRounds,
     LocalFigure,
     LocalQuantity,

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.scan.schedule import Schedule
+from gpubench.measure.scan.rounds import Schedule
 from tests.measure.scan.fabrics import fabric
 
 

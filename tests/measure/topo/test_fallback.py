@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.measure.topo import examine
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PairFacts, PciPlace, Snapshot
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import Report, Table
-from gpubench.model.results.rows.evidence import FallbackRow
+from gpubench.model.results.report import FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 

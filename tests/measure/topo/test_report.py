@@ -4,14 +4,13 @@ from dataclasses import replace
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo import report as topo
-from gpubench.measure.topo.report import examine
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.measure import topo
+from gpubench.measure.topo import examine
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import DriverFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, Matrix, Record, Report, Table
-from gpubench.model.results.topo.sections import SECTIONS
+from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, TOPO_SECTIONS, Matrix, Record, Report, Table
 from gpubench.model.terms.verdict import Verdict
 
 
@@ -27,7 +26,7 @@ def rows(report: Report, section: str) -> Sequence[dict[str, object]]:
 
 def test_sections_are_there_and_in_order() -> None:
     report = examine(cluster("hgx-h100-8"))
-    assert (*report.sections, FINDINGS_SECTION) == SECTIONS
+    assert (*report.sections, FINDINGS_SECTION) == TOPO_SECTIONS
     assert report.main == PAIRS_SECTION == "pairs"
     assert report.complete
     assert [name for name, section in report.sections.items() if isinstance(section, Matrix)] == [

@@ -7,18 +7,15 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.watch.course import Course, joined_by, needs_closer_look, observe
-from gpubench.measure.watch.report import report_on
-from gpubench.measure.watch.selection import WatchedJobs
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.traffic import GpuReading, NodeReading
-from gpubench.model.facts.traffic_rates import NodeRates
+from gpubench.measure.watch.jobs import WatchedJobs
+from gpubench.measure.watch.report import Course, joined_by, needs_closer_look, observe, report_on
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.traffic import GpuReading, NodeRates, NodeReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Report
-from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, Way
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.results.watch import JOBS_SECTION, JobRow, Way
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Ways, facts, gpu, job, nic, node, task
 
 

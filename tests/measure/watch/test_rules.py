@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpubench.measure.watch.course import observe
-from gpubench.measure.watch.rules import RULES, decide
-from gpubench.measure.watch.signals import BUSY_GB_S, Members, NetworkUse, Nvlinks, Pcie, Signals
-from gpubench.model.facts.traffic_rates import NicRates, NodeRates
-from gpubench.model.results.rows.watch import Way
+from gpubench.measure.watch.report import observe
+from gpubench.measure.watch.signals import BUSY_GB_S, RULES, Members, NetworkUse, Nvlinks, Pcie, Signals, decide
+from gpubench.model.facts.traffic import NicRates, NodeRates
+from gpubench.model.results.watch import Way
 from tests.measure.watch.traffic import (
     BOTH,
     IN,

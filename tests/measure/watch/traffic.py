@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.traffic import TaskFacts
-from gpubench.model.facts.traffic_rates import GpuRates, NicRates, NodeRates
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, TaskFacts
 
 KEY = "torch 127.0.0.1:29500"
 Ways = tuple[float | None, float | None, float | None, float | None]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.facts.error_counts import (
+from gpubench.model.facts.health import (
     MEMORY_ERRORS,
     REPLAYS,
     error_counts,
@@ -17,8 +17,7 @@ from gpubench.model.facts.error_counts import (
     pcie_errors,
     port_errors,
 )
-from gpubench.model.facts.pci_capabilities import PcieErrors
-from gpubench.model.facts.snapshot import GpuFacts, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, Snapshot
 
 NODE = snapshots(parse_machine("hgx-h100-8"))[0]
 COUNTS = st.dictionaries(

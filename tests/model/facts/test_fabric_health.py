@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.facts.fabric_health import decode_health, describe_health
+from gpubench.model.facts.health import decode_health, describe_health
 
 NOT_TOLD = dict.fromkeys(
     (

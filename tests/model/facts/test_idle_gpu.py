@@ -1,7 +1,7 @@
 """A GPU while a job is idle: two moments as one, and who holds its memory."""
 
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates, both, holders, is_foreign
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates, both, holders, is_foreign
 
 GIB = 2**30
 PYTHON = GpuProcess(pid=8342, name="python", memory_bytes=120 * GIB)

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.launched_by import LaunchedBy, as_if_alone, launched_by
+from gpubench.model.facts.environment import LaunchedBy, as_if_alone, launched_by
 
 
 def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.facts.performance_settings import bearing_on_performance
+from gpubench.model.facts.environment import bearing_on_performance
 
 
 @pytest.mark.parametrize(

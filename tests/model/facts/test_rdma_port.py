@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
+from gpubench.model.facts.snapshot import RDMA_MTUS, roce_mtu_bytes
 
 
 @pytest.mark.parametrize(

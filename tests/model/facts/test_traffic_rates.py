@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading
-from gpubench.model.facts.traffic_rates import rates, total
+from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading, rates, total
 
 GB = 10**9
 

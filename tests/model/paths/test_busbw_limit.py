@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.collectives.movement import exchanges, least_moved
+from gpubench.collectives.record import exchanges, least_moved
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.model.paths.busbw_limit import NodeNetwork, Work, busbw_limit, exchange_limit, network_limit, networks
-from gpubench.model.paths.selection import Pair, without_idle
-from gpubench.model.paths.wiring import Wiring
+from gpubench.model.paths.transport import Pair, without_idle
+from gpubench.model.paths.wiring import NodeNetwork, Wiring, Work, busbw_limit, exchange_limit, network_limit, networks
 from gpubench.model.terms.operation import DataType
 from tests.model.paths.test_wiring import nodes_of, wiring
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.paths.connections import ChannelSets, Connections, RankConnections, channel_code
+from gpubench.model.paths.nccl_log import ChannelSets, Connections, RankConnections, channel_code
 from gpubench.model.paths.transport import (
     Edge,
     LoggedChannels,

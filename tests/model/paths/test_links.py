@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, NicKind, NvLink, NvlinkPeer, PcieLink
-from gpubench.model.paths.links import (
+from gpubench.model.paths.topology import (
     NVLINK_GB_S,
     PCIE_GENERATION_OF_GT_S,
     active_links,

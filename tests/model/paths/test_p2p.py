@@ -19,7 +19,7 @@ from gpubench.model.paths.p2p import (
     siblings_gb_s,
     usual,
 )
-from gpubench.model.terms.copies import Direction, Engine
+from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.verdict import Verdict
 
 STEADY = Cell(seconds=(1.0, 1.0, 1.0))

@@ -1,6 +1,6 @@
 """NCCL's words for how far apart two devices are."""
 
-from gpubench.model.paths.path_types import allows, is_within, level, nccl_type
+from gpubench.model.paths.topology import allows, is_within, level, nccl_type
 
 
 def test_levels() -> None:

@@ -1,7 +1,17 @@
 """What NCCL chose: pairs of an algorithm, of sends and receives, and what no connection shows."""
 
-from gpubench.model.paths.selection import RankSelection, Selection, names, without_idle
-from gpubench.model.paths.transport import Edge, LoggedChannels, Transport, TransportKind, is_staged, parse_transport
+from gpubench.model.paths.transport import (
+    Edge,
+    LoggedChannels,
+    RankSelection,
+    Selection,
+    Transport,
+    TransportKind,
+    is_staged,
+    names,
+    parse_transport,
+    without_idle,
+)
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
 SOCKET, GDR = parse_transport("NET/Socket/0"), parse_transport("NET/IB/0/GDRDMA")

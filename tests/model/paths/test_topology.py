@@ -26,9 +26,16 @@ from gpubench.model.facts.snapshot import (
     ProbeFailure,
     Snapshot,
 )
-from gpubench.model.paths.links import loaded_link, pcie_ceiling_gb_s, pcie_gb_s
-from gpubench.model.paths.topology import PATH_CLASSES, Topology, pcie_path_class, rounded
-from gpubench.model.terms.origin import Origin
+from gpubench.model.paths.topology import (
+    PATH_CLASSES,
+    Topology,
+    loaded_link,
+    pcie_ceiling_gb_s,
+    pcie_gb_s,
+    pcie_path_class,
+    rounded,
+)
+from gpubench.model.terms.verdict import Origin
 
 GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
 GEN5_X16 = PcieLink(generation=5, width=16, max_generation=5, max_width=16)

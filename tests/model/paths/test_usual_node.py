@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.paths.nodes import node_traits
+from gpubench.model.paths.nodes import node_traits, points
 from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.usual_node import points
 from gpubench.model.profiles.fault import parse_fault
 
 FAULTS = (

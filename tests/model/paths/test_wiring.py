@@ -7,12 +7,11 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.transport import parse_transport
+from gpubench.model.paths.transport import State, parse_transport
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
 
 SHM, SOCKET = parse_transport("SHM/direct"), parse_transport("NET/Socket/0")
 

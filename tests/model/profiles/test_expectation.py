@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, odd_among, of_copy
+from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Generic, Profile
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles.files import load
+from gpubench.profiles import load
 
 EXPECTED = Expectation(400.0, whose="ours")
 

@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench import profiles
 from gpubench.errors import UsageError
-from gpubench.jobs.learn import learned
+from gpubench.jobs.compare import learned
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES
-from gpubench.model.profiles.learning import LearningKey, LearningSample, learn, samples_of, split_outliers
-from gpubench.model.profiles.toml_text import toml_text
+from gpubench.model.profiles.learning import LearningKey, LearningSample, learn, samples_of, split_outliers, toml_text
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.plain import to_plain
-from gpubench.profiles import files as profiles
-from gpubench.readers.documents.json_lines import json_line
+from gpubench.readers.documents import json_line
 from tests.conditions.test_checks import HEALTHY
 from tests.fakes.measured_rows import pair, row
 

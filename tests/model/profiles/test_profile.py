@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile
-from gpubench.model.profiles.rules import ceiling_gb_s, check_profile
+from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile, ceiling_gb_s, check_profile
 from gpubench.model.terms.plain import from_plain, to_plain
 
 H200: dict[str, Any] = {

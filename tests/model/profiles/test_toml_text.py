@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpubench.model.profiles.toml_text import toml_text
+from gpubench.model.profiles.learning import toml_text
 from tests.formats.hostile import line_problems
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_collectives import read
-from gpubench.model.results.above_limit import refused_above_limit, times_limit
 from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.speed import refused_above_limit, times_limit
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.results.registry import read_results
+from gpubench.readers.registry import read_results
 from tests.fakes.measured_rows import pair, row
 from tests.fakes.planted import simulated
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.results.alike import ALIKE, HOST_FIELDS, LEAST_ROWS, UnfoldedRows, alike_rows
-from gpubench.model.results.report import Table
-from gpubench.model.results.rows.checks import VerdictRow
+from gpubench.model.results.report import Table, VerdictRow
+from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, UnfoldedRows, alike_rows
 from tests.cli.running import gpubench
 from tests.formats.schema import VALIDATOR
 
@@ -40,7 +39,7 @@ def folded(rows: list[VerdictRow]) -> tuple[list[dict[str, Any]], list[Any]] | N
 @given(st.lists(st.lists(st.sampled_from(["PASS", "FAIL"]), min_size=1, max_size=3), min_size=1, max_size=6))
 def test_what_is_written_in_short_is_read_in_full(nodes: list[list[str]]) -> None:
     least = pytest.MonkeyPatch()
-    least.setattr("gpubench.model.results.alike.LEAST_ROWS", 1)
+    least.setattr("gpubench.model.results.result_file.LEAST_ROWS", 1)
     rows = [
         row(f"node{number}", f"GPU{gpu}", verdict)
         for number, verdicts in enumerate(nodes)

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.facts.backends import composed, divides, gated
+from gpubench.model.facts.process import composed, divides, gated
+from gpubench.model.results.backends import (
+    BackendRow,
+    against_first,
+    framework_slower,
+    path_words,
+    speed_words,
+    staged_beside,
+)
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.backend_speed import framework_slower, path_words, speed_words, staged_beside
-from gpubench.model.results.rows.backends import BackendRow, against_first
-from gpubench.model.terms.nccl_choice import AGAIN
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import AGAIN, DataType, Placement, ReduceOp
 from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import row as measured_row

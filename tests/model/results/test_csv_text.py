@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpubench.model.results.csv_text import marked_text, unmarked_text
+from gpubench.model.results.result_file import marked_text, unmarked_text
 
 
 @given(st.one_of(st.text(), st.text(alphabet="=+-@'\\:#[xuU019afnrt \t\r\n\ud800\u202e")))

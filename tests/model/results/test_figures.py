@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.paths.evidence import Conclusion, Confidence
+from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import CollectiveRow, Table
-from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.results.report import FALLBACK_SECTION, CollectiveRow, FallbackRow, Table
 from gpubench.model.results.sentence import sentence
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import PAIR, ROW
 from tests.model.results.test_sentence import METADATA, report
 

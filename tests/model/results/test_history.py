@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpubench.model.results.history import DatedName, ResultHead
 from gpubench.model.results.report import Metadata
-from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.units import DroppedSize
 from tests.formats.sample import METADATA
 
 

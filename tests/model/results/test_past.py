@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.results.history import ResultHead
-from gpubench.model.results.past import LEAST_RESULTS, PastFigures, PastResult, why_unfit
+from gpubench.model.results.history import LEAST_RESULTS, PastFigures, PastResult, ResultHead, why_unfit
 from gpubench.model.results.report import CollectiveRow, Metadata
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, PAIR, ROW

@@ -4,9 +4,9 @@ import pytest
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
 from gpubench.model.terms.operation import DataType, NumberKind
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.statistics.samples import RankTimes
-from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import RankTimes
+from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict, exit_code, overall
 
 DESIGN_COLUMNS = """

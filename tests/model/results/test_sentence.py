@@ -8,7 +8,7 @@ from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.sentence import sentence
-from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import METADATA as SAMPLE
 from tests.formats.sample import ROW

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.sibling_rows import figures_of_siblings
 from tests.formats.sample import ROW
 
 

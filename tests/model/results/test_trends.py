@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.results.trends import headline_figures, trends
+from gpubench.model.results.history import headline_figures, trends
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import LARGE, ROW, ROWS
 from tests.formats.sample import PAIR as SAMPLE_PAIR

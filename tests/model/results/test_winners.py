@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.model.results.backends import WinnerRow, crossings, took_another, winners
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.winners import WinnerRow, crossings, took_another, winners
-from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE
+from gpubench.model.terms.operation import AGAIN, OWN_CHOICE
 from tests.formats.sample import ROW
 
 SIZES = tuple(2**power for power in range(10, 26))

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.model.terms.foreign_text import error_text, printable_line
+from gpubench.model.terms.units import error_text, printable_line
 from tests.formats.hostile import HOSTILE, line_problems
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import rows_kept
-from gpubench.model.terms.hang import (
+from gpubench.model.terms.ranks import (
     SECONDS_TO_START,
     LostRank,
     Phase,

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.hierarchy import TwoLevels
-from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.operation import DataType, ReduceOp, TwoLevels
 
 
 @given(st.integers(2, 6), st.integers(2, 6), st.randoms())

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.statistics.lateness import (
-    ClockOffset,
-    EntryTimes,
-    chance_of_at_least,
-    common_clock,
-    straggler,
-)
+from gpubench.model.terms.statistics import ClockOffset, EntryTimes, chance_of_at_least, common_clock, straggler
 from tests.together import together
 
 OPERATION = 100e-6

@@ -4,15 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.terms.nccl_choice import (
-    AGAIN,
-    HIERARCHICAL,
-    Algorithm,
-    NcclChoice,
-    Protocol,
-    settings_of,
-    taken_name,
-)
+from gpubench.model.terms.operation import AGAIN, HIERARCHICAL, Algorithm, NcclChoice, Protocol, settings_of, taken_name
 
 SETTINGS = st.builds(NcclChoice, st.none() | st.sampled_from(Algorithm), st.none() | st.sampled_from(Protocol))
 

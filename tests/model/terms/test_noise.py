@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.terms.statistics.noise import Noise, robust_deviation, student_quantile
+from gpubench.model.terms.statistics import Noise, robust_deviation, student_quantile
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 26, 60, 1000])

@@ -3,8 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.overlap.asked import cap_name, parse_ctas
-from gpubench.model.terms.overlap.times import OverlapTimes, partner_operations
+from gpubench.model.terms.overlap import OverlapTimes, cap_name, parse_ctas, partner_operations
 
 
 def times(**changed: float | None) -> OverlapTimes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.terms.overlap.steps import StepMarks, StepsOfRanks, TimeSpan, clocked, overlap_times
+from gpubench.model.terms.overlap import StepMarks, StepsOfRanks, TimeSpan, clocked, overlap_times
 
 
 def step(start: float, computed: float, begins: float, communicated: float) -> StepMarks:

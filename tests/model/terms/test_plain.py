@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
@@ -28,8 +28,8 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.verdict import Origin
 from tests.examples import examples
 
 TEXT = st.text(max_size=8)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.terms.rank_identity import (
+from gpubench.model.terms.ranks import (
     HOSTS_ARE_SPLIT,
     RANKS_SHARE_A_GPU,
     RankIdentity,

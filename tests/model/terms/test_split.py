@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as s
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.split import SPLITS, check_split, groups_of
+from gpubench.model.terms.ranks import SPLITS, RankIdentity, check_split, groups_of
 
 
 def ranks_on(nodes: int, per_node: int) -> list[RankIdentity]:

@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.statistics.noise import student_quantile
-from gpubench.model.terms.statistics.samples import BatchTimes, Percentiles
-from gpubench.model.terms.statistics.sampling import (
+from gpubench.model.terms.statistics import (
     BATCH_SECONDS,
     FIRST_BATCHES,
     INTERVAL,
     MOST_BATCHES,
     TRIAL,
+    TWO_SIDED_95,
+    BatchTimes,
     Effort,
+    Percentiles,
     Sampling,
+    Spread,
     operations_a_batch,
+    percentile,
+    student_quantile,
 )
-from gpubench.model.terms.statistics.spread import TWO_SIDED_95, Spread, percentile
 
 SECONDS = s.floats(1e-7, 10)
 

@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.sweep import MOST_SIZES, DroppedSize, describe_dropped, parse_sizes, split_by_memory
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import (
+    MOST_SIZES,
+    DroppedSize,
+    describe_dropped,
+    format_size,
+    parse_sizes,
+    split_by_memory,
+)
 
 
 @pytest.mark.parametrize(

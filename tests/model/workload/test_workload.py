@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.model.workload.layout import ParallelLayout, Sharding, layouts_for, misfit, parse_layout
-from gpubench.model.workload.memory import OTHER_BYTES, memory_need
-from gpubench.model.workload.transformer import BlockKind, TransformerModel, model_of_parameters
+from gpubench.model.workload import (
+    OTHER_BYTES,
+    BlockKind,
+    ParallelLayout,
+    Sharding,
+    TransformerModel,
+    layouts_for,
+    memory_need,
+    misfit,
+    model_of_parameters,
+    parse_layout,
+)
 
 LLAMA_7B = TransformerModel(
     name="llama-2-7b", layers=32, hidden=4096, heads=32, sequence=4096, intermediate=11008, vocabulary=32000, gated=True

@@ -26,33 +26,35 @@ if _is_rank and "GPUBENCH_TEST_RANKS_A_NODE" in os.environ:
 _logs = os.environ.get("GPUBENCH_TEST_LOGS")
 
 if _logs and "GPUBENCH_TEST_START_SECONDS" in os.environ:
-    from gpubench.model.terms import hang
+    from gpubench.model.terms import ranks
 
-    hang.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
+    ranks.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
 
 if _logs and not _is_watchdog:
     from tests.mpi.on_import import StandIns
 
-    _driver, _gpus, _steps = (f"tests.mpi.believed_{name}" for name in ("driver", "gpus", "steps"))
+    _driver, _gpus, _mpi, _steps = (f"tests.mpi.believed_{name}" for name in ("driver", "gpus", "mpi", "steps"))
     StandIns(
         {
-            "gpubench.jobs.collective.launch": {"read_driver": (_driver, "read_driver")},
-            "gpubench.hardware.cuda.device": {"check_installed": (_driver, "check_installed")},
-            "gpubench.jobs.collective.opening": {"read_driver": (_driver, "read_driver")},
+            "gpubench.jobs.collective.job": {"read_driver": (_driver, "read_driver")},
+            "gpubench.hardware.cuda": {"check_installed": (_driver, "check_installed")},
             "gpubench.jobs.collective.opening_gpu": {
                 "open_gpu": (_gpus, "open_gpu"),
                 "NcclLibrary": (_gpus, "Library"),
             },
             "gpubench.hardware.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
-            "gpubench.hardware.mpi.device": {"MpiOnCuda": (_gpus, "HandedMpi")},
-            "gpubench.hardware.mpi.support": {"read_support": (_gpus, "tried")},
-            "gpubench.jobs.collective.overlap.rank_job": {
+            "gpubench.hardware.mpi.backends": {
+                "MpiOnCuda": (_mpi, "HandedMpi"),
+                "read_support": (_mpi, "tried"),
+            },
+            "gpubench.jobs.collective.overlap": {
                 "GpuSteps": (_steps, "BelievedSteps"),
                 "NvmlLoad": (_steps, "BelievedLoad"),
                 "CappedCommunicator": (_steps, "capped"),
                 "usable_driver": (_driver, "usable_driver"),
             },
-            "gpubench.measure.overlap.meter": {
+            "gpubench.jobs.collective.rank_job": {"read_driver": (_driver, "read_driver")},
+            "gpubench.measure.overlap": {
                 "_SECONDS_A_BATCH": (_steps, "OPERATION_SECONDS"),
                 "_MOST_SETTLING_SECONDS": (_steps, "OPERATION_SECONDS"),
             },

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.readers.documents.launcher_tags import behind_prefix, pieces, prefix_shape
+from gpubench.readers.documents import behind_prefix, pieces, prefix_shape
 
 
 @pytest.mark.parametrize(

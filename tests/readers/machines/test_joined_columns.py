@@ -4,8 +4,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.readers.machines.joined_columns import cells_apart, header_apart, joined_in, row_apart
-from gpubench.readers.machines.topo_matrix import read
+from gpubench.readers.machines.topo_matrix import cells_apart, header_apart, joined_in, read, row_apart
 
 TABS = """\tGPU0\tGPU1\tmlx5_0\tmlx5_bond_1\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV12\tPIX\tSYS\t0-15\t0

@@ -18,8 +18,8 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.topo.tree import tree_rows
-from gpubench.model.terms.origin import Origin
+from gpubench.model.results.topo import tree_rows
+from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.nccl_topology import read as read_nccl_topology
 from gpubench.readers.machines.nccl_topology import recognises
 from tests.examples import examples

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
-from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines.limits import MOST_BYTES
-from gpubench.readers.machines.registry import read_file
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers.limits import MOST_MACHINE_BYTES
 from gpubench.readers.machines.snapshot import write_snapshot
+from gpubench.readers.registry import read_file
 from tests.examples import examples
 
 MACHINES = Path(__file__).parents[2] / "machines"
@@ -119,7 +119,7 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
 
 def test_an_endless_file_is_not_opened() -> None:
     assert refusal(Path("/dev/zero")).seen == "/dev/zero is a device, and no file"
-    assert MOST_BYTES == 4 * 2**20
+    assert MOST_MACHINE_BYTES == 4 * 2**20
 
 
 SEEDS = [MATRIX, (MACHINES / "h200x4-nccl-xml" / "from.xml").read_bytes(), b'{"schema_version": 1, "host": "a"}']

@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.driver_settings import ConfidentialComputing, DriverSettings, Service
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
-from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.facts.rdma_port import Gid, RdmaPort
+from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.snapshot import (
     SNAPSHOT_VERSION,
+    AccessControl,
+    ConfidentialComputing,
     DriverFacts,
+    DriverSettings,
     Fabric,
+    Gid,
     GpuFacts,
     HostFacts,
+    IommuFacts,
+    KernelSettings,
     NicFacts,
     NicKind,
     NumaNode,
@@ -28,15 +30,19 @@ from gpubench.model.facts.snapshot import (
     NvlinkPeer,
     PairFacts,
     PciDevice,
+    PcieErrors,
     PcieLink,
+    PciKind,
     PciPlace,
     PciSwitch,
     ProbeFailure,
+    RdmaPort,
     RemappedRows,
+    Service,
     Snapshot,
 )
-from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.snapshot import read as read_snapshot
 from gpubench.readers.machines.snapshot import recognises, write_snapshot
 from tests.examples import examples

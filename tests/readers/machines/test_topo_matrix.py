@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvlinkPeer, PairFacts, Snapshot
-from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from gpubench.readers.machines.topo_matrix import recognises
 from tests.examples import examples

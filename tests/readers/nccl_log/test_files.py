@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import WRONG_USAGE, GpubenchError, UsageError
-from gpubench.readers.nccl_log.files import LogFile, read_logs
-from gpubench.readers.nccl_log.stream import NcclLogReader
+from gpubench.readers.nccl_log.stream import LogFile, NcclLogReader, read_logs
 from tests.fakes.nccl_logs import Job
 
 LOGS = [log.encode() for log in Job(ranks=2).logs()]

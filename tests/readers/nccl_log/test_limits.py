@@ -11,10 +11,9 @@ from gpubench.errors import UsageError
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.documents import limits as document_limits
-from gpubench.readers.nccl_log import limits
-from gpubench.readers.nccl_log.files import read_logs
-from gpubench.readers.nccl_log.stream import NcclLogReader
+from gpubench.readers import limits
+from gpubench.readers import limits as document_limits
+from gpubench.readers.nccl_log.stream import NcclLogReader, read_logs
 from tests.fakes.nccl_logs import Job
 
 WHOLE = "".join(Job(ranks=4).logs())
@@ -54,7 +53,7 @@ def read(*parts: str) -> LogFacts:
         ("MOST_COMMS_OF_A_PROCESS", (init(n) for n in range(9)), "4 communicators of a process"),
         ("MOST_COMMUNICATORS", (init(n) for n in range(9)), "4 communicators, of "),
         ("MOST_PLACES", (init(n) for n in range(9)), "communicators, of 4 ranks together"),
-        ("MOST_RANKS", [init(77, size=9)], "4 ranks of one communicator"),
+        ("MOST_LOG_RANKS", [init(77, size=9)], "4 ranks of one communicator"),
         ("MOST_WITHOUT_ID", map(without_id, range(9)), "4 communicators without an id"),
         ("MOST_WITHOUT_ID", (channel(0, 1, pid=n) for n in range(9)), "4 communicators without an id"),
         ("MOST_EARLY_OF_A_THREAD", (channel(n, n + 1) for n in range(9)), "4 ranks that no communicator"),
@@ -67,8 +66,8 @@ def read(*parts: str) -> LogFacts:
             [*(init(n, size=9) for n in range(5)), channel(0, 1).replace(":1:1 ", ":1:2 ")],
             "4 channels",
         ),
-        ("MOST_BYTES", [WHOLE], "4 bytes"),
-        ("MOST_LINES", [WHOLE], "4 lines"),
+        ("MOST_LOG_BYTES", [WHOLE], "4 bytes"),
+        ("MOST_LOG_LINES", [WHOLE], "4 lines"),
     ],
 )
 def test_beyond_a_limit_the_report_names_it(
@@ -89,14 +88,14 @@ def test_what_was_read_before_a_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pairs_are_counted_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_PAIRS", 4)
+    monkeypatch.setattr(limits, "MOST_LOG_PAIRS", 4)
     monkeypatch.setattr("gpubench.readers.nccl_log.stream._BYTES_BETWEEN_PAIRS", 1)
     facts = read(WHOLE, WHOLE, WHOLE)
     assert [each.most for each in facts.limits] == ["4 connections of a rank with a peer"]
 
 
 def test_seconds_of_reading_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "MOST_LOG_SECONDS", 0.0)
     assert read(WHOLE, WHOLE).limits[0].most == "0 seconds of reading"
 
 
@@ -105,7 +104,7 @@ def test_a_whole_log_reaches_none() -> None:
 
 
 def test_files_beyond_the_most_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_FILES", 2)
+    monkeypatch.setattr(limits, "MOST_LOG_FILES", 2)
     for name in "abcd":
         (tmp_path / name).write_text(WHOLE)
     reader = NcclLogReader()

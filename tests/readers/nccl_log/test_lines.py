@@ -14,7 +14,7 @@ from gpubench.readers.nccl_log.lines import (
     parse_head,
     parse_tuning,
 )
-from gpubench.readers.nccl_log.remarks import (
+from gpubench.readers.nccl_log.notes import (
     OwnGpu,
     parse_network,
     parse_paths,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.readers.nccl_log.neighbours import ring_pairs, tree_pairs
+from gpubench.readers.nccl_log.lines import ring_pairs, tree_pairs
 
 LOGS = Path(__file__).parents[2] / "logs"
 HEAD = b"vm:4310:4310 [0] NCCL INFO "

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.formats.registry import DATED
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.registry import DATED, Style, Target
 from gpubench.model.results.history import DatedName
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from gpubench.readers.results.history import list_results, read_head

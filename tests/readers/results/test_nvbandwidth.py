@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
+from gpubench.readers.registry import read_results
 from gpubench.readers.results.nvbandwidth import read
-from gpubench.readers.results.registry import read_results
 
 RECORDED = Path(__file__).parents[2] / "results" / "h200x4" / "nvbandwidth.txt"
 TEXT = RECORDED.read_text()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpubench.jobs.past import past_of
+from gpubench.jobs.compare import past_of
 from gpubench.model.results.report import CollectiveRow
-from gpubench.readers.results import past_results as module
-from gpubench.readers.results.past_results import newest_and_spread, past_figures
+from gpubench.readers.results import history as module
+from gpubench.readers.results.history import newest_and_spread, past_figures
 from tests.formats.sample import ROW
 from tests.readers.results.test_past_runs import NOW, keep
 
@@ -76,11 +76,11 @@ def test_a_link_to_a_result_is_one(tmp_path: Path) -> None:
 def test_large_files_and_slow_disks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for day in range(1, 8):
         keep_well(tmp_path, day)
-    monkeypatch.setattr(module, "MOST_READ", 6)
+    monkeypatch.setattr(module, "MOST_RESULTS_READ", 6)
     assert past_figures(tmp_path, NOW_LATE).note.endswith("1 not opened, for there are many or the disk is slow")
-    monkeypatch.setattr(module, "MOST_LOOKED_AT", 5)
+    monkeypatch.setattr(module, "MOST_RESULTS_LOOKED_AT", 5)
     assert past_figures(tmp_path, NOW_LATE).used == 5
-    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    monkeypatch.setattr(module, "MOST_BYTES_OF_A_RESULT", 10)
     assert past_figures(tmp_path, NOW_LATE).used == 0
     monkeypatch.setattr(module, "MOST_SECONDS", -1.0)
     found = past_figures(tmp_path, NOW_LATE)

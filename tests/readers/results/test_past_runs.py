@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.formats.registry import DATED
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.registry import DATED, Style, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
-from gpubench.readers.results import past_runs as module
-from gpubench.readers.results.past_runs import past_runs
+from gpubench.readers.results import history as module
+from gpubench.readers.results.history import past_runs
 from tests.formats.sample import METADATA, REPORT, ROW
 
 NOW = replace(METADATA, started_at="2026-11-20T08:00:00+00:00", run_id="now")
@@ -71,7 +70,7 @@ def test_only_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         keep(tmp_path, day)
     monkeypatch.setattr(module, "MOST_RUNS", 3)
     assert days(tmp_path) == [7, 8, 9]
-    monkeypatch.setattr(module, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(module, "MOST_RUNS_LOOKED_AT", 2)
     assert days(tmp_path) == [8, 9]
 
 

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.formats.registry import CSV
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.registry import CSV, Format, Style, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, PAIR_COLUMNS, CollectiveRow, PairRow
+from gpubench.readers.registry import RESULT_READERS, read_results
 from gpubench.readers.results.gpubench_csv import read as read_gpubench_csv
 from gpubench.readers.results.gpubench_json import read as read_gpubench_json
-from gpubench.readers.results.registry import RESULT_READERS, read_results
 from tests.formats.sample import JSON, JSONL, METADATA, REPORT, ROWS
 
 PAIR = PairRow(

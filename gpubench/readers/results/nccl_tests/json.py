@@ -11,20 +11,19 @@ from typing import Any
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
-from gpubench.model.terms.nccl_choice import nccl_version
-from gpubench.model.terms.operation import Placement
-from gpubench.readers.documents.json_lines import load_json
-from gpubench.readers.results.nccl_tests.file import result_file
-from gpubench.readers.results.nccl_tests.names import (
+from gpubench.model.terms.operation import Placement, nccl_version
+from gpubench.readers.documents import load_json
+from gpubench.readers.results.nccl_tests.run import (
     COLLECTIVE_NAMES,
     ELEMENT_TYPES,
     REDUCTIONS,
     Device,
+    NcclTestsRun,
     OutputLine,
     PerIteration,
     Placed,
+    result_file,
 )
-from gpubench.readers.results.nccl_tests.run import NcclTestsRun
 
 NEWEST_VERSION = 3
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.condition import NvmlCondition, others
-from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.hardware.traffic import NvmlCondition, others
+from gpubench.model.facts.gpu_use import GpuCondition, GpuProcess
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 
 SW_POWER_CAP, IDLE = 0x4, 0x1

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
-from gpubench.hardware.node.nvml.library import read_nvml
-from gpubench.model.facts.gpu_limits import GpuLimits
-from gpubench.model.facts.gpu_process import GpuProcess, mps_in_use
-from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer, PcieLink, RemappedRows
-from gpubench.model.terms.cpu_ranges import ranges_of
+from gpubench.hardware.node.gpus import NvmlFacts, read_node
+from gpubench.hardware.node.nvml import read_nvml
+from gpubench.model.facts.gpu_use import GpuProcess, mps_in_use
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, GpuLimits, NvlinkPeer, PcieLink, RemappedRows
+from gpubench.model.terms.units import ranges_of
 from tests.fakes.nvml import (
     Clique,
     FabricV1,

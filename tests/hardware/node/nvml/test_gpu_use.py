@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.gpu_use import NvmlUse
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.idle_gpu import GpuUse
+from gpubench.hardware.traffic import NvmlUse
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.traffic import GpuUse
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 
 GIB = 2**30

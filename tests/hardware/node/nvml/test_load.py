@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.load import NvmlLoad
-from gpubench.model.facts.gpu_load import GpuLoad, load_of_ranks, mean_load
+from gpubench.hardware.traffic import NvmlLoad
+from gpubench.model.facts.health import GpuLoad, load_of_ranks, mean_load
 from tests.fakes.nvml import FakeGpu
 from tests.hardware.node.nvml.test_condition import SW_POWER_CAP, ByBusId
 
@@ -15,7 +15,7 @@ def read(monkeypatch: pytest.MonkeyPatch, bus_id: str = "06", instant: int | Non
     functions = {f"nvmlDeviceGet{name}": (lambda *_, _reply=reply: _reply) for name, reply in replies.items()}
     library = ByBusId(FakeGpu(replies=functions))
     answers = {} if instant is None else {(186, 0): instant}
-    monkeypatch.setattr("gpubench.hardware.node.nvml.answers.Answers.fields", lambda _self, _wanted: answers)
+    monkeypatch.setattr("gpubench.hardware.node.drivers.Answers.fields", lambda _self, _wanted: answers)
     monkeypatch.setitem(sys.modules, "pynvml", library)
     load = NvmlLoad(bus_id)
     try:

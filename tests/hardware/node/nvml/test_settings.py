@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.merge import merge
-from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
-from gpubench.hardware.node.nvml.settings import read_settings
+from gpubench.hardware.node.gpus import NvmlFacts, read_node, read_settings
 from gpubench.hardware.node.sysfs import SysfsFacts
-from gpubench.model.facts.driver_settings import ConfidentialComputing, DriverSettings
-from gpubench.model.facts.snapshot import DriverFacts, ProbeFailure
+from gpubench.hardware.probe import merge
+from gpubench.model.facts.snapshot import ConfidentialComputing, DriverFacts, DriverSettings, ProbeFailure
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
 
 ABSENT = "this nvidia-ml-py does not know of it"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.node.nvml.traffic import WINDOW_SECONDS, NvmlTraffic
+from gpubench.hardware.node.gpu_child import WINDOW_SECONDS, NvmlTraffic
 from gpubench.model.facts.traffic import GpuReading
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 

@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.node.pci.config import NEEDS_ROOT, read_access_control
-from gpubench.hardware.node.pci.devices import read_pci_devices
-from gpubench.hardware.node.pci.errors import read_errors
+from gpubench.hardware.host import UnknownFields
+from gpubench.hardware.node.pci import NEEDS_ROOT, read_access_control, read_errors, read_pci_devices
 from gpubench.hardware.node.sysfs import read_sysfs
-from gpubench.hardware.system_files import UnknownFields
-from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.facts.snapshot import PciDevice, PcieLink
+from gpubench.model.facts.snapshot import AccessControl, PciDevice, PcieErrors, PcieLink, PciKind
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
 

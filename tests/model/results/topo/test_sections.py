@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.facts.gpu_process import GpuProcess
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     Fabric,
     GpuDirectFacts,
@@ -29,19 +29,23 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Record
-from gpubench.model.results.topo.devices import (
+from gpubench.model.results.topo import (
+    RankRow,
     gpu_rows,
     gpu_rows_of,
+    kind_rows,
+    limits,
     link_rows,
     nic_rows,
     node_rows,
+    pair_rows,
+    pair_rows_of,
+    peer_access,
     rank_rows,
     rows_by_node,
+    tree_rows,
 )
-from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows, pair_rows_of, peer_access
-from gpubench.model.results.topo.rows import RankRow
-from gpubench.model.results.topo.tree import tree_rows
-from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Origin
 
 GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
 HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]

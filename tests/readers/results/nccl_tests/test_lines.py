@@ -8,8 +8,7 @@ import pytest
 
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import Told
-from gpubench.readers.results.nccl_tests.lines import TORN, without_nccl
-from gpubench.readers.results.nccl_tests.text import read
+from gpubench.readers.results.nccl_tests.text import TORN, read, without_nccl
 from tests.fakes.old_nccl_tests import old_output
 
 SAID = "NCCL INFO Channel 00/0 : 3[3] -> 0[0] via P2P/CUMEM"

@@ -4,7 +4,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.results.result_file import ResultFile, Told
-from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
+from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
 from tests.fakes.old_nccl_tests import COLUMNS, FIRST, RCCL, RCCL_OLD, old_output

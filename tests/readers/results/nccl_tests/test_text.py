@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.results.result_file import ResultFile
-from gpubench.model.terms.nccl_choice import nccl_version
+from gpubench.model.terms.operation import nccl_version
+from gpubench.readers.registry import read_results
 from gpubench.readers.results.nccl_tests.json import read as read_nccl_tests_json
-from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
+from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read as read_nccl_tests
-from gpubench.readers.results.registry import read_results
 from tests.fakes.nccl_tests import Half, Output, Result
 
 RECORDED = Path(__file__).parents[3] / "results" / "h200x4"

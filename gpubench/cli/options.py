@@ -1,0 +1,469 @@
+"""Options that several commands share: presentation, profile, recording, simulation, and those of nccl-tests.
+
+Those that mean the same are short forms of gpubench's own: -n of --iters, -w of --warmup, -d of --dtype, -r of --root.
+"""
+
+import difflib
+import os
+import shlex
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from gpubench.cli.signature import NCCL, OUTPUT, SIMULATE, completed, flag, no_option, option, option_fields
+from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher, invalid_choice
+from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
+from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE, Format
+from gpubench.jobs.sources import Recording, Simulation, simulation_of
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.units import MOST_SIZES, parse_size
+
+if TYPE_CHECKING:
+    from gpubench.cli.defaults import Defaults
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
+    """The members that comma-separated texts name, each once, in their order; UsageError for a word that names none."""
+    words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
+    for word in words:
+        if word not in tuple(choices):
+            raise unknown_word(option, word, tuple(choices))
+    return tuple(map(choices, words))
+
+
+def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
+    """A word that an option does not know, with the nearest one that it does."""
+    error = invalid_choice(option, word, choices)
+    nearest = difflib.get_close_matches(word, choices, n=1)
+    if nearest:
+        error.next_step = f"{option} {nearest[0]}"
+    return error
+
+
+def parse_collective(text: str | None) -> str | None:
+    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
+    from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
+
+    if text is None:
+        return None
+    word = text.lower().removesuffix("_perf")
+    name = COLLECTIVE_NAMES.get(word, word)
+    if name not in COLLECTIVE_NAMES.values():
+        raise unknown_word("--collective", text, tuple(COLLECTIVE_NAMES.values()))
+    return name
+
+
+SUMMARY_OPTION = "--summary"
+
+FOLDER_MARK = "/"
+"""The ending of `--output results/`, which names a folder; it is made where there is none."""
+
+SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
+
+PLOT = "Draw bandwidth over size in the table, with limit and expectation."
+"""The help of --plot, which commands have that visit sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresentationOptions:
+    """The outputs, and the look of the table."""
+
+    help_group: ClassVar = OUTPUT
+
+    format_name: str = option(
+        "NAME",
+        f"Of stdout: {', '.join(each.name for each in FORMATS)}.",
+        name="--format",
+        default="table",
+        autocompletion=completed("format"),
+    )
+    output: list[str] | None = option(
+        "FILE",
+        f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
+        "dated json of every run. Repeatable.",
+        name="--output -o",
+    )
+    save_baseline: str | None = option(
+        "NAME",
+        "Keep this result under a name, for gpubench compare --against NAME.",
+        autocompletion=completed("against"),
+    )
+    section: str | None = option(
+        "NAME",
+        "What csv shows, which shows one. Default: the command's main one. prometheus has every pair with pairs.",
+    )
+    wide: bool = flag("Every line of csv says of which run it is: id, time, hosts, GPUs, driver, NCCL.")
+    color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
+    width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
+    summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
+    verbose: bool = flag(
+        "Headers in full: every GPU, library and setting, not only those that bear on performance.", name="--verbose -v"
+    )
+    quiet: bool = flag("No progress, and of the table only findings and the last sentence.", name="--quiet -q")
+    no_progress: bool = flag("No progress bar.")
+    exit_style: str | None = option(
+        "|".join(ExitStyle),
+        "One line and the exit codes of a Nagios or node-problem-detector plugin.",
+        name=OPTION,
+        autocompletion=completed("exit-style"),
+    )
+    defaults: "Defaults | None" = no_option()
+
+    def parse(self, sections: Sequence[str], *, plot: bool = False) -> Presentation:
+        """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
+        if self.section is not None and self.section not in sections:
+            raise unknown_word("--section", self.section, sections)
+        format_, outputs = parse_format(self.format_name), (*parse_outputs(self.output or ()), *self._baseline())
+        formats = (format_, *(output.format for output in outputs))
+        names = {each.name for each in formats}
+        if self.section is not None and CSV not in formats and not (self.section == "pairs" and "prometheus" in names):
+            raise UsageError(
+                f"--section {self.section} without csv",
+                expected="--format csv, or an --output that ends in .csv: only csv shows one section",
+                next_step=f"--format csv --section {self.section}",
+            )
+        if self.wide and CSV not in formats:
+            raise UsageError("--wide without csv", expected="--format csv, or an --output that ends in .csv")
+        quiet, verbose = self._loudness()
+        if plot and quiet and TABLE not in formats[1:]:
+            raise exclusive(
+                ("--plot", "--quiet"), "one of them, or an --output that ends in .txt: curves are in the table"
+            )
+        if plot and TABLE not in formats:
+            raise UsageError(
+                f"--plot with --format {format_.name}",
+                expected="the table, which curves are drawn in",
+                next_step="--output result.html has curves too",
+            )
+        style = _parse_exit_style(self.exit_style, format_)
+        if style is not None:
+            _refuse_under_launcher()
+        if self.summary and (style is not None or format_ is not TABLE):
+            beside = f"{OPTION} {self.exit_style}" if style is not None else f"--format {format_.name}"
+            raise exclusive((SUMMARY_OPTION, beside), "one of them: each has stdout to itself")
+        line = SUMMARY if self.summary else None if style is None else style.line_format
+        shown = QUIET if quiet and format_ is TABLE else format_
+        return Presentation(
+            format=line or shown,
+            outputs=outputs,
+            section=self.section,
+            color=parse_choices("--color", [self.color], Color)[0],
+            width=self.width,
+            verbose=verbose,
+            show_progress=not (self.no_progress or quiet),
+            exit_style=style,
+            plot=plot,
+            wide=self.wide,
+            defaults=self.by_default,
+            defaults_file=None if self.defaults is None else self.defaults.file,
+            job_defaults=self._job_defaults(),
+        )
+
+    def _baseline(self) -> tuple[Output, ...]:
+        if self.save_baseline is None:
+            return ()
+        from gpubench.readers.results.history import baseline_path
+
+        return (Output(baseline_path(self.save_baseline, os.environ), BASELINE),)
+
+    @property
+    def by_default(self) -> dict[str, str]:
+        """The options that have their values from the environment or a file, each with where."""
+        return {} if self.defaults is None else self.defaults.sources
+
+    def _loudness(self) -> tuple[bool, bool]:
+        """Whether to be quiet, and verbose; what the command line asks for comes before a default of the other one."""
+        if not (self.quiet and self.verbose):
+            return self.quiet, self.verbose
+        by_default = {"--quiet", "--verbose"} & self.by_default.keys()
+        if len(by_default) != 1:
+            raise exclusive(("--quiet", "--verbose"), "one of them, or neither")
+        return "--quiet" not in by_default, "--verbose" not in by_default
+
+    def _job_defaults(self) -> dict[str, str]:
+        """The defaults that every rank of a job has to have alike: all but those of outputs and looks."""
+        if self.defaults is None:
+            return {}
+        own = {each.name for each in option_fields(type(self))}
+        return {each.option: each.source for name, each in self.defaults.by_name.items() if name not in own}
+
+
+def _refuse_under_launcher() -> None:
+    """Raise UsageError where several ranks would each end with a plugin's exit code."""
+    launch = launched_by(os.environ)
+    if launch is not None and launch.size > 1:
+        raise exit_style_under_launcher(launch.launcher)
+
+
+def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
+    """The style of that name, which has stdout to itself: UsageError where a format stands beside it."""
+    if name is None:
+        return None
+    style = parse_choices(OPTION, [name], ExitStyle)[0]
+    if format_ is not TABLE:
+        raise UsageError(
+            f"{OPTION} {name} with --format {format_.name}",
+            expected=f"one of them: {OPTION} prints a line of its own",
+            next_step=f"{OPTION} {name} --output result{format_.suffix or '.json'}",
+        )
+    return style
+
+
+def parse_format(name: str) -> Format:
+    """The format of that name."""
+    by_name = {each.name: each for each in FORMATS}
+    if name not in by_name:
+        raise unknown_word("--format", name, list(by_name))
+    return by_name[name]
+
+
+def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
+    """The files to write, each with the format that its suffix picks, and the folder that keeps dated results.
+
+    UsageError for an unknown suffix, one file twice, or two folders.
+    """
+    outputs: dict[Path, Output] = {}
+    for text in paths:
+        path = Path(text)
+        keeps = text.endswith(FOLDER_MARK) or (path.suffix not in SUFFIXES and _is_folder(path))
+        output = Output(path, DATED if keeps else _format_of(path, text))
+        if path.resolve() in outputs:
+            raise UsageError(
+                f"--output {text} is given twice",
+                expected="a file of its own for each output",
+                reason="the second would overwrite the first; two spellings of a path are one file",
+                next_step="--output result.json --output result.csv",
+            )
+        folder = next((each.path for each in outputs.values() if each.format is DATED), None)
+        if output.format is DATED and folder is not None:
+            raise UsageError(
+                f"--output {folder}/ and --output {text}",
+                expected="one folder to keep dated results in",
+                next_step=f"--output {folder}/ alone; cp keeps a second one",
+            )
+        outputs[path.resolve()] = output
+    return tuple(outputs.values())
+
+
+def _is_folder(path: Path) -> bool:
+    """True for a folder; what may not be looked at, or has too long a name, is refused where it is written."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _format_of(path: Path, text: str) -> Format:
+    by_suffix = {each.suffix: each for each in FORMATS if each.suffix}
+    if path.suffix in by_suffix:
+        return by_suffix[path.suffix]
+    known = ", ".join(f"{suffix} ({each.name})" for suffix, each in by_suffix.items())
+    folder = f"{text}/ keeps a dated result of every run in a folder"
+    raise UsageError(
+        f"--output {text}: the suffix names no format",
+        expected=f"a file that ends in {known}",
+        next_step=f"--output {path.with_suffix('.json') if path.suffix else folder}",
+    )
+
+
+PROFILE = "Judge by this profile. Default: one of your own that matches, else one of gpubench's."
+
+
+def check_profile(name: str | None) -> None:
+    """Raise UsageError, before anything is measured, where the profile is not there or broken."""
+    if name is not None:
+        from gpubench.profiles import find
+
+        find(name, os.environ)
+
+
+def expected_gpus() -> Any:
+    """The field of a dataclass that is `--expect-gpus`."""
+    return option(
+        "N", "GPUs that every node should have: fewer or more is a FAIL, none anywhere exit code 3.", min=1, max=1024
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions:
+    """The folder to show instead of a machine, and the one to write to."""
+
+    help_group: ClassVar = SIMULATE
+
+    replay: str | None = option("DIR", "Show what --record wrote.")
+    record: str | None = option("DIR", "Also write there the facts of every node and rank, and raw samples.")
+
+    def parse(self, excluded: Mapping[str, object]) -> Recording:
+        """The folders that were named; UsageError for --replay beside any option that is given of `excluded`."""
+        beside = [option for option, value in excluded.items() if value is not None]
+        if self.replay is not None and beside:
+            raise exclusive(["--replay", *beside], "--replay alone: it shows what was recorded")
+        return Recording(
+            record=None if self.record is None else Path(self.record),
+            replay=None if self.replay is None else Path(self.replay),
+        )
+
+
+_LOOKS_AT = {
+    "scan": "scan looks at rounds, leaves and what NICs deliver between nodes",
+    "watch": "watch looks at the traffic of jobs",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions:
+    """A simulated machine, and what is broken in it."""
+
+    help_group: ClassVar = SIMULATE
+
+    simulate: str | None = option(
+        "NAME[/GPUS][*NODES]",
+        "A machine that does not exist, from its profile: hgx-h200-4; 'hgx-h100-8*16' for 16 nodes, hgx-h100-8/1 for "
+        "one GPU of its board.",
+        autocompletion=completed("simulate"),
+    )
+    fault: list[str] | None = option(
+        "WHERE:KEY=VALUE", "Break the simulated machine, e.g. node3.gpu5:nvlink=12; counted from 0. Repeatable."
+    )
+    seed: int = option("N", "Of the simulated noise.", default=0, show_default=False)
+
+    def parse(self, *, command: str = "") -> Simulation | None:
+        """The simulated machine, None where none was asked for; UsageError for a fault without a machine.
+
+        Some faults mean something for one `command` alone, as those of leaves and rounds for scan.
+        """
+        faults = self.fault or ()
+        if self.simulate is None:
+            if faults:
+                raise UsageError(
+                    f"--fault {faults[0]} without --simulate",
+                    expected="a simulated machine: what is real is not broken on purpose",
+                    next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
+                )
+            return None
+        simulation = simulation_of(self.simulate, faults, self.seed)
+        unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
+        if unfit is not None:
+            raise UsageError(
+                f"--fault {unfit}: only {_LOOKS_AT[unfit.command]}",
+                expected="a fault that shows in facts, copies or collectives",
+                next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
+            )
+        return simulation
+
+
+_FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+_STEP = 2**20
+"""Bytes that nccl-tests goes on by where nobody says otherwise (common.cu, `stepBytes`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclTestsOptions:
+    """Sizes, GPUs and verification in nccl-tests' words."""
+
+    help_group: ClassVar = NCCL
+
+    smallest: str | None = option("SIZE", "As in nccl-tests: -b 8 -e 4G -f 2 is --sizes 8:4G:2.", name="-b")
+    largest: str | None = option("SIZE", "Up to this size, with -b.", name="-e")
+    factor: str | None = option("FACTOR", "Times so much, with -b and -e.", name="-f")
+    step: str | None = option("BYTES", "So much more, with -b and -e: -i 1M.", name="-i")
+    gpus: int | None = option("N", "As --np. Under mpirun or srun, -g 1 alone: a rank has one GPU.", name="-g", min=1)
+    verified: int | None = option("0|1", "-c 0 as --no-check, -c 1 as --check.", name="-c", min=0)
+
+    def sizes(self, own: str | None, by_default: Container[str]) -> str | None:
+        """What --sizes would be; `own` is what it is. UsageError where sizes are said twice, or by halves."""
+        words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
+        given = [name for name, value in words.items() if value is not None]
+        if not given:
+            return own
+        if own is not None and "--sizes" not in by_default:
+            raise exclusive((" ".join(given), "--sizes"), "sizes in one way: -b 8 -e 4G -f 2, or --sizes 8:4G:2")
+        if self.factor is not None and self.step is not None:
+            raise exclusive(("-f", "-i"), "sizes that are multiplied, or that have so much added")
+        if self.smallest is None or self.largest is None:
+            raise UsageError(
+                f"{' and '.join(given)} without {'-e' if self.largest is None else '-b'}",
+                expected="the smallest size and the largest",
+                reason="nccl-tests takes 32M for the one that is missing, which few want",
+                next_step=f"-b {self.smallest or 8} -e {self.largest or '4G'} -f {self.factor or 2}",
+            )
+        with advising(next_step="-b 8 -e 4G -f 2"):
+            first, last = parse_size(self.smallest), parse_size(self.largest)
+        how = self.factor if self.step is None else f"+{self.step}"
+        if how is None and first < last:
+            raise self._no_step(first, last)
+        return f"{self.smallest}:{self.largest}:{how or 2}"
+
+    def _no_step(self, first: int, last: int) -> UsageError:
+        of_theirs = (last - first) // _STEP + 1
+        asked = f"-b {self.smallest} -e {self.largest}"
+        also = f", or {asked} -i 1M for nccl-tests' sizes" if of_theirs <= MOST_SIZES else ""
+        return UsageError(
+            f"{asked} without -f or -i: nccl-tests would visit {of_theirs:,} sizes, 1M apart",
+            expected="the factor or the step between sizes",
+            next_step=f"{asked} -f 2{also}",
+        )
+
+    def ranks(self, own: int | None, by_default: Container[str]) -> int | None:
+        """What --np would be; `own` is what it is. UsageError for another number, or several GPUs a rank."""
+        if self.gpus is None:
+            return own
+        launch = launched_by(os.environ)
+        if launch is not None and self.gpus > 1:
+            raise UsageError(
+                f"-g {self.gpus} under {launch.launcher}",
+                expected="-g 1: in gpubench a rank has one GPU",
+                next_step=f"{launch.size * self.gpus} ranks without -g, in the place of {launch.size}",
+            )
+        if launch is not None:
+            return own
+        if own not in (None, self.gpus) and "--np" not in by_default:
+            raise exclusive((f"-g {self.gpus}", f"--np {own}"), "one of them: both are the number of ranks")
+        return self.gpus
+
+    def check(self, *, own: bool, by_default: Container[str]) -> bool:
+        """Whether data are verified; `own` is what --check says. UsageError for both ways, or several checks."""
+        if self.verified is None:
+            return own
+        if self.verified > 1:
+            raise UsageError(
+                f"-c {self.verified}",
+                expected="0 or 1",
+                reason="nccl-tests checks so many operations apart from those it times; gpubench those that it timed",
+                next_step="-c 1",
+            )
+        if self.verified and not own and "--check" not in by_default:
+            raise exclusive(("-c 1", "--no-check"), "one of them")
+        return bool(self.verified)
+
+
+def parse_dtypes(texts: list[str] | None) -> tuple[DataType, ...]:
+    """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
+    words = [word.strip() for text in texts or ["float32"] for word in text.split(",")]
+    return parse_choices("--dtype", [_own_name(word) for word in words], DataType)
+
+
+def _own_name(word: str) -> str:
+    if word.lower() in tuple(DataType):
+        return word.lower()
+    from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
+
+    name = _FRAMEWORKS_NAMES.get(word.lower()) or ELEMENT_TYPES.get(word.lower(), (word, 0))[0]
+    return name if name in tuple(DataType) else word
+
+
+def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:
+    """Raise UsageError for `-o sum`: of nccl-tests that is the reduction, here a file."""
+    for each in paths or ():
+        if each in reductions or each == "all":
+            raise UsageError(
+                f"-o {each}",
+                expected="-o FILE",
+                reason="nccl-tests' -o is the reduction",
+                next_step=f"--op {each if each != 'all' else ','.join(('sum', 'prod', 'max', 'min', 'avg'))}",
+            )

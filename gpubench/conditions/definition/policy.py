@@ -1,0 +1,285 @@
+"""The two tables of policy over all conditions: their severity, and what each cause can explain.
+
+Severity: FAIL and ERROR drain a node: `check` ends with 1 or 3, and so does a prolog. WARN leaves it in service.
+
+Causes: `check`, `topo`, `explain` and every measurement name a cause for a path only where the table of causes has the
+path's kind.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpubench.model.results.report import Effect
+from gpubench.model.terms.verdict import Verdict, exit_code
+
+
+class Relation(StrEnum):
+    """Where the two ends of a path are."""
+
+    ONE_GPU = "one GPU"
+    ONE_NODE = "two GPUs of one node"
+    ONE_DOMAIN = "two nodes of one NVLink domain"
+    TWO_NODES = "two nodes"
+
+
+class Medium(StrEnum):
+    """What carries the bytes of a path through host memory. HOST_MEMORY: a copy of CUDA's, or nothing was sent yet."""
+
+    HOST_MEMORY = "host memory"
+    SHM = "SHM"
+    SOCKET = "NET/Socket"
+    RDMA = "NET/IB or a plugin, without GDRDMA"
+
+
+class PathKind(NamedTuple):
+    """A path that goes through host memory, as seen from outside."""
+
+    relation: Relation
+    medium: Medium
+
+
+class Slowed(StrEnum):
+    """The part of an operation that a cause of a slower path makes longer."""
+
+    LAUNCHES = "launches and small sizes"
+    NVLINK = "bytes over NVLink"
+    PCIE = "bytes over PCIe"
+    NETWORK = "bytes between nodes"
+
+
+BYTES = (Slowed.NVLINK, Slowed.PCIE, Slowed.NETWORK)
+
+
+@dataclass(frozen=True, slots=True)
+class Explains:
+    """What a cause can explain: the kinds of paths through host memory, and the part of slow operations (empty: any).
+
+    `effects` are the same in words; SLOW, WRONG and APPLICATION among them are no path through host memory.
+    """
+
+    effects: tuple[Effect, ...] = ()
+    paths: frozenset[PathKind] = frozenset()
+    slows: tuple[Slowed, ...] = ()
+
+    def slowing(self, *parts: Slowed) -> "Explains":
+        """The same of a cause that makes direct paths slow, too."""
+        return replace(self, effects=(*self.effects, Effect.SLOW), slows=parts)
+
+    def __or__(self, other: "Explains") -> "Explains":
+        return replace(self, effects=(*self.effects, *other.effects), paths=self.paths | other.paths)
+
+
+def _paths(relations: Iterable[Relation], *media: Medium) -> frozenset[PathKind]:
+    return frozenset(PathKind(relation, medium) for relation in relations for medium in media)
+
+
+_INSIDE = (Relation.ONE_GPU, Relation.ONE_NODE)
+_OUTSIDE = (Relation.ONE_DOMAIN, Relation.TWO_NODES)
+_NETWORKS = (Medium.SOCKET, Medium.RDMA)
+
+_POLICY = Explains((Effect.STAGED,), _paths([Relation.ONE_NODE], Medium.HOST_MEMORY, Medium.SHM))
+"""No peer access between two GPUs, by design: NCCL takes shared memory. No design has it take a network."""
+_NO_PEERS = replace(_POLICY, paths=_POLICY.paths | _paths([Relation.ONE_NODE], Medium.RDMA))
+"""No peer access between two GPUs: NCCL takes shared memory, or RDMA where NICs behind the GPUs' PCIe switches are
+faster (ncclTopoCheckNet in src/graph/paths.cc). Sockets it takes only where there is no shared memory either."""
+_NO_IPC = replace(_NO_PEERS, paths=_NO_PEERS.paths | _paths([Relation.ONE_GPU], Medium.HOST_MEMORY, Medium.SHM))
+"""Processes cannot open each other's GPU memory, not even that of one GPU. NVLink and PCIe have no part in that."""
+_NO_SHM = Explains((Effect.NETWORK_INSIDE,), _paths(_INSIDE, *_NETWORKS))
+"""No shared memory: the network where peer access is not used either."""
+_SPLIT = Explains(
+    (Effect.NETWORK_INSIDE, Effect.STAGED), _NO_SHM.paths | _paths([Relation.ONE_NODE], Medium.HOST_MEMORY)
+)
+"""NCCL takes ranks of one node for ranks of several: neither peer access nor shared memory."""
+_SOCKETS = Explains((Effect.SOCKETS,), _paths(_OUTSIDE, Medium.SOCKET))
+_NO_GPUDIRECT = Explains((Effect.NO_GPUDIRECT,), _paths(_OUTSIDE, Medium.HOST_MEMORY, Medium.RDMA))
+_NETWORK = _SOCKETS | _NO_GPUDIRECT
+_NO_MNNVL = replace(_NETWORK, paths=_paths([Relation.ONE_DOMAIN], *_NETWORKS)).slowing(Slowed.NETWORK)
+NOTHING = Explains()
+_SLOW = NOTHING.slowing()
+_WRONG, _APPLICATION = Explains((Effect.WRONG,)), Explains((Effect.APPLICATION,))
+_OVER_PCIE = (Slowed.PCIE, Slowed.NETWORK)
+
+_ROWS: tuple[tuple[Explains, str], ...] = (
+    (_POLICY, "wsl gpu-without-pcie-p2p nvlink-mesh nccl-default-level"),
+    (_NO_PEERS, "p2p-of-some-alike p2p-registry-key p2p-virtual-machine p2p-chipset p2p-across-sockets"),
+    (_NO_PEERS, "mixed-gpu-models bar1-small cuda-nvml-disagree staged-despite-grant peer-access-refused"),
+    (_NO_PEERS, "fabric-manager-stopped fabric-manager-version fabric-not-ready fabric-differs"),
+    (_NO_PEERS, "nccl-p2p-disabled confidential-computing gpus-not-visible device-file-denied"),
+    (_NO_PEERS.slowing(Slowed.NVLINK), "nvlink-disabled nvlinks-all-down nvlink-down"),
+    (_NO_IPC, "mig-on cuda-ipc-refused"),
+    (_NO_SHM, "nccl-shm-disabled shm-too-small nccl-net-in-node"),
+    (_SPLIT, "nccl-hostid shm-not-shared"),
+    (_SOCKETS, "memlock-limited nccl-ib-disabled nccl-ib-hca libibverbs-missing verbs-provider-missing"),
+    (_SOCKETS, "infiniband-files-missing efa-plugin-missing sockets-despite-rdma"),
+    (_NETWORK, "no-rdma-nic"),
+    (_SOCKETS.slowing(Slowed.NETWORK), "rdma-port-down"),
+    (_NO_GPUDIRECT, "nccl-gdr-disabled nccl-gdr-read nccl-dmabuf-disabled gpudirect-module-missing"),
+    (_NO_GPUDIRECT, "peermem-not-registered grdma-override gb10-no-gpudirect gpudirect-too-far"),
+    (_NO_GPUDIRECT, "gpudirect-one-side gpudirect-refused nccl-gdr-c2c-disabled"),
+    (_NO_GPUDIRECT.slowing(Slowed.NETWORK), "vm-flat-topology"),
+    (_SLOW | _NO_GPUDIRECT, "topology-file-wrong"),
+    (_NO_MNNVL, "imex-service-stopped imex-channel-missing nccl-mnnvl-disabled nccl-cumem-disabled"),
+    (replace(_NO_MNNVL, paths=_paths([Relation.TWO_NODES], *_NETWORKS)), "mnnvl-clique-differs"),
+    (_SLOW, "gpu-hw-slowdown gpu-throttled clocks-capped clocks-held-down power-limited row-remap-failed"),
+    (_SLOW, "row-remap-pending clock-limited gpu-hot gpu-in-use memory-in-use host-bound"),
+    (_SLOW, "foreign-nvlink-traffic foreign-pcie-traffic nccl-algorithm-forced nccl-plugin tool-attached"),
+    (NOTHING.slowing(Slowed.LAUNCHES), "nccl-debug-trace cuda-launch-blocking cuda-max-connections"),
+    (NOTHING.slowing(Slowed.LAUNCHES), "cores-shared cpu-quota cpu-oversubscribed"),
+    (NOTHING.slowing(Slowed.LAUNCHES, Slowed.PCIE), "numa-far"),
+    (NOTHING.slowing(*BYTES), "nccl-few-channels nccl-p2p-memcpy nccl-small-buffers nccl-few-threads"),
+    (NOTHING.slowing(Slowed.NVLINK), "nvlink-bandwidth-limited fabric-unhealthy nvlink-errors nccl-nvls-off"),
+    (NOTHING.slowing(Slowed.NETWORK), "rdma-port-unused nic-below-card rdma-port-slow nic-absent rdma-port-errors"),
+    (NOTHING.slowing(Slowed.NETWORK), "roce-mtu-small nics-differ mnnvl-clique-small mnnvl-no-domain mnnvl-unused"),
+    (NOTHING.slowing(Slowed.NETWORK), "nccl-ib-hca-half-port"),
+    (NOTHING.slowing(Slowed.NETWORK) | _WRONG, "roce-gid-index"),
+    (NOTHING.slowing(*_OVER_PCIE), "acs-nic-redirect pcie-width pcie-uplink pcie-generation pcie-errors"),
+    (NOTHING.slowing(*_OVER_PCIE), "posted-write-collapse staging-shares-uplink"),
+    (NOTHING.slowing(*_OVER_PCIE) | _WRONG, "acs-redirect iommu-translating"),
+    (_WRONG, "peer-access-corrupts"),
+    (_APPLICATION, "namespaces-differ ptrace-blocked visible-devices-differ mpi-cuda-off ucx-tls"),
+    (_APPLICATION, "ucx-without-cuda mpi-not-cuda-aware peer-access-not-enabled"),
+)
+
+EXPLAINS: Mapping[str, Explains] = {id_: row for row, ids in _ROWS for id_ in ids.split()}
+"""By the id of a condition. A condition without a row explains nothing of paths: it is a check, or ends jobs."""
+
+
+FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKIP
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The severity of a condition and the source it rests on; `degrees` says when it is another one."""
+
+    severity: Verdict
+    source: str
+    degrees: str = ""
+
+    @property
+    def drains(self) -> bool:
+        """True if a gate takes a node with it out of service."""
+        return exit_code(self.severity) != 0
+
+
+_NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes")
+_NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended")
+_ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
+_FIGURE = "WARN between 90 % and 75 % of what is expected"
+
+SEVERITIES: Mapping[str, Grade] = {
+    "driver-silent": _NOT_READ,
+    "probe-failed": _NOT_READ,
+    "driver-missing": _NOT_READ,
+    "not-measured": _NOT_READ,
+    "above-limit": Grade(ERROR, "no link carries more than its ceiling: the facts or the figure are wrong"),
+    "cuda-refuses": Grade(FAIL, "CUDA error 802: no program that uses the GPUs starts"),
+    "gpu-lost": Grade(FAIL, "NVIDIA's Xid catalogue: Xid 79 needs a reset; AzNHC fails check_gpu_count"),
+    "gpu-missing": Grade(
+        FAIL, "AzNHC fails check_gpu_count", "ERROR where a node has no GPU at all and others have some"
+    ),
+    "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
+    "mnnvl-unused": Grade(
+        FAIL, "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)"
+    ),
+    "mnnvl-no-domain": Grade(WARN, "a rack may be run as single trays"),
+    "mnnvl-clique-small": Grade(WARN, "a job may be given uneven parts of racks"),
+    "gpu-differs": Grade(FAIL, "GPUs of one model have the same parts; jobs run at the pace of the weakest"),
+    "profile-unknown": Grade(SKIP, "less is known of the machine, and nothing against it"),
+    "below-profile": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)"),
+    "gpu-hw-slowdown": Grade(FAIL, "NVML: a hardware slowdown divides clocks by 2 or more"),
+    "gpu-throttled": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_THERMAL (monitor); AzNHC logs it and goes on"),
+    "clocks-capped": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_POWER (monitor); AzNHC logs it and goes on"),
+    "clocks-held-down": Grade(WARN, "a setting, not a fault; AzNHC logs it and goes on"),
+    "power-limited": Grade(WARN, "DCGM_FR_ENFORCED_POWER_LIMIT (configuration)"),
+    "clock-limited": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_VIOLATION (monitor)"),
+    "gpu-hot": Grade(WARN, "DCGM_FR_TEMP_VIOLATION (monitor)"),
+    "row-remap-failed": Grade(FAIL, "DCGM_FR_ROW_REMAP_FAILURE (isolate); AzNHC fails check_gpu_ecc"),
+    "row-remap-pending": Grade(FAIL, "DCGM_FR_PENDING_ROW_REMAP (drain and reset); AzNHC fails check_gpu_ecc"),
+    "page-retirement-pending": Grade(FAIL, "DCGM_FR_PENDING_PAGE_RETIREMENTS (drain and reset)"),
+    "memory-errors": Grade(FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED (isolate); AzNHC fails check_gpu_ecc"),
+    "ecc-off": Grade(FAIL, "DCGM_FR_ECC_DISABLED (configuration)"),
+    "gpu-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
+    "memory-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
+    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault", "SKIP where all GPUs of the node have it on"),
+    "nvlinks-all-down": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status"),
+    "nvlink-down": Grade(
+        FAIL,
+        "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status",
+        "WARN where a machine may have been built without that bridge",
+    ),
+    "nvlink-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
+    "fabric-unhealthy": Grade(FAIL, "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)"),
+    "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
+    "cuda-nvml-disagree": Grade(FAIL, "CUDA refuses what NVML grants: copies go through host memory"),
+    "peer-access-refused": Grade(
+        FAIL, "DESIGN: host memory in the place of NVLink", "WARN where no NVLink joins the pair; SKIP where by design"
+    ),
+    "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)"),
+    "pcie-uplink": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration), of the switch above", "WARN for the generation"),
+    "pcie-generation": Grade(WARN, "DCGM_FR_PCIE_GENERATION (triage)"),
+    "pcie-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "rdma-port-down": Grade(FAIL, "AzNHC fails check_hw_ib; NHC fails a port that is not ACTIVE"),
+    "rdma-port-unused": Grade(WARN, "a second port without a cable is normal, and so is one that broke"),
+    "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib: state and rate have to match"),
+    "nic-absent": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
+    "nics-missing": Grade(WARN, "AzNHC fails check_hw_ib for a device that is not there; some are built without"),
+    "nics-differ": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
+    "nic-below-card": Grade(WARN, "a card on a slower switch is no fault of the node"),
+    "network-down": Grade(
+        WARN, "nothing says whether the node needs a network", "FAIL in a job with nodes whose network is up"
+    ),
+    "nic-below-profile": Grade(FAIL, "AzNHC fails check_hw_ib against the machine type's configuration"),
+    "rdma-port-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "gpudirect-module-missing": Grade(WARN, "jobs run, and RDMA takes host memory"),
+    "gpudirect-one-side": Grade(WARN, "jobs run, and RDMA takes host memory"),
+    "vm-flat-topology": Grade(WARN, "jobs run, and NCCL may pick a far NIC"),
+    "acs-redirect": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
+    "acs-nic-redirect": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
+    "iommu-translating": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
+    "node-differs": Grade(WARN, "a difference is no fault by itself"),
+    "settings-differ": Grade(WARN, "the job's environment, not the node"),
+    "library-differs": Grade(WARN, "the job's environment, not the node"),
+    "driver-differs": Grade(FAIL, "DCGM_FR_DENYLISTED_DRIVER (configuration): a node that missed an update"),
+    "shm-not-shared": Grade(FAIL, "NCCL takes the network between ranks of one host"),
+    "p2p-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
+    "p2p-asymmetric": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
+    "host-copies-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
+    "host-memory-slow": Grade(FAIL, "half of what nodes with the same CPU reach", "WARN between 75 % and 50 %"),
+    "slow-unexplained": Grade(FAIL, "AzNHC fails check_nccl_allreduce", "WARN nearer to what is expected"),
+    "wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
+    "straggler": Grade(WARN, "one late rank may be a busy host"),
+    "nccl-diag-p2p": Grade(FAIL, "NCCL's own check of peer access failed"),
+    "nccl-diag-hardware": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),
+    "nccl-diag-network": Grade(WARN, "NCCL reports it and goes on"),
+    "nccl-diag-ranks-differ": Grade(WARN, "NCCL reports it and goes on"),
+    "gpu-xid": Grade(FAIL, "NVIDIA's Xid catalogue: reset, or replace"),
+    "gpu-xid-doubt": Grade(WARN, "NVIDIA's Xid catalogue: the program may be the reason"),
+    "pcie-fatal-error": Grade(FAIL, "AER: fatal; the link was reset"),
+    "pcie-error-doubt": Grade(WARN, "AER: corrected, or not fatal"),
+    "network-link-down": _ON_THE_WAY,
+    "nvlink-uncorrectable": Grade(FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL (isolate)"),
+    "ecc-uncorrectable": Grade(FAIL, "DCGM_FR_CUDA_DBE (isolate)"),
+    "program-exception": _ON_THE_WAY,
+    "nccl-tests-apart": Grade(WARN, "somebody may have wanted runs side by side"),
+    "nccl-tests-unfinished": Grade(WARN, "the text may end before the run did"),
+    "nccl-warning": _ON_THE_WAY,
+    "nccl-init-unfinished": Grade(FAIL, "the job hangs", "WARN where the log may end before it"),
+    "nccl-tests-wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
+    **dict.fromkeys(
+        (
+            *("rdma-registration-failed", "network-plugin-failed", "rdma-connect-failed", "rdma-retry-exceeded"),
+            *("rdma-completion-error", "collective-timed-out", "remote-process-exited", "nccl-call-failed"),
+            *("program-failed", "nccl-version-mismatch", "nccl-duplicate-gpu", "cuda-device-missing"),
+            *("nccl-no-socket-interface", "nccl-connect-failed", "nccl-no-transport", "cuda-out-of-memory"),
+            *("nvls-setup-failed", "nccl-cuda-call-failed", "nccl-invalid-usage"),
+        ),
+        _NO_JOB,
+    ),
+}
+"""By the id of a condition. DCGM's words are those of dcgm_errors.c: monitor (can work), triage, configuration, reset
+(drain and reset), isolate (cannot work). A condition without a row is a cause alone: FAIL where it takes a direct path
+away, WARN where it makes one slower. `degrees` names every other severity that its detector gives.
+"""

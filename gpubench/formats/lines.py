@@ -1,0 +1,515 @@
+"""Parts of pages for people: columns, matrices, curves in a terminal, and the headers of tables.
+
+Marks differ in shape, not in colour, and nothing is drawn between them: that was not measured.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from gpubench.model.facts.environment import bearing_on_performance
+from gpubench.model.facts.process import GATE, gated
+from gpubench.model.results.backends import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
+from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
+from gpubench.model.results.report import BACKENDS, Metadata, Report
+from gpubench.model.terms.operation import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
+from gpubench.model.terms.ranks import RankIdentity, by_device, hosts_of_nccl
+from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
+from gpubench.model.terms.units import (
+    compress_names,
+    counted,
+    describe_dropped,
+    format_percent,
+    format_size,
+    grouped,
+    printable_line,
+    spans,
+)
+from gpubench.model.terms.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def line_text(line: str, style: str = "") -> "Text":
+    """A line as rich prints it; whatever others wrote into it, it is one line and only shows something."""
+    from rich.text import Text
+
+    return Text(printable_line(line), style=style)
+
+
+_GAP = "  "
+
+VERDICT_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
+"""Behind a figure that is not as it should be, so that it is seen without colours too."""
+
+
+def verdict_mark(verdict: str | None) -> str:
+    """The mark of a verdict; none where nothing is wrong, or nothing was judged."""
+    return VERDICT_MARKS.get(Verdict(verdict), "") if verdict else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its head, a cell a line, and when it goes: the highest `spare` first, 0 never.
+
+    Cells are as they are shown: escapes take more room than the characters that they stand for.
+    """
+
+    head: str
+    cells: Sequence[str]
+    spare: int = 0
+    right: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cells", tuple(map(printable_line, self.cells)))
+
+    @property
+    def width(self) -> int:
+        """Of its widest cell."""
+        return max(map(len, (self.head, *self.cells)))
+
+
+def fitting(columns: Sequence[Column], width: int) -> tuple[Column, ...]:
+    """The columns that fit a width; what may not go stays, however narrow it is."""
+    kept = list(columns)
+    while _width(kept) > width:
+        spare = max(kept, key=lambda column: column.spare)
+        if not spare.spare:
+            break
+        kept.remove(spare)
+    return tuple(kept)
+
+
+def fitted_lines(columns: Sequence[Column], width: int, keys: int = 1) -> Iterator[str]:
+    """The lines of a table that fits a width: columns that can be spared go, and of the others a further table below
+    has those that have no room. The first `keys` columns, which say what a line is of, stand in each.
+    """
+    kept = fitting(columns, width)
+    names, rest = kept[:keys], kept[keys:]
+    while rest:
+        most = len(rest)
+        while most > 1 and _width((*names, *rest[:most])) > width:
+            most -= 1
+        yield from lines((*names, *rest[:most]))
+        rest = rest[most:]
+        if rest:
+            yield ""
+    if len(kept) <= keys:
+        yield from lines(kept)
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width + len(_GAP) for column in columns) - len(_GAP)
+
+
+def lines(columns: Sequence[Column]) -> Iterator[str]:
+    """The head, then line by line."""
+    for cells in zip(*((column.head, *column.cells) for column in columns), strict=True):
+        yield _GAP.join(
+            cell.rjust(column.width) if column.right else cell.ljust(column.width)
+            for cell, column in zip(cells, columns, strict=True)
+        ).rstrip()
+
+
+_GAP_OF_MATRICES = 2
+
+
+def matrix_lines(
+    title: str, cells: Mapping[str, Mapping[str, str]], rows: Sequence[str], columns: Sequence[str], width: int
+) -> Iterator[str]:
+    """A matrix with its title in the corner, in as many blocks of columns as the width asks for."""
+    lead = max(map(len, (title, *rows)))
+    cell = max(len(word) for word in (*columns, *(cells[row].get(column, "X") for row in rows for column in columns)))
+    per_block = max(1, (width - lead) // (cell + _GAP_OF_MATRICES))
+    for start in range(0, len(columns), per_block):
+        block = columns[start : start + per_block]
+        yield title.ljust(lead) + "".join(column.rjust(cell + _GAP_OF_MATRICES) for column in block)
+        for row in rows:
+            words = (cells[row].get(column, "X") for column in block)
+            yield row.ljust(lead) + "".join(word.rjust(cell + _GAP_OF_MATRICES) for word in words)
+
+
+_HEIGHT = 15
+_LABEL = 9
+_NARROWEST = 16
+_MARKS = "ox+#"
+_LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
+
+
+def plot_lines(chart: Chart, width: int) -> Iterator[str]:
+    """The chart, its marks, and a value axis from 0; as wide as asked for, if that is wide enough for a picture."""
+    columns = max(width - _LABEL - 3, _NARROWEST)
+    highest = chart.highest or 1.0
+    sizes = sorted({size for line in chart.lines for size, _ in line.points})
+    canvas = _Canvas(columns, sizes, highest)
+    canvas.across(chart.limit, _LIMIT)
+    canvas.across(chart.expected, _EXPECTED)
+    for line, mark in zip(chart.lines, _MARKS, strict=False):
+        canvas.marks(line.points, mark)
+    yield from textwrap.wrap(f"{chart.title}, {chart.unit}", width)
+    for number, cells in enumerate(canvas.rows):
+        value = highest * (_HEIGHT - 1 - number) / (_HEIGHT - 1)
+        label = f"{value:.4g}" if number % 2 == 0 else ""
+        yield f"{label:>{_LABEL}} │{''.join(cells)}".rstrip()
+    yield f"{'':>{_LABEL}} └{'─' * columns}"
+    yield f"{'':>{_LABEL}}  {_size_labels(sizes, canvas)}".rstrip()
+    for words in _legend(chart):
+        indent = f"{'':>{_LABEL}}  "
+        yield from textwrap.wrap(
+            words, max(width, _NARROWEST + len(indent)), initial_indent=indent, subsequent_indent=indent
+        )
+
+
+class _Canvas:
+    """Rows of characters, the highest value first."""
+
+    def __init__(self, columns: int, sizes: Sequence[int], highest: float) -> None:
+        self.columns = columns
+        self.rows = [[" "] * columns for _ in range(_HEIGHT)]
+        self._first = math.log2(max(sizes[0], 1))
+        self._span = math.log2(max(sizes[-1], 1)) - self._first or 1.0
+        self._highest = highest
+
+    def column(self, size: int) -> int:
+        """The column of a size: each doubling is as far from the next."""
+        return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
+
+    def marks(self, points: Points, mark: str) -> None:
+        """A mark a point; where two lines meet, one that says so."""
+        for size, value in points:
+            row, column = self._row(value), self.column(size)
+            self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
+
+    def across(self, points: Points, mark: str) -> None:
+        """A level, held from each size to the next."""
+        for number, (size, value) in enumerate(points):
+            following = self.column(points[number + 1][0]) if number + 1 < len(points) else self.columns
+            for column in range(self.column(size), following):
+                self.rows[self._row(value)][column] = mark
+
+    def _row(self, value: float) -> int:
+        return _HEIGHT - 1 - round(max(value, 0.0) / self._highest * (_HEIGHT - 1))
+
+
+def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
+    """Sizes below their columns, as many as have room."""
+    cells = [" "] * canvas.columns
+    free = 0
+    for size in sizes:
+        text = format_size(size)
+        start = min(canvas.column(size), canvas.columns - len(text))
+        if start >= free:
+            cells[start : start + len(text)] = text
+            free = start + len(text) + 2
+    return "".join(cells)
+
+
+def _legend(chart: Chart) -> Iterator[str]:
+    words = [f"{mark} {line.name}" for line, mark in zip(chart.lines, _MARKS, strict=False)]
+    if len(chart.lines) > 1:
+        words.append(f"{_SEVERAL} several")
+    if chart.limit:
+        words.append(f"{_LIMIT} limit")
+    if chart.expected:
+        words.append(f"{_EXPECTED} expected")
+    if chart.is_open_ended:
+        words.append(OPEN_ENDED)
+    yield from words
+
+
+_BEYOND_NOISE = "*"
+
+
+def way_name(backend: str, setting: str | None, *, several: bool) -> str:
+    """The size and setting of a line; with several backends, the backend too."""
+    if not several:
+        return setting or OWN_CHOICE
+    return " ".join(filter(None, (backend, setting)))
+
+
+def way_names(metadata: Metadata) -> list[str]:
+    """The names of all ways of a sweep; none where there is only one."""
+    names = list(metadata.options.get("settings") or ())
+    if not names:
+        return []
+    beside, backend = backends_beside(metadata), str(metadata.backend)
+    own = [name for name in (None, *names, AGAIN) if name not in beside]
+    ways = [way_name(backend, name, several=bool(beside)) for name in own]
+    for other in beside:
+        ways += [other, *([f"{other} {HIERARCHICAL}"] if HIERARCHICAL in names else [])]
+    return ways
+
+
+def backends_beside(metadata: Metadata) -> list[str]:
+    """The backends that were measured beside the first."""
+    return [each for each in metadata.options.get("settings") or () if each in BACKENDS and each != metadata.backend]
+
+
+def winner_lines(report: Report, width: int) -> Iterator[str]:
+    """Tables by type, reduction and placement, each with its cross-overs; then what could not run."""
+    best = report.rows(WINNERS_SECTION, WinnerRow)
+    if all(row.setting is None for row in best):
+        best = []  # whole backends alone have a table of their own, by size
+    for _, series in groupby(best, key=lambda row: (row.dtype, row.op, row.placement)):
+        yield from ("", *_series(list(series), width))
+    if best:
+        yield from ("", _legend_of_ways(best))
+    yield from map(_refused, report.rows(REFUSED_SECTION, RefusedRow))
+
+
+def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
+    first = rows[0]
+    what = ", ".join(filter(None, (first.dtype, first.op, first.placement.replace("_", " "))))
+    yield f"fastest by size, {what}"
+    columns = (
+        Column("size", [format_size(row.size_bytes) for row in rows], right=True),
+        Column("fastest", [row.fastest for row in rows]),
+        Column("time µs", [_number(row.time_us) for row in rows], right=True),
+        Column("own choice", [_own(row) for row in rows]),
+        Column("time µs", [_number(row.own_time_us) for row in rows], right=True),
+        Column("loses", [_loss(row) for row in rows], right=True),
+        Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
+        Column("drift", [format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
+    )
+    yield from fitted_lines(columns, width)
+    yield f"cross-over  {_crossings(rows)}"
+
+
+def _crossings(rows: Sequence[WinnerRow]) -> str:
+    """'ring/ll up to 2M, ring/simple from 4M on'."""
+    (_, name), *further = crossings(rows)
+    if not further:
+        return f"none: {name} at all sizes, or no slower than noise"
+    before = max(row.size_bytes for row in rows if row.size_bytes < further[0][0])
+    return (
+        ", ".join(
+            (f"{name} up to {format_size(before)}", *(f"{each} from {format_size(size)}" for size, each in further))
+        )
+        + " on"
+    )
+
+
+def _own(row: WinnerRow) -> str:
+    return taken_name(row.own_algorithm, row.own_protocol) or row.own_backend
+
+
+def _loss(row: WinnerRow) -> str:
+    mark = _BEYOND_NOISE if row.beyond_noise else " "
+    return f"{row.loss_percent:.1f}%{mark}"
+
+
+def _legend_of_ways(rows: Sequence[WinnerRow]) -> str:
+    worst = max(rows, key=lambda row: row.loss_percent if row.beyond_noise else float("-inf"))
+    if all(row.beyond_noise is None for row in rows):
+        return "noise unknown: sizes were too few; more of them, or --iters auto, tell"
+    if not worst.beyond_noise:
+        return "own choice        nothing is faster beyond the noise"
+    where = f"{format_size(worst.size_bytes)} {worst.placement.replace('_', ' ')}"
+    return (
+        f"own choice        loses {worst.loss_percent:.1f}% at most, at {where} to {worst.fastest} (* beyond the noise)"
+    )
+
+
+def _refused(row: RefusedRow) -> str:
+    where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
+    what = " ".join(filter(None, (row.dtype, row.op)))
+    name = row.setting if NcclChoice.of(row.setting) != NcclChoice() else f"{row.backend} {row.setting}"
+    name = row.backend if row.setting == row.backend else name
+    return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 1_000 else f"{value:.1f}"
+
+
+INDENT = "  "
+_MOST_LINES = 2
+_MOST_LINES_IN_FULL = 16
+_MOST_KINDS = 4
+_BEARING = "! bears on performance"
+
+
+def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    """Libraries and settings: in a line each where all is asked for, else versions, and settings that bear on speed."""
+    yield from _library_lines(metadata.libraries, verbose=verbose)
+    yield from setting_lines(metadata.environment, verbose=verbose)
+    if verbose:
+        yield from default_lines(metadata)
+
+
+def default_lines(metadata: Metadata) -> Iterator[str]:
+    """Options that have their value from the environment or a file, and the file that was read."""
+    if metadata.defaults_file is not None:
+        yield f"{INDENT}options from {metadata.defaults_file} of this folder"
+    for option, source in metadata.defaults.items():
+        yield f"{INDENT}{option} by {source}"
+
+
+def _library_lines(libraries: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
+    if verbose:
+        yield from (f"{INDENT}{name} {text}" for name, text in libraries.items())
+    elif libraries:
+        yield INDENT + "; ".join(f"{name} {text.partition(' from ')[0]}" for name, text in libraries.items())
+
+
+def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
+    """Variables of the environment; those that bear on performance are marked, and of others there is a number."""
+    bearing = bearing_on_performance(environment)
+    if verbose:
+        for name, value in environment.items():
+            yield f"{INDENT}{name}={value}" + (f"  {_BEARING}" if name in bearing else "")
+        return
+    if bearing:
+        yield f"{INDENT}{_BEARING}: " + ", ".join(f"{name}={value}" for name, value in bearing.items())
+    if others := len(environment) - len(bearing):
+        yield f"{INDENT}{counted(others, 'other setting')}: -v shows all"
+
+
+def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> Iterator[str]:
+    """Devices by name, 'GPU0': '0000:06:00.0 NVIDIA H200'; in a line each, else those of one model in one line."""
+    if verbose:
+        yield from (f"{INDENT}{label}{name} {text}" for name, text in devices.items())
+        return
+    alike = grouped(devices, lambda name: _without_address(devices[name]))
+    mark = "" if label else ":"  # of a rank 'on node0: NVIDIA H200' follows
+    for model, names in list(alike.items())[:_MOST_KINDS]:
+        yield f"{INDENT}{label}{compress_names(names)}{mark} {model}"
+    if len(alike) > _MOST_KINDS:
+        yield f"{INDENT}and {len(alike) - _MOST_KINDS} more kinds: -v shows all"
+
+
+def _without_address(text: str) -> str:
+    return " ".join(word for word in text.split(" ") if word.count(":") < 2)
+
+
+def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    """The header of a collective: the machine, the libraries, and how to read the figures."""
+    beside = "".join(f" and {each}" for each in backends_beside(metadata))
+    yield (
+        f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "
+        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}{_hosts_of_nccl(metadata)}"
+        + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
+    )
+    if metadata.backend == "host" or (
+        metadata.backend == "torch:gloo" and not any(each.gpu for each in metadata.ranks)
+    ):
+        what = "MPI" if metadata.backend == "host" else "Gloo"
+        yield f"{INDENT}{what} on CPU buffers: says nothing about GPUs or their links"
+    if metadata.backend == "simulated" and metadata.profile:
+        yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
+        yield f"{INDENT}{metadata.source}"
+    if "read_from" in metadata.options:
+        yield f"{INDENT}measured by another program, read from {metadata.options['read_from']}"
+    yield from rank_lines(metadata.ranks, verbose=verbose)
+    yield from sharing_lines(metadata.ranks)
+    yield from software_lines(metadata, verbose=verbose)
+    yield f"{INDENT}{_method(metadata)}"
+    ways = way_names(metadata)
+    if ways:
+        yield f"{INDENT}every size in {len(ways)} ways, one after the other: {', '.join(ways)}"
+    yield from _clock_lines(metadata)
+    yield f"{INDENT}size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
+    for line in describe_dropped(metadata.dropped_sizes):
+        yield f"{INDENT}not measured: {line}"
+
+
+def _clock_lines(metadata: Metadata) -> Iterator[str]:
+    """By which clock each backend is timed, where it is not the host's of all."""
+    if metadata.options.get("clock") != GATE:
+        return
+    names = [str(metadata.backend), *backends_beside(metadata)]
+    by_gpu = gated(names)
+    yield f"{INDENT}{' and '.join(by_gpu)}: timed by the GPU, from a gate that opens once operations wait behind it"
+    by_host = [name for name in names if name not in by_gpu]
+    if by_host:
+        yield f"{INDENT}{' and '.join(by_host)}: timed by the host, which waits for every operation"
+
+
+def _method(metadata: Metadata) -> str:
+    options = metadata.options
+    graph = f" in a CUDA graph, replayed {options['graph']} times," if options["graph"] else ""
+    root = f", root {options['root']}" if options["root"] is not None else ""
+    types = ", ".join((*options["dtypes"], *options["ops"]))
+    check = "every rank's data verified" if options["check"] else "data not verified"
+    if metadata.backend == "simulated":
+        return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks"
+    warmup = "" if options["warmup"] is None else f" after {options['warmup']} to warm up"
+    loop = f"{_loop(options)}{graph}{warmup}"
+    if options["allocator"] == "nccl":
+        types += ", ncclMemAlloc buffers"
+    return f"{types}{root}; {loop}; mean over ranks; {check}"
+
+
+def _loop(options: Mapping[str, Any]) -> str:
+    alone = options.get("mode") == Mode.LATENCY
+    if "budget_s" in options:
+        what = "operations, each alone," if alone else "iterations"
+        return f"{what} until the mean is within {INTERVAL:.0%} (95 %) or for {options['budget_s']:g} s a row"
+    if options["iters"] is None:
+        return "how many iterations is not said"
+    if alone:
+        return f"{options['iters']} operations, each alone,"
+    return f"{options['iters']} iterations{_why_counted(options)}"
+
+
+def _why_counted(options: Mapping[str, Any]) -> str:
+    """Why there is nccl-tests' number of iterations, where as many as it takes are refused."""
+    refused = "graphs" if options["graph"] else "groups" if options.get("split") else ""
+    is_fallback = refused and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+    return f" (--iters {AUTO} is not for {refused})" if is_fallback else ""
+
+
+def rank_lines(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[str]:
+    """A line a host, and one for all with equal GPUs where hosts are many; in full a line a rank, as far as they go."""
+    hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
+    if len(hosts) > (_MOST_LINES_IN_FULL if verbose else _MOST_LINES):
+        for gpus, alike in grouped(hosts, _gpus).items():
+            names = compress_names([members[0].host for members in alike])
+            numbers = spans([rank.rank for members in alike for rank in members])
+            yield f"{INDENT}rank {numbers} on {counted(len(alike), 'host')}: {names}" + (f": {gpus}" if gpus else "")
+        return
+    for members in hosts:
+        if not verbose or len(ranks) > _MOST_LINES_IN_FULL or not _gpus(members):
+            gpus = _gpus(members)
+            numbers = spans([rank.rank for rank in members])
+            yield f"{INDENT}rank {numbers} on {members[0].host}" + (f": {_indices(members)}{gpus}" if gpus else "")
+        else:
+            yield from (
+                f"{INDENT}rank {each.rank} on {each.host}: GPU {each.gpu_index} {each.gpu_bus_id} {each.gpu}"
+                for each in members
+            )
+
+
+def _hosts_of_nccl(metadata: Metadata) -> str:
+    """', 2 hosts for NCCL, by NCCL_HOSTID' where NCCL counts other hosts than there are."""
+    counted_by_nccl = hosts_of_nccl(metadata.ranks)
+    if all(each.nccl_host is None or each.device is None for each in metadata.ranks):
+        return ""
+    return f", {counted(counted_by_nccl, 'host')} for NCCL, by NCCL_HOSTID"
+
+
+def sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
+    """Which ranks share a GPU and how: '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'; alike GPUs in one line."""
+    shared: dict[str, list[RankIdentity]] = {}
+    for each in by_device(ranks):
+        if len(each) > 1:
+            percents = sorted({rank.sm_percent for rank in each if rank.sm_percent is not None})
+            shares = " or ".join(f"{percent:g} %" for percent in percents)
+            how = f"MPS, {shares} of its SMs each" if percents else "taking turns"
+            shared.setdefault(f"{len(each)} ranks share {{}} ({how})", []).append(each[0])
+    for text, firsts in shared.items():
+        names = f"GPU {spans(sorted({each.gpu_index or 0 for each in firsts}))}"
+        yield INDENT + text.format(names if len(firsts) == 1 else f"each of {names}")
+
+
+def _gpus(ranks: Sequence[RankIdentity]) -> str:
+    return ", ".join(dict.fromkeys(rank.gpu for rank in ranks if rank.gpu))
+
+
+def _indices(ranks: Sequence[RankIdentity]) -> str:
+    known = sorted({rank.gpu_index for rank in ranks if rank.gpu_index is not None})
+    return f"GPU {spans(known)}, " if known else ""

@@ -1,0 +1,462 @@
+"""A picture of a machine as inline SVG: its devices in their places, and the wires between them.
+
+Lines are coloured by what was measured over what is expected; what findings name is marked with a sign, for nothing is
+told by colour alone.
+"""
+
+import re
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from statistics import median
+
+from gpubench.formats.json import DocumentRun
+from gpubench.model.results.report import PAIRS_SECTION, PairRow
+from gpubench.model.results.topo import TREE_SECTION, TreeRow
+from gpubench.model.terms.operation import Direction, HostMemory
+from gpubench.model.terms.units import format_size, grouped, printable_line
+from gpubench.model.terms.verdict import Finding, Verdict, gravity
+
+
+def html_text(text: str) -> str:
+    """A text as HTML shows it, in an element or an attribute: no markup, no control characters, no runner's command."""
+    return escape(printable_line(text))
+
+
+_MOST_MACHINES = 2
+_GOOD = (Verdict.PASS, Verdict.SKIP)
+_GPU = re.compile(r"GPU\d+", re.ASCII)
+_NVLINK = re.compile(r"NV\d+", re.ASCII)
+_HOST = "host"
+_SWITCH = "PCIe switch"
+_LARGE_BYTES = 64 * 2**10
+_ARROW = " → "
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The speed of a wire, GB/s, and what it is held against; None where that is not known."""
+
+    gb_s: float | None = None
+    of_gb_s: float | None = None
+    what: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """Reached of what it is held against."""
+        return self.gb_s / self.of_gb_s if self.gb_s is not None and self.of_gb_s else None
+
+    @property
+    def words(self) -> str:
+        """'392 of 393 GB/s expected'."""
+        if self.gb_s is None:
+            return "not measured"
+        return f"{self.gb_s:.3g}" + (f" of {self.of_gb_s:.3g}" if self.of_gb_s else "") + f" GB/s {self.what}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePart:
+    """A device, a switch or a NUMA node, below the one at the position `above` in its machine; None for the top."""
+
+    name: str
+    what: str
+    above: int | None
+    is_device: bool = True
+    link: str = ""
+    reach: Reach = Reach()
+    verdict: Verdict | None = None
+    told: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        """True if it is a GPU, by its name."""
+        return _GPU.fullmatch(self.name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What joins two GPUs, by the slower way of the two."""
+
+    ends: Pair
+    path: str
+    reach: Reach
+    verdict: Verdict | None = None
+    told: str = ""
+
+    @property
+    def is_nvlink(self) -> bool:
+        """True if NVLinks join them."""
+        return _NVLINK.fullmatch(self.path) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One node: everything in it, parents first, and its wires. `fabric` is the path class that all GPUs share."""
+
+    node: str
+    parts: Sequence[MachinePart]
+    wires: Sequence[Wire] = field(default=())
+    fabric: str = ""
+
+    def of_gpu(self, name: str) -> Reach:
+        """What a GPU reaches with the others, in the middle."""
+        own = [wire.reach for wire in self.wires if name in wire.ends and wire.reach.gb_s is not None]
+        if not own:
+            return Reach()
+        gb_s = median(reach.gb_s for reach in own if reach.gb_s is not None)
+        held = [reach.of_gb_s for reach in own if reach.of_gb_s]
+        return Reach(gb_s, median(held) if held else None, own[0].what)
+
+
+def machines(run: DocumentRun) -> list[Machine]:
+    """The machines of a run, as far as it tells: none where it knows no tree of devices."""
+    trees = grouped(run.report.rows(TREE_SECTION, TreeRow), lambda row: row.node)
+    rows = [row for row in (*run.rows, *run.report.rows(PAIRS_SECTION, PairRow)) if isinstance(row, PairRow)]
+    several = len(set(run.metadata.hosts)) > 1
+    found = [_machine(node, tree, rows, run.report.findings, several=several) for node, tree in trees.items()]
+    return [each for each in found[:_MOST_MACHINES] if any(part.is_gpu for part in each.parts)]
+
+
+def _machine(
+    node: str, tree: Sequence[TreeRow], rows: Sequence[PairRow], findings: Sequence[Finding], *, several: bool
+) -> Machine:
+    own = [row for row in rows if row.source_node == row.destination_node == node]
+    names = {row.what.split(" ")[0]: row.element for row in tree if _GPU.fullmatch(row.element)}
+    odd = _odd(findings, node, {row.element for row in tree}, several=several)
+    host_reach = _with_host(own, names)
+    parts = [
+        replace(part, reach=host_reach.get(part.name, Reach()), verdict=found[0], told=found[1])
+        for part in _parts(tree)
+        for found in [odd.get((part.name, ""), (None, ""))]
+    ]
+    wires = list(_wires(own, names, odd))
+    gpus = [part.name for part in parts if part.is_gpu]
+    complete = len(wires) == len(gpus) * (len(gpus) - 1) // 2 and all(wire.is_nvlink for wire in wires)
+    paths = sorted({wire.path for wire in wires}, key=lambda path: -int(path[2:])) if complete else []
+    return Machine(node, parts, wires, paths[0] if len(gpus) > 2 and len(paths) in (1, 2) else "")
+
+
+def _parts(tree: Sequence[TreeRow]) -> Iterator[MachinePart]:
+    """Without host bridges, which every device has: what hangs on one hangs on its NUMA node here."""
+    above: list[tuple[int, int]] = []
+    position = 0
+    for row in tree:
+        while above and above[-1][0] >= row.depth:
+            above.pop()
+        if row.what == "host bridge":
+            continue
+        is_device = row.depth > 0 and row.what != _SWITCH
+        parent = above[-1][1] if above else None
+        yield MachinePart(row.element, row.what, parent, is_device=is_device, link=row.link or "")
+        if not is_device:
+            above.append((row.depth, position))
+        position += 1
+
+
+def _is_one_way(row: PairRow) -> bool:
+    return (
+        row.bandwidth_gb_s is not None
+        and row.direction != Direction.BOTH
+        and row.peer != "off"
+        and row.engine in ("ce", "nccl")
+        and (row.size_bytes or 0) >= _LARGE_BYTES
+    )
+
+
+def _reach(row: PairRow) -> Reach:
+    if row.expected_gb_s:
+        return Reach(row.bandwidth_gb_s, row.expected_gb_s, "expected")
+    return Reach(row.bandwidth_gb_s, row.limit_gb_s, "of the limit" if row.limit_gb_s else "")
+
+
+def _with_host(rows: Sequence[PairRow], names: dict[str, str]) -> dict[str, Reach]:
+    """What each GPU's way to pinned host memory reaches, by the slower way of the two."""
+    found: dict[str, Reach] = {}
+    for row in rows:
+        bus_id = row.source_bus_id or row.destination_bus_id or ""
+        ends = (row.source, row.destination)
+        if _HOST not in ends or not _is_one_way(row) or bus_id not in names:
+            continue
+        if HostMemory.of_note(row.note) is HostMemory.PINNED:
+            reach, known = _reach(row), found.get(names[bus_id])
+            found[names[bus_id]] = reach if known is None or (reach.gb_s or 0) < (known.gb_s or 0) else known
+    return found
+
+
+def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple[Verdict, str]]) -> Iterator[Wire]:
+    by_ends: dict[Pair, list[PairRow]] = {}
+    for row in rows:
+        if (row.source_bus_id or "") in names and (row.destination_bus_id or "") in names:
+            one, other = sorted((names[row.source_bus_id or ""], names[row.destination_bus_id or ""]), key=_number)
+            by_ends.setdefault((one, other), []).append(row)
+    best = max((row.limit_gb_s or 0 for members in by_ends.values() for row in members), default=0)
+    for ends, members in sorted(by_ends.items(), key=lambda item: tuple(map(_number, item[0]))):
+        measured = [row for row in members if _is_one_way(row)]
+        largest = max((row.size_bytes or 0 for row in measured), default=0)
+        slowest = min(
+            (row for row in measured if row.size_bytes == largest),
+            key=lambda row: row.bandwidth_gb_s or 0,
+            default=None,
+        )
+        path = members[0].path_class or "?"
+        if slowest is not None:
+            reach = _reach(slowest)
+            told = f"{slowest.source}{_ARROW}{slowest.destination}, {format_size(largest)}: {reach.words}"
+            verdict = _worse(*(Verdict(row.verdict) for row in measured if row.verdict))
+        else:
+            limit = members[0].limit_gb_s
+            reach = Reach(limit, best if path.startswith("NV") else None, "possible")
+            told, verdict = f"{_ARROW.join(ends)}: {reach.words}", None
+        found = odd.get(ends)
+        verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))
+        yield Wire(ends, path, reach, verdict, f"{path}; {told}")
+
+
+def _worse(*verdicts: Verdict) -> Verdict | None:
+    """The gravest of those that are not good; None where all are."""
+    bad = [each for each in verdicts if each not in _GOOD]
+    return min(bad, key=gravity) if bad else None
+
+
+def _odd(
+    findings: Sequence[Finding], node: str, devices: Container[str], *, several: bool
+) -> dict[Pair, tuple[Verdict, str]]:
+    """What findings name of a node: a pair of names, or a name and nothing, with severity and id."""
+    found: dict[Pair, tuple[Verdict, str]] = {}
+    for finding in findings:
+        for subject in finding.subjects or (finding.subject,):
+            words = re.split(r"[\s,]+", subject.replace(_ARROW, " "))
+            if finding.severity in _GOOD or (several and node not in words and node not in finding.subject.split()):
+                continue
+            named = [word for word in words if word in devices]
+            key = tuple(sorted(named[:2], key=_number)) if _ARROW in subject and len(named) > 1 else (*named[:1], "")
+            if len(key) == 2 and key[0]:
+                one: Pair = (key[0], key[1])
+                known = found.get(one)
+                if known is None or gravity(finding.severity) < gravity(known[0]):
+                    found[one] = finding.severity, finding.id
+    return found
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = "".join(each for each in name if each.isdigit())
+    return int(digits or 0), name
+
+
+_WIDTH, _ROW, _BOX = 540, 34, 26
+_TOP, _BOTTOM = 10, 10
+_SOCKET, _SWITCH_KIND, _DEVICE, _FABRIC = 4, 86, 250, 504
+_SOCKET_WIDTH, _DEVICE_WIDTH, _FABRIC_WIDTH = 68, 132, 34
+_SWITCH_GAP, _WIDEST_SWITCH, _NAMED_SWITCH = 8, 76, 54
+_ARCS = 394
+_MOST_ROWS = 64
+_MOST_WORDS = 17
+
+_SHARES = ((0.95, "s3", "95 % and more"), (0.9, "s2", "90 to 95 %"), (0.75, "s1", "75 to 90 %"), (0.0, "s0", "less"))
+"""Classes of the style sheet by the share that is reached, the thresholds of the verdicts on copies among them."""
+
+_ORDER = ("s", *(kind for _, kind, _ in _SHARES))
+
+_SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.INCONCLUSIVE: "~"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where a part is drawn: its middle from above, and its left and right edge."""
+
+    y: float
+    left: float
+    right: float
+
+
+def machine_figure(machine: Machine) -> Iterator[str]:
+    """The picture with its caption and legend."""
+    spots = _spots(machine.parts)
+    height = _TOP + _BOTTOM + _ROW * max(1, sum(part.is_device for part in machine.parts[:_MOST_ROWS]))
+    words = f"{machine.node}: sockets, PCIe switches, GPUs, NICs"
+    yield f'<figure class="machine"><figcaption>{html_text(words)}</figcaption>'
+    yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{html_text(words)}">'
+    yield from _lines(machine, spots)
+    if machine.fabric:
+        yield from _fabric(machine, spots)
+    yield from _arcs(machine, spots)
+    for part, spot in zip(machine.parts, spots, strict=False):
+        yield from _part(part, spot)
+    yield '</svg><ul class="legend">'
+    yield from _legend(machine)
+    yield "</ul></figure>\n"
+
+
+def _spots(parts: Sequence[MachinePart]) -> list[_Spot]:
+    """Devices in lines of their own, from above; what holds them beside the middle of them."""
+    lines: dict[int, float] = {}
+    for number, part in enumerate(parts[:_MOST_ROWS]):
+        if part.is_device:
+            lines[number] = _TOP + _ROW * (len(lines) + 0.5)
+    spots = []
+    levels = max((_depth(parts, number) for number, part in enumerate(parts) if not part.is_device), default=0)
+    room = _DEVICE - _SWITCH_KIND - _SWITCH_GAP
+    wide = min(_WIDEST_SWITCH, room // max(1, levels) - _SWITCH_GAP)
+    for number, part in enumerate(parts[:_MOST_ROWS]):
+        below = [y for child, y in lines.items() if _is_below(parts, child, number)]
+        y = lines.get(number, sum(below) / len(below) if below else float(_TOP))
+        if part.is_device:
+            left, width = float(_DEVICE), _DEVICE_WIDTH
+        elif part.above is None:
+            left, width = float(_SOCKET), _SOCKET_WIDTH
+        else:
+            left, width = _SWITCH_KIND + (wide + _SWITCH_GAP) * (_depth(parts, number) - 1), wide
+        spots.append(_Spot(y, left, left + width))
+    return spots
+
+
+def _is_below(parts: Sequence[MachinePart], child: int, number: int) -> bool:
+    above = parts[child].above
+    while above is not None and above != number:
+        above = parts[above].above
+    return above == number
+
+
+def _depth(parts: Sequence[MachinePart], number: int) -> int:
+    above = parts[number].above
+    return 0 if above is None else 1 + _depth(parts, above)
+
+
+def _class(reach: Reach) -> str:
+    share = reach.share
+    return "s" if share is None else next(kind for least, kind, _ in _SHARES if share >= least)
+
+
+def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
+    """PCIe: a line from each part to what is above it; that of a GPU by its copies with host memory."""
+    placed = list(zip(machine.parts, spots, strict=False))
+    # The worst last: where lines share a way, it is the one that is seen.
+    for part, spot in sorted(placed, key=lambda each: _ORDER.index(_class(each[0].reach))):
+        if part.above is None:
+            continue
+        up = spots[part.above]
+        bend = up.right + _SWITCH_GAP / 2
+        told = "; ".join(filter(None, (f"PCIe {part.link}" if part.link else "", _host_words(part))))
+        path = f"M{up.right:.0f} {up.y:.1f}H{bend:.0f}V{spot.y:.1f}H{spot.left:.0f}"
+        yield f'<path class="w {_class(part.reach)}" d="{path}"><title>{html_text(told)}</title></path>'
+
+
+def _host_words(part: MachinePart) -> str:
+    return f"with pinned host memory {part.reach.words}" if part.reach.gb_s is not None else ""
+
+
+def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
+    """One box for links that join all GPUs, with a line from each of them."""
+    gpus = [(part, spot) for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu]
+    top, bottom = gpus[0][1].y - _BOX / 2, gpus[-1][1].y + _BOX / 2
+    for part, spot in gpus:
+        reach = machine.of_gpu(part.name)
+        told = f"{part.name} with the others, in the middle: {reach.words}"
+        yield f'<path class="w {_class(reach)}" d="M{spot.right:.0f} {spot.y:.1f}H{_FABRIC}">'
+        yield f"<title>{html_text(told)}</title></path>"
+        if reach.gb_s is not None:
+            yield f'<text class="f" x="{_FABRIC - 5}" y="{spot.y - 4:.1f}" text-anchor="end">{reach.gb_s:.3g}</text>'
+    middle = (top + bottom) / 2
+    yield f'<rect class="box" x="{_FABRIC}" y="{top:.1f}" width="{_FABRIC_WIDTH}" height="{bottom - top:.1f}" rx="5"/>'
+    x = _FABRIC + _FABRIC_WIDTH / 2 + 5
+    yield f'<text class="b" transform="translate({x:.0f} {middle:.1f}) rotate(-90)" text-anchor="middle">'
+    yield f"NVLink, {html_text(machine.fabric)}</text>"
+
+
+def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
+    """Wires between two GPUs: all NVLinks where no fabric joins them; with one, or without any, those that are odd."""
+    places = {part.name: spot for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu}
+    lines = [spot.y for spot in places.values()]
+    for wire in machine.wires:
+        if all(end in places for end in wire.ends) and (_is_odd(machine, wire) or _is_drawn(machine, wire)):
+            one, other = (places[end] for end in wire.ends)
+            named = any(part.verdict is not None for part in machine.parts if part.name in wire.ends)
+            yield from _arc(wire, one, other, [] if named else lines, odd=_is_odd(machine, wire))
+
+
+def _is_drawn(machine: Machine, wire: Wire) -> bool:
+    return wire.is_nvlink and not machine.fabric
+
+
+def _is_odd(machine: Machine, wire: Wire) -> bool:
+    """True if a wire is marked: unless one of its GPUs is slow with all, whose own line tells it."""
+    if wire.verdict is None:
+        return False
+    return not any(_class(machine.of_gpu(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
+
+
+def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
+    """A curve; the figure of an odd one stands beside it, off the `lines` of GPUs, where there are any."""
+    away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
+    path = (
+        f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
+    )
+    kind = f"w {_class(wire.reach)}" + (" odd" if odd else "")
+    yield f'<path class="{kind}" d="{path}"><title>{html_text(wire.told)}</title></path>'
+    if odd and lines and wire.verdict is not None:
+        x, y = one.right + 0.75 * (away - one.right), (one.y + other.y) / 2
+        if any(abs(y - line) < _ROW / 2 for line in lines):
+            y += _ROW / 2
+        x, anchor = (_FABRIC - 4.0, "end") if x > _FABRIC - 52 else (x + 4, "start")
+        words = f"{_SIGNS[wire.verdict]} {wire.reach.gb_s:.3g}" if wire.reach.gb_s is not None else _SIGNS[wire.verdict]
+        yield f'<text class="tag {wire.verdict}" x="{x:.0f}" y="{y + 4:.1f}" text-anchor="{anchor}">{words}</text>'
+
+
+def _part(part: MachinePart, spot: _Spot) -> Iterator[str]:
+    """A box with a name, and a second line of words where it is a device."""
+    kind = "gpu" if part.is_gpu else "nic" if part.is_device else "box"
+    mark = f" {part.verdict} odd" if part.verdict else ""
+    told = "; ".join(filter(None, (part.name, part.what, _host_words(part), part.told)))
+    sign = f" {_SIGNS[part.verdict]}" if part.verdict else ""
+    name = _short(part, spot)
+    yield f"<g><title>{html_text(told)}</title>"
+    yield f'<rect class="{kind}{mark}" x="{spot.left:.0f}" y="{spot.y - _BOX / 2:.1f}" '
+    yield f'width="{spot.right - spot.left:.0f}" height="{_BOX}" rx="5"/>'
+    x = spot.left + 7
+    yield f'<text class="b" x="{x:.0f}" y="{spot.y + 5:.1f}">{html_text(name)}'
+    if sign:
+        yield f'<tspan class="tag {part.verdict}">{sign}</tspan>'
+    detail = _detail(part)
+    if detail:
+        yield f'<tspan class="d" dx="6">{html_text(detail)}</tspan>'
+    yield "</text></g>"
+
+
+def _short(part: MachinePart, spot: _Spot) -> str:
+    if part.is_device:
+        return part.name
+    if part.above is None:
+        return part.name.replace("NUMA node unknown", "host").replace("NUMA node", "NUMA")
+    return "switch" if spot.right - spot.left >= _NAMED_SWITCH else ""
+
+
+def _detail(part: MachinePart) -> str:
+    """The model of a GPU without its maker, the rate of a NIC; nothing that has no room."""
+    if not part.is_device:
+        return ""
+    words = part.what.partition(" ")[2].removeprefix("NVIDIA ")
+    room = _MOST_WORDS - len(part.name)
+    if part.is_gpu:
+        return words.split(" ")[0][:room]
+    rate = words.partition(" ")[2] or words
+    return rate if len(rate) <= room else ""
+
+
+def _legend(machine: Machine) -> Iterator[str]:
+    reaches = [part.reach for part in machine.parts] + [wire.reach for wire in machine.wires]
+    used = {_class(reach) for reach in reaches if reach.gb_s is not None}
+    for _, kind, words in _SHARES:
+        if kind in used:
+            yield _key(kind, words)
+    if any(part.reach.gb_s is None and part.above is not None for part in machine.parts):
+        yield _key("s", "not measured")
+    whats = sorted({reach.what for reach in reaches if reach.gb_s is not None and reach.share is not None})
+    if whats:
+        yield f"<li>GB/s; colours: reached of what is {html_text(', or '.join(whats))}; hover for more</li>"
+
+
+def _key(kind: str, words: str) -> str:
+    sample = f'<svg viewBox="0 0 34 12" aria-hidden="true"><path class="w {kind}" d="M0 6H34"/></svg>'
+    return f"<li>{sample}{words}</li>"

@@ -1,1 +1,0 @@
-"""The parts of the html format: the page, its look, curves as SVG."""

@@ -1,1 +1,0 @@
-"""Copies between GPUs of one process, and between GPUs of two."""

@@ -1,1 +1,0 @@
-"""One GPU through CuPy."""

@@ -1,0 +1,286 @@
+"""The host as /proc, /sys and /dev show it: small files, names of processes, cores, free memory, GPUs, CUDA's MPS."""
+
+import errno
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpubench.errors import MPS_PERCENTAGE, SHARED_GPU_VARIABLE
+
+_LONGEST = 300
+_CHUNK_BYTES = 2**16
+_NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECASE)
+"""With no more digits than the kernel's largest numbers, which have 64 bits."""
+
+
+def text_of(path: Path) -> str | None:
+    """The text of a file without the white space around it; None where it cannot be read or is empty."""
+    return UnknownFields().text("", path)
+
+
+def number_of(path: Path) -> int | None:
+    """The number a file holds, decimal or 0x...; None where it holds none."""
+    text = text_of(path) or ""
+    if not _NUMBER.fullmatch(text):
+        return None
+    return int(text, 16 if "x" in text.lower() else 10)
+
+
+def below(root: Path, path: Path) -> Path:
+    """The place of an absolute path below another root; a relative one is what it is for this process."""
+    return root / str(path).lstrip("/") if path.is_absolute() else path
+
+
+def exists(path: Path) -> bool:
+    """True where this process can see something at the path: unlike Path's, this never raises."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_link(path: Path) -> bool:
+    """True where it is a symbolic link, wherever it leads; this never raises either."""
+    try:
+        path.readlink()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    """A text from a file that anyone may have written, fit to be shown: no control characters, and not too long."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:_LONGEST])
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted; none where it cannot be read."""
+    return UnknownFields().names("", folder) or []
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, in half the time that Path.read_bytes takes: thousands of small ones are read."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        chunks = []
+        while chunk := os.read(file, _CHUNK_BYTES):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(file)
+
+
+class UnknownFields:
+    """Reads facts and keeps, by the name of the fact, why one could not be had."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def text(self, field: str, path: Path) -> str | None:
+        """The text of a file; None, with the reason kept, where there is none."""
+        try:
+            text = _content(path).decode(errors="replace").strip("\0 \t\r\n")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            self.reasons[field] = f"{path.name}: {reason or error}"
+            return None
+        if not text:
+            self.reasons[field] = f"{path.name} is empty"
+        return text or None
+
+    def names(self, field: str, folder: Path) -> list[str] | None:
+        """The names in a folder, sorted; None, with the reason kept, where it cannot be read."""
+        try:
+            return sorted(os.listdir(folder))  # noqa: PTH208 - four times as fast as iterdir, for folders of thousands
+        except OSError as error:
+            self.reasons[field] = f"{folder.name}: {error.strerror}"
+            return None
+
+    def tail(self, field: str, path: Path, most_bytes: int) -> bytes | None:
+        """The end of a file that may be long, a log's; None, with the reason kept, where it cannot be read."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            needs_root = isinstance(error, PermissionError)
+            self.reasons[field] = f"needs root: {path.name}" if needs_root else f"{path.name}: {reason or error}"
+            return None
+        try:
+            return os.pread(file, most_bytes, max(0, os.fstat(file).st_size - most_bytes))
+        except OSError as error:
+            self.reasons[field] = f"{path.name}: {error.strerror}"
+            return None
+        finally:
+            os.close(file)
+
+
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The namespace of the host itself (PROC_PID_INIT_INO in the kernel); any other is a container's."""
+
+_CONTAINER = re.compile(
+    r"(?P<runtime>kubepods|docker|containerd|crio|libpod)[^\n]*?(?P<id>[0-9a-f]{12})[0-9a-f]{52}", re.IGNORECASE
+)
+
+
+def process_name(pid: int, root: Path = Path("/")) -> str | None:
+    """The program of a process: the last part of its command line's first word, else what the kernel calls it."""
+    folder = root / "proc" / str(pid)
+    command = (text_of(folder / "cmdline") or "").partition("\0")[0].rpartition("/")[2]
+    return command or (text_of(folder / "comm") or "").strip() or None
+
+
+def process_state(pid: int) -> str:
+    """The letter that the kernel has for the state of a process, `T` where it is stopped; '?' for one that is gone."""
+    fields = (text_of(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
+    return fields[0] if fields else "?"
+
+
+def container_of(pid: int, root: Path = Path("/")) -> str | None:
+    """The container of a process by its control groups: 'docker 3f2a91bc04de'; None outside of any."""
+    return container_in(text_of(root / "proc" / str(pid) / "cgroup") or "")
+
+
+def container_in(groups: str) -> str | None:
+    """The container that /proc/PID/cgroup names, by its runtime and the first twelve digits of its id."""
+    found = _CONTAINER.search(groups)
+    if found is None:
+        return None
+    runtime = found["runtime"].lower()
+    return f"{'container' if runtime == 'kubepods' else runtime} {found['id'].lower()}"
+
+
+def sees_all_pids(root: Path = Path("/")) -> bool:
+    """True where this process is in the host's own PID namespace, whose pids NVML's are."""
+    try:
+        return (root / "proc/self/ns/pid").readlink().name == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def leave_core() -> None:
+    """Let this thread, and what it starts from now on, run on any core that the job may use.
+
+    mpirun binds a rank to a core by default: what is done beside its work would take time from it.
+    """
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+SHARE = 0.8
+"""Of what is free, the part that buffers may take: the rest is for libraries, temporaries and the page cache."""
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Bytes that can still be taken: what the kernel calls available, and no more than the control group allows.
+
+    `root` is where /proc and /sys are found, so that a recorded tree is a test.
+    """
+    available = re.search(r"^MemAvailable:\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    return max(0, min([int(available[1]) * 1024 if available else 0, *_control_group_limits(root)]))
+
+
+def _control_group_limits(root: Path) -> list[int]:
+    """Room below the memory limit of this process's control group and of each group above it, versions 1 and 2."""
+    limits: list[int] = []
+    for entry in (text_of(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "":
+            limits += _walk(root / "sys/fs/cgroup", path, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            limits += _walk(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return limits
+
+
+def _walk(mount: Path, path: str, limit_file: str, usage_file: str) -> list[int]:
+    """In a container the mount shows the own group as its root, so groups that are not there are passed over."""
+    limits: list[int] = []
+    group = mount / path.strip("/")
+    for directory in (group, *group.parents):
+        if not directory.is_relative_to(mount):
+            break
+        limit, usage = number_of(directory / limit_file), number_of(directory / usage_file)
+        if limit is not None and usage is not None:
+            limits.append(limit - usage)
+    return limits
+
+
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+_DEFAULT_PIPES = "/tmp/nvidia-mps"
+_CONTROL = "control"
+
+_MAX_CTAS = "NCCL_MAX_CTAS"
+_CAPPED_FROM = 8
+_CTAS_OF_A_GPU = 64
+"""Of all ranks together, where a rank's share of the SMs is less than NCCL's usual number of CTAs: 8 ranks with 8 each
+ran on the 132 SMs of an H100; four ran without a cap."""
+
+_TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
+"""Milliseconds that an operation took on one H100 where so many ranks took turns, whatever its size (NCCL 2.32.3)."""
+
+
+def mps_serves(environment: Mapping[str, str]) -> bool:
+    """True where a process with this environment reaches an MPS control daemon."""
+    control = Path(environment.get(PIPES) or _DEFAULT_PIPES, _CONTROL)
+    try:
+        kind = control.stat().st_mode
+        if stat.S_ISFIFO(kind):
+            os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return stat.S_ISSOCK(kind) and _is_heard(control)
+    except OSError:
+        return False
+
+
+def _is_heard(control: Path) -> bool:
+    """True where somebody listens on a socket, who is told nothing: it is of another type, which the kernel finds out
+    after it has found a listener (unix(7)).
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        return probe.connect_ex(str(control)) in (0, errno.EPROTOTYPE)
+
+
+def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, str]:
+    """The variables with which so many ranks share a GPU; without MPS those of MPS change nothing.
+
+    `kernels_at_once` are those of a rank that have to fit beside each other, 2 where it computes beside a collective:
+    two ranks of an H100 hung with 50 % of its SMs each, and ran with 25 %.
+    """
+    if ranks_per_gpu == 1:
+        return {}
+    parts = ranks_per_gpu * kernels_at_once
+    settings = {SHARED_GPU_VARIABLE: "1", MPS_PERCENTAGE: str(max(1, 100 // parts))}
+    if parts >= _CAPPED_FROM:
+        settings[_MAX_CTAS] = str(max(1, _CTAS_OF_A_GPU // parts))
+    return settings
+
+
+def sm_percent(environment: Mapping[str, str]) -> float:
+    """The percentage of a GPU's SMs that MPS leaves a process with this environment; 100 where nothing limits it."""
+    try:
+        return min(100.0, float(environment.get(MPS_PERCENTAGE, "100")))
+    except ValueError:
+        return 100.0
+
+
+def cost_of_turns(ranks_per_gpu: int) -> str:
+    """What it costs that ranks of a GPU take turns, in words."""
+    alike = min(_TURNS_MS, key=lambda ranks: abs(ranks - ranks_per_gpu))
+    least = "at least " if ranks_per_gpu > max(_TURNS_MS) else ""
+    return (
+        f"no MPS server runs, so the {ranks_per_gpu} ranks of a GPU take turns: an operation of any size takes "
+        f"{least}about {_TURNS_MS[alike]:g} ms (as on an H100 with {alike} ranks). "
+        "Try: nvidia-cuda-mps-control -d, which lets them run at the same time"
+    )
+
+
+def gpus_of_host(root: Path = Path("/")) -> int:
+    """The GPUs that the driver of this host lists in /proc, a file system that answers though the driver hangs."""
+    try:
+        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0

@@ -1,1 +1,0 @@
-"""Starting this program again as ranks, and hearing from them."""

@@ -1,1 +1,0 @@
-"""The libraries that move data between GPUs: found without loading them, asked in processes of their own."""

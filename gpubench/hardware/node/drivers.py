@@ -1,0 +1,237 @@
+"""The GPUs and peer access according to the CUDA driver, by ctypes, and single questions to NVML."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any, NamedTuple
+from uuid import UUID
+
+_LIBRARY = "libcuda.so.1"
+_NO_DEVICE = 100
+_BUS_ID_BYTES, _UUID_BYTES = 32, 16
+_MULTIPROCESSORS = 16
+_DMA_BUF_SUPPORTED = 124
+MPS_ENABLED = 133
+"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED and CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+in cuda.h."""
+
+_FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and so on: what NCCL asks before it shares memory."""
+
+
+class CudaUnavailableError(Exception):
+    """CUDA cannot be used; `absent` where there is nothing to use: no library, or no GPU that it may see."""
+
+    def __init__(self, reason: str, *, absent: bool = False) -> None:
+        super().__init__(reason)
+        self.absent = absent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGpu:
+    """A GPU as CUDA counts them in this process."""
+
+    index: int
+    bus_id: str
+    multiprocessors: int | None = None
+    dma_buf: bool | None = None
+    features: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts:
+    """The GPUs that processes of this user see.
+
+    `peers` holds cuDeviceCanAccessPeer by the bus id of the GPU that reaches out, then of the one that it reaches.
+    `visible_devices` is the CUDA_VISIBLE_DEVICES that was in force; `absent` says why there is no GPU.
+    """
+
+    gpus: tuple[CudaGpu, ...] = ()
+    peers: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    visible_devices: str | None = None
+    absent: str | None = None
+
+
+def version_text(encoded: int) -> str:
+    """13000 → '13.0', as `cudaDriverGetVersion` encodes it."""
+    return f"{encoded // 1000}.{encoded % 1000 // 10}"
+
+
+def load_cuda() -> Any:
+    """The CUDA driver library; CudaUnavailableError where this host has none."""
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise CudaUnavailableError(f"{_LIBRARY} cannot be loaded ({error})", absent=True) from error
+
+
+def device_uuid(library: Any, index: int) -> str:
+    """The UUID of a GPU, 'GPU-…', or of the MIG instance that CUDA counts so, 'MIG-…'.
+
+    cuDeviceGetUuid tells that of the whole GPU, and cuDeviceGetUuid_v2, since CUDA 11.4, that of an instance.
+    Raises CudaUnavailableError: the driver does not tell it.
+    """
+    _check(library, "cuInit", 0)
+    device = _integer(library, "cuDeviceGet", index)
+    whole = _uuid(library, "cuDeviceGetUuid", device)
+    try:
+        own = _uuid(library, "cuDeviceGetUuid_v2", device)
+    except (CudaUnavailableError, AttributeError):
+        own = whole
+    return f"GPU-{whole}" if own == whole else f"MIG-{own}"
+
+
+def _uuid(library: Any, function: str, device: int) -> UUID:
+    found = ctypes.create_string_buffer(_UUID_BYTES)
+    _check(library, function, found, device)
+    return UUID(bytes=found.raw)
+
+
+def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
+    """The GPUs that CUDA shows and the peer access between them. `library` is libcuda, or what stands in for it.
+
+    Raises CudaUnavailableError where it does not start, or does not tell its GPUs.
+    """
+    _check(library, "cuInit", 0)
+    devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]
+    gpus = tuple(_read_gpu(library, index, device) for index, device in enumerate(devices))
+    peers: dict[str, dict[str, bool]] = {}
+    for source, destination in permutations(gpus, 2):
+        access = _optional(library, "cuDeviceCanAccessPeer", devices[source.index], devices[destination.index])
+        if access is not None:
+            peers.setdefault(source.bus_id, {})[destination.bus_id] = bool(access)
+    return CudaFacts(gpus=gpus, peers=peers, visible_devices=visible_devices)
+
+
+def read_attribute(library: Any, attribute: int, ordinal: int) -> int | None:
+    """A device attribute by its number in cuda.h, of the GPU that CUDA counts so; None where the driver has none."""
+    device = _optional(library, "cuDeviceGet", ordinal)
+    return None if device is None else _optional(library, "cuDeviceGetAttribute", attribute, device)
+
+
+def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
+    from gpubench.model.facts.snapshot import bus_id  # it takes 15 ms to import, in which CUDA can have begun to start
+
+    address = ctypes.create_string_buffer(_BUS_ID_BYTES)
+    _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
+    dma_buf = _optional(library, "cuDeviceGetAttribute", _DMA_BUF_SUPPORTED, device)
+    features = {name: _optional(library, "cuDeviceGetAttribute", number, device) for name, number in _FEATURES.items()}
+    return CudaGpu(
+        index=index,
+        bus_id=bus_id(address.value.decode()),
+        multiprocessors=_optional(library, "cuDeviceGetAttribute", _MULTIPROCESSORS, device),
+        dma_buf=None if dma_buf is None else bool(dma_buf),
+        features={name: bool(answer) for name, answer in features.items() if answer is not None},
+    )
+
+
+def _integer(library: Any, function: str, *arguments: object) -> int:
+    """The integer that a call writes to its first argument."""
+    value = ctypes.c_int()
+    _check(library, function, ctypes.byref(value), *arguments)
+    return value.value
+
+
+def _optional(library: Any, function: str, *arguments: object) -> int | None:
+    """The integer of a call, None where it fails: an older driver does not know a newer attribute."""
+    try:
+        return _integer(library, function, *arguments)
+    except CudaUnavailableError:
+        return None
+
+
+def _check(library: Any, function: str, *arguments: object) -> None:
+    call: Callable[..., int] = getattr(library, function)
+    status = call(*arguments)
+    if status:
+        raise CudaUnavailableError(f"{function} answered {_error_name(library, status)}", absent=status == _NO_DEVICE)
+
+
+def _error_name(library: Any, status: int) -> str:
+    name = ctypes.c_char_p()
+    if library.cuGetErrorName(status, ctypes.byref(name)) or name.value is None:
+        return f"error {status}"
+    return f"{name.value.decode()} ({status})"
+
+
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+GPU_IS_LOST = 15
+"""Error codes (`nvmlReturn_t` in nvml.h)."""
+
+_VALUE_BY_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""The member of the union that holds a field's value, by `nvmlValueType_t`."""
+
+
+class Reply(NamedTuple):
+    """NVML's answer to a call: a value, or the reason why there is none, with its error code."""
+
+    value: Any
+    reason: str = ""
+    code: int = 0
+
+
+class Answers:
+    """Questions about one GPU, and why some had no answer: `unknown`, by the name of the fact.
+
+    Once NVML says that the GPU is lost, `lost` holds that, and NVML is not asked again: every call would wait for it.
+    """
+
+    def __init__(self, library: Any, handle: object) -> None:
+        self.library = library
+        self.unknown: dict[str, str] = {}
+        self.lost: str | None = None
+        self._handle = handle
+
+    def call(self, function: str, *arguments: object) -> Reply:
+        """The reply to one call; never raises for what NVML answers, or for a function that pynvml does not have."""
+        if self.lost is not None:
+            return Reply(None, self.lost, GPU_IS_LOST)
+        asked = getattr(self.library, function, None)
+        if asked is None:
+            return Reply(None, f"this nvidia-ml-py has no {function}")
+        try:
+            return Reply(asked(self._handle, *arguments))
+        except self.library.NVMLError as error:
+            code = getattr(error, "value", 0)
+            if code == GPU_IS_LOST:
+                self.lost = str(error)
+            return Reply(None, str(error), code)
+
+    def ask(self, fact: str, function: str, *arguments: object) -> Any:
+        """The answer to one call, None where there is none."""
+        return self.ask_in_turn(fact, (function, *arguments))
+
+    def ask_in_turn(self, fact: str, *questions: tuple[Any, ...]) -> Any:
+        """The first answer to several calls, each a function's name and its arguments; None where there is none."""
+        reason = ""
+        for function, *arguments in questions:
+            reply = self.call(function, *arguments)
+            if reply.value is not None:
+                return reply.value
+            reason = reason or reply.reason
+        self.unknown.setdefault(fact, reason)
+        return None
+
+    def fields(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """Values by field number and scope, all in one call; those that NVML does not have are left out."""
+        asked = list(wanted)
+        answered = self.call("nvmlDeviceGetFieldValues", asked).value or ()
+        return {
+            key: int(getattr(each.value, _VALUE_BY_TYPE[each.valueType]))
+            for key, each in zip(asked, answered, strict=False)
+            if each.nvmlReturn == 0 and each.valueType < len(_VALUE_BY_TYPE)
+        }
+
+
+def word_of(words: Sequence[str], number: int | None) -> str | None:
+    """The word for a number of one of NVML's enumerations, which count from 0; None for a number without one."""
+    return words[number] if number is not None and 0 <= number < len(words) else None
+
+
+def text(answer: str | bytes | None) -> str | None:
+    """A text from NVML, which older pynvml hands out as bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer

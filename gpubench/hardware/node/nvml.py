@@ -1,0 +1,190 @@
+"""NVML by pynvml, imported here alone: the driver, its visible GPUs, and the byte counters of links."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.node.drivers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Answers, text
+from gpubench.ports.link_counters import LinkBytes
+
+if TYPE_CHECKING:
+    from gpubench.hardware.node.gpus import NvmlFacts
+
+_FILE = "libnvidia-ml.so.1"
+_NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"
+"""As pynvml says it, which takes 20 ms to import, in every process that asks whether there are GPUs."""
+
+_NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver of this host.
+
+    `gpus` are all it has, `visible` those that CUDA_VISIBLE_DEVICES leaves; `cuda` is the newest CUDA version it runs,
+    as CUDA encodes versions (13000 is 13.0). Without a driver, all is 0 and `absent` says why.
+    """
+
+    version: str = ""
+    cuda: int = 0
+    gpus: int = 0
+    visible: int = 0
+    absent: str = ""
+
+    def hidden_gpus(self, root: Path = Path("/")) -> str:
+        """The reason why GPUs that this host seems to have cannot be used; empty where it has none, or where they can.
+
+        `root` is where /dev is found.
+        """
+        if self.visible:
+            return ""
+        if self.gpus:
+            return f"CUDA_VISIBLE_DEVICES hides the {self.gpus} GPUs of this host"
+        return self.absent if (root / "dev/nvidiactl").exists() else ""
+
+
+def read_driver(environment: Mapping[str, str]) -> Driver:
+    """The driver, and the GPUs that a process with this environment may use; never raises for a missing driver."""
+    if not _is_installed():
+        return Driver(absent=_NOT_FOUND)
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Driver(absent=f"NVML does not start ({error})")
+    try:
+        gpus = pynvml.nvmlDeviceGetCount()
+        return Driver(
+            version=text(pynvml.nvmlSystemGetDriverVersion()) or "",
+            cuda=pynvml.nvmlSystemGetCudaDriverVersion(),
+            gpus=gpus,
+            visible=visible_count(gpus, environment.get("CUDA_VISIBLE_DEVICES")),
+        )
+    except pynvml.NVMLError as error:
+        return Driver(absent=f"NVML does not answer ({error})")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _is_installed() -> bool:
+    """True where NVML can be loaded, or pynvml, which loads it, is there already."""
+    if "pynvml" in sys.modules:
+        return True
+    try:
+        ctypes.CDLL(_FILE)
+    except OSError:
+        return False
+    return True
+
+
+def read_nvml() -> "NvmlFacts":
+    """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
+
+    Raises CouldNotMeasureError where there is a driver and it does not answer, or not this library.
+    """
+    import pynvml
+
+    from gpubench.hardware.node.gpus import NvmlFacts, read_node
+    from gpubench.model.facts.snapshot import DriverFacts
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = f"NVML does not start ({error})"
+        if error.value in _NO_DRIVER:
+            return NvmlFacts(driver=DriverFacts(absent=reason))
+        raise CouldNotMeasureError(reason) from error
+    try:
+        # Affinity masks are indexed by CPU number, and processors that are off have numbers too.
+        return read_node(pynvml, cpus=os.sysconf("SC_NPROCESSORS_CONF"))
+    except pynvml.NVMLError as error:
+        raise CouldNotMeasureError(f"NVML does not answer ({error})") from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def open_library() -> Any | None:
+    """The initialised library, for repeated readings that end with its `nvmlShutdown`; None without a driver."""
+    if not _is_installed():
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def visible_count(gpus: int, setting: str | None) -> int:
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    if setting is None:
+        return gpus
+    names = (entry.strip() for entry in setting.split(","))
+    known = (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < gpus) for name in names)
+    return min(gpus, sum(takewhile(bool, known)))
+
+
+_SENT = 138
+_RECEIVED = 139
+"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload in KiB, without what the protocol adds."""
+
+_PCIE_SENT = 197
+_PCIE_RECEIVED = 198
+"""NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: 32 bits, headers included."""
+
+_ALL_LINKS = 0xFFFFFFFF
+_NO_SCOPE = 0
+_KIB = 1024
+
+
+def read_link_bytes(answers: Answers, *, nvlink_only: bool = False, pcie_only: bool = False) -> LinkBytes:
+    """The counters of one GPU, all or those of one kind of link, which costs less."""
+    nvlink = [] if pcie_only else [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
+    pcie = [] if nvlink_only else [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
+    values = answers.fields(nvlink + pcie)
+    counts = [None if values.get(each) is None else values[each] * _KIB for each in nvlink] or [None, None]
+    counts += [values.get(each) for each in pcie] or [None, None]
+    return LinkBytes(*counts)
+
+
+class NvmlCounters:
+    """Counters of the GPUs with these PCI bus ids, in their order, from the time that the driver was loaded.
+
+    On H200, copies of 5 and 10 GiB by copy engines and by SMs moved those of the 18 NVLinks together by what was
+    copied, give or take 4 KiB, and copies through host memory by nothing. These moved the PCIe counter of the source by
+    1.094 of what was copied and that of the destination by 1.079; copies over NVLink moved it by 0.03 MiB. Only copies
+    of megabytes are to be judged by them.
+    """
+
+    def __init__(self, bus_ids: Sequence[str]) -> None:
+        self._library = open_library()
+        self._gpus = [self._find(each) for each in bus_ids]
+
+    def read(self, gpu: int) -> LinkBytes:
+        """The counters of the GPU at that position; a reading takes half a millisecond."""
+        answers = self._gpus[gpu]
+        if answers is None:
+            return LinkBytes()
+        return read_link_bytes(answers)
+
+    def close(self) -> None:
+        """Shut NVML down; nothing is counted from then on."""
+        if self._library is not None:
+            self._library.nvmlShutdown()
+        self._library, self._gpus = None, [None] * len(self._gpus)
+
+    def _find(self, bus_id: str) -> Answers | None:
+        if self._library is None:
+            return None
+        try:
+            return Answers(self._library, self._library.nvmlDeviceGetHandleByPciBusId(bus_id))
+        except self._library.NVMLError:
+            return None

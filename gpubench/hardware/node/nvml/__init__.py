@@ -1,1 +1,0 @@
-"""NVML: the driver, its GPUs, links and counters. `library` is the only importer of pynvml."""

@@ -1,1 +1,0 @@
-"""The PCI tree of a node, from sysfs."""

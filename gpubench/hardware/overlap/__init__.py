@@ -1,1 +1,0 @@
-"""Computation beside a collective on a GPU: partners, and steps of both on two streams."""

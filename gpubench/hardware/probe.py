@@ -1,0 +1,500 @@
+"""Probes of this node and of its libraries: each source is a child process with a deadline."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import permutations
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+from gpubench import __version__
+from gpubench.errors import MPS_PERCENTAGE, UsageError
+from gpubench.hardware import libraries
+from gpubench.hardware.launch import die_with_parent, module_command, with_package
+from gpubench.hardware.libraries import CUPY, MPI4PY, SEARCH, VERSION
+from gpubench.hardware.node import stage
+from gpubench.hardware.node.drivers import CudaFacts, CudaGpu
+from gpubench.hardware.node.gpus import NvmlFacts
+from gpubench.hardware.node.nvml import visible_count
+from gpubench.hardware.node.stage import CUDA, NVML, SYSFS
+from gpubench.hardware.node.sysfs import SysfsFacts
+from gpubench.model.facts.health import HIDDEN, error_counts, growth
+from gpubench.model.facts.process import LOADER, MPI_LIB, KernelModule, LibrariesFacts, LibraryFile, LibraryUser
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    DriverSettings,
+    GpuFacts,
+    PairFacts,
+    PcieLink,
+    ProbeFailure,
+    Snapshot,
+)
+from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Origin
+
+_SECONDS_TO_END = 1.0
+"""Time for a child that answered, or was killed, to end. One inside a driver's call may never do so."""
+
+_SECONDS_TO_EXIT = 10.0
+"""Time for a child whose output has ended to end itself: its exit status is the only explanation."""
+
+_CHUNK_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """A child's answer, or why there is none."""
+
+    document: dict[str, Any] | None = None
+    error: str = ""
+    timed_out: bool = False
+
+
+def run_stages(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], timeout_s: float
+) -> dict[str, StageResult]:
+    """The results of all commands, by name. None is left running, save one that even SIGKILL does not reach."""
+    with Stages(commands, environment) as stages:
+        return stages.results(timeout_s)
+
+
+class Stages:
+    """Children that run while something else is done here; usable as a context, which ends those that still do."""
+
+    def __init__(self, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
+        self._children = {name: _Child(command, environment) for name, command in commands.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for child in self._children.values():
+            child.end()
+
+    def results(self, timeout_s: float) -> dict[str, StageResult]:
+        """Their answers so far and within the time from now on, by name."""
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            for child in self._children.values():
+                if child.output is not None:
+                    selector.register(child.output, selectors.EVENT_READ, child)
+            while selector.get_map():
+                left = deadline - time.monotonic()
+                for key, _ in selector.select(max(left, 0.0)):
+                    if key.data.read():
+                        selector.unregister(key.fileobj)
+                if left <= 0:
+                    break  # with what lay there, though this process may have come late to it
+        return {name: child.result(timeout_s) for name, child in self._children.items()}
+
+
+class _Child:
+    """A process, and what it has written so far.
+
+    A line that is JSON is its answer. The end of its output is not waited for: a thread that hangs in a driver keeps it
+    open after everything has been written.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.output: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._written = b""
+        self._document: dict[str, Any] | None = None
+        self._ended = False
+        self._start_error = ""
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                preexec_fn=die_with_parent,
+            )
+            self.output = self._process.stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            self._start_error = str(error)
+
+    def read(self) -> bool:
+        """Take what there is to read; true once there will be nothing more of interest."""
+        assert self.output is not None
+        chunk = os.read(self.output.fileno(), _CHUNK_BYTES)
+        self._written += chunk
+        self._ended = not chunk
+        for line in self._written.splitlines(keepends=True) if b"\n" in chunk else ():
+            with contextlib.suppress(ValueError):
+                document = json.loads(line)
+                self._document = document if isinstance(document, dict) else None
+        return self._ended or self._document is not None
+
+    def result(self, timeout_s: float) -> StageResult:
+        """The answer, or the reason why there is none."""
+        if self._document is not None:
+            return StageResult(self._document)
+        if self._process is None:
+            return StageResult(error=f"it does not start: {self._start_error}")
+        if not self._ended:
+            return StageResult(error=f"no answer within {timeout_s:g} s", timed_out=True)
+        return StageResult(error=self._cause_of_end(self._process))
+
+    def _cause_of_end(self, process: subprocess.Popen[bytes]) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_EXIT)
+        code = process.returncode
+        self._complaints.seek(0)
+        *_, complaint = "", *self._complaints.read().decode(errors="replace").strip().splitlines()
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            return f"killed by {name}" + (f": {complaint}" if complaint else "")
+        if complaint and code != 0:
+            return complaint
+        return "it ended without an answer" + (f" (exit code {code})" if code else "")
+
+    def end(self) -> None:
+        """End the process where it still runs, and close its files."""
+        self._complaints.close()
+        if self._process is None or self.output is None:
+            return
+        self.output.close()
+        if self._document is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+        if self._process.poll() is None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+
+
+NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
+"""Of the driver's settings, those that no file tells."""
+
+UNLISTED = "on the PCI bus, but the driver does not list it"
+_NVIDIA_DRIVER = "nvidia"
+
+
+def merge(
+    host: str,
+    sysfs: SysfsFacts | None,
+    nvml: NvmlFacts | None,
+    cuda: CudaFacts | None,
+    failures: Sequence[ProbeFailure] = (),
+) -> Snapshot:
+    """The snapshot of a node. None is a source that gave nothing, of which `failures` says why."""
+    kernel = sysfs or SysfsFacts()
+    listed = _gpus(kernel, nvml)
+    unseen = _why_unseen(len(listed), cuda)
+    gpus = tuple(_with_cuda(gpu, cuda, unseen) for gpu in listed)
+    all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
+    driver = nvml.driver if nvml is not None else DriverFacts()
+    shown = {gpu.bus_id for gpu in gpus}
+    dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
+    return Snapshot(
+        host=host,
+        origin=Origin.MEASURED,
+        source=f"gpubench {__version__}",
+        taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=kernel.machine,
+        # The kernel names the version of a driver that does not answer, and alone knows which module it is.
+        driver=replace(
+            driver,
+            version=driver.version or kernel.driver.version,
+            open_kernel_module=kernel.driver.open_kernel_module,
+        ),
+        driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
+        gpudirect=replace(kernel.gpudirect, dma_buf=all(dma_buf) if dma_buf else None),
+        gpus=gpus,
+        gpus_of_others=sum(gpu.bus_id not in shown for gpu in kernel.gpus),
+        nics=kernel.nics,
+        switches=kernel.switches,
+        pci_devices=kernel.pci_devices,
+        rdma_ports=kernel.rdma_ports,
+        kernel=kernel.kernel,
+        nvswitches=kernel.nvswitches,
+        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures, unseen)),
+        failures=all_failures,
+    )
+
+
+def _driver_settings(
+    kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
+) -> DriverSettings:
+    """The settings in the kernel's files, with those that NVML alone knows."""
+    settings = nvml.settings if nvml is not None else DriverSettings()
+    reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
+    if nvml is not None:
+        reason = nvml.driver.absent or reason
+    values = {name: getattr(settings, name) for name in NVML_ALONE}
+    unknown = {name: settings.unknown.get(name, reason) for name, value in values.items() if value is None}
+    return replace(kernel, **values, unknown={**kernel.unknown, **unknown})
+
+
+def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
+    """NVML's GPUs with what the kernel knows of them, then those that the driver should have and does not list."""
+    if nvml is None or nvml.driver.absent is not None:
+        return list(kernel.gpus)
+    on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
+    listed = {gpu.bus_id for gpu in nvml.gpus if gpu.bus_id is not None}
+    unlisted = [gpu for gpu in kernel.gpus if gpu.bus_id not in listed]
+    nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
+    names: dict[int, str | None] = {}
+    if nameless and len(nameless) == len(unlisted):
+        # NVML counts GPUs in the order of their bus ids, also those that it lost before it could name them.
+        names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
+        unlisted = []
+    gpus = [_with_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
+    following = max((gpu.index for gpu in gpus), default=-1) + 1
+    lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
+    return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
+
+
+def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
+    """True where a GPU that the driver does not list belongs to another virtual machine or container, and is not lost.
+
+    A virtual machine's has another driver. A container sees every GPU on the bus but has device files for its own only,
+    whereas a GPU that was lost has left its device file behind.
+    """
+    driver = kernel.gpu_drivers.get(gpu.bus_id or "")
+    return driver is not None and (driver != _NVIDIA_DRIVER or 0 < kernel.device_files <= listed)
+
+
+def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
+    other = on_bus.get(gpu.bus_id)
+    if gpu.bus_id is None or other is None:
+        return gpu
+    links = asdict(gpu.pcie), asdict(other.pcie)
+    pcie = PcieLink(**{name: value or links[1][name] for name, value in links[0].items()})
+    return replace(gpu, name=gpu.name or other.name, uuid=gpu.uuid or other.uuid, place=other.place, pcie=pcie)
+
+
+def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
+    found = _in_cuda(gpu, cuda)
+    if found is None:
+        return replace(gpu, unknown={**gpu.unknown, "cuda_index": unseen}) if unseen and not gpu.lost else gpu
+    gpu = replace(gpu, cuda_index=found.index, cuda_features=found.features)
+    if gpu.mig:
+        return replace(gpu, unknown={**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"})
+    return replace(gpu, multiprocessors=found.multiprocessors)
+
+
+def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
+    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it.
+
+    Of the MIG instances that a setting names CUDA shows one.
+    """
+    if cuda is None or cuda.visible_devices is None:
+        return ""
+    named = visible_count(gpus, cuda.visible_devices)
+    if len(cuda.gpus) >= named or (cuda.gpus and "MIG-" in cuda.visible_devices):
+        return HIDDEN
+    return f"CUDA lists {len(cuda.gpus)} of the {counted(named, 'GPU')} that CUDA_VISIBLE_DEVICES names"
+
+
+def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
+    """CUDA's view of a GPU: the first where it is split into MIG instances, which share a bus id."""
+    if cuda is None or gpu.bus_id is None:
+        return None
+    return next((each for each in cuda.gpus if each.bus_id == gpu.bus_id), None)
+
+
+def _pairs(
+    gpus: Sequence[GpuFacts],
+    nvml: NvmlFacts | None,
+    cuda: CudaFacts | None,
+    failures: Sequence[ProbeFailure],
+    unseen: str,
+) -> Iterator[PairFacts]:
+    """Every ordered pair of GPUs of which NVML or CUDA knows something."""
+    by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
+    for source, destination in permutations(gpus, 2):
+        names = source.device, destination.device
+        access = None
+        if cuda is not None and source.bus_id is not None and destination.bus_id is not None:
+            access = cuda.peers.get(source.bus_id, {}).get(destination.bus_id)
+        if access is None and names not in by_names:
+            continue
+        pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
+        if access is None:
+            shown = _in_cuda(source, cuda) is not None and _in_cuda(destination, cuda) is not None
+            reason = "" if shown else unseen
+            if cuda is not None and cuda.absent is None and (source.mig or destination.mig):
+                reason = reason or "under MIG CUDA shows one instance"
+            reason = reason or _why_not_in_cuda(cuda, failures)
+            yield replace(pair, unknown={**pair.unknown, "cuda": reason})
+        else:
+            yield replace(pair, cuda=access)
+
+
+def _why_not_in_cuda(cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
+    if cuda is None:
+        return next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
+    return cuda.absent or "CUDA does not list it"
+
+
+def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
+    """No CUDA is a failure where the driver has GPUs, unless CUDA_VISIBLE_DEVICES asked for it."""
+    if cuda is None or cuda.absent is None or _why_unseen(len(gpus), cuda) == HIDDEN:
+        return ()
+    if nvml is None or nvml.driver.absent is not None or not gpus:
+        return ()
+    return (ProbeFailure(stage="cuda", error=cuda.absent),)
+
+
+COUNTING = (SYSFS, NVML)
+"""The stages that know what devices have counted."""
+
+T = TypeVar("T")
+
+
+def probe(
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """This node, read in at most about `timeout_s`; what did not answer in time is in the snapshot's `failures`.
+
+    `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
+    children, by name; `root` is where sysfs and procfs are found.
+    """
+    return _put_together(run_stages(stages or stage_commands(root), _of_whole_gpus(environment), timeout_s))
+
+
+def watch_errors(
+    before: Snapshot,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """The snapshot of a node with the errors that its devices have counted since; as it was where one does not answer.
+
+    Only the kernel and NVML are asked. `stages` are as in `probe`.
+    """
+    asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
+    results = run_stages(asked, _of_whole_gpus(environment), timeout_s)
+    after = _put_together({CUDA: StageResult(error="not asked"), **results})
+    if any(failure.stage in COUNTING for failure in after.failures):
+        return before
+    return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))
+
+
+class Probe(Stages):
+    """A probe that runs while something else is done here: it begins when this is made."""
+
+    def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
+        super().__init__(stages or stage_commands(), _of_whole_gpus(environment))
+
+    def snapshot(self, timeout_s: float) -> Snapshot:
+        """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
+        return _put_together(self.results(timeout_s))
+
+
+def _of_whole_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the children, in which CUDA does not show this process's share of a GPU under MPS as the GPU.
+
+    With 12 % of an H100's SMs the driver counts 14 multiprocessors, not 132.
+    """
+    return {name: value for name, value in with_package(environment).items() if name != MPS_PERCENTAGE}
+
+
+def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
+    failures: list[ProbeFailure] = []
+    sysfs = _understood(SysfsFacts, SYSFS, results, failures)
+    nvml = _understood(NvmlFacts, NVML, results, failures)
+    cuda = _understood(CudaFacts, CUDA, results, failures)
+    return merge(socket.gethostname().split(".")[0], sysfs, nvml, cuda, failures)
+
+
+def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
+    """The command lines of the three children."""
+    return {each: module_command(stage.__name__, each, str(root)) for each in (SYSFS, NVML, CUDA)}
+
+
+def _understood(kind: type[T], name: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]) -> T | None:
+    """The facts in a child's answer; None, with the failure noted, where there are none."""
+    result = results[name]
+    if result.document is None:
+        failures.append(ProbeFailure(stage=name, error=result.error, timed_out=result.timed_out))
+        return None
+    try:
+        return from_plain(kind, result.document)
+    except UsageError as error:
+        failures.append(ProbeFailure(stage=name, error=f"an answer that is none: {error.seen}"))
+        return None
+
+
+Run = Mapping[str, StageResult]
+
+_ORDER = ("CuPy", "torch", "mpi4py", LOADER)
+
+
+def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> LibrariesFacts:
+    """The libraries of this host as processes with this environment find them, read in about `timeout_s` at most.
+
+    What did not answer is in `failures`.
+    """
+    inner = with_package(environment)
+    first = run_stages({task: _command(task) for task in (SEARCH, CUPY, MPI4PY)}, inner, timeout_s)
+    failures = {task: result.error for task, result in first.items() if result.document is None}
+    try:
+        files, users, modules = _merged_libraries(first)
+    except UsageError as error:
+        return _facts(failures={**failures, SEARCH: f"an answer that is none: {error.seen}"})
+    asked = {each.path: _command(VERSION, each.library, each.path) for each in files if each.version is None}
+    answers = run_stages(asked, inner, timeout_s) if asked else {}
+    files = [_with_version(each, answers[each.path]) if each.path in answers else each for each in files]
+    return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
+
+
+def _facts(**values: Any) -> LibrariesFacts:
+    return LibrariesFacts(host=socket.gethostname().split(".")[0], python=sys.executable, **values)
+
+
+def _command(*arguments: str) -> list[str]:
+    return module_command(libraries.__name__, *arguments)
+
+
+def _merged_libraries(results: Run) -> tuple[list[LibraryFile], list[LibraryUser], Sequence[KernelModule]]:
+    documents = {name: result.document or {} for name, result in results.items()}
+    found = documents[SEARCH]
+    users = [from_plain(LibraryUser, each) for each in found.get("users", ())]
+    users += [
+        from_plain(LibraryUser, user) for task in (CUPY, MPI4PY) if (user := documents[task].get("user")) is not None
+    ]
+    users.sort(key=lambda user: _ORDER.index(user.name))
+    files = {
+        os.path.realpath(file.path): file for file in (from_plain(LibraryFile, each) for each in found.get("files", ()))
+    }
+    mpi = documents[MPI4PY]
+    for user in users:
+        for library, path in user.loads.items():
+            file = LibraryFile(library=library, path=path)
+            if library == MPI_LIB and user.name == "mpi4py":
+                file = replace(file, version=mpi.get("mpi"), cuda=mpi.get("cuda"))
+            files.setdefault(os.path.realpath(path), file)
+    modules = [from_plain(KernelModule, each) for each in found.get("modules", ())]
+    return list(files.values()), users, modules
+
+
+def _with_version(file: LibraryFile, result: StageResult) -> LibraryFile:
+    """The file with its own word; else with what its package or its name says, and why it did not say so itself."""
+    answer = result.document or {}
+    version = answer.get("version")
+    if version is not None:
+        return replace(file, version=version)
+    known = file.package.rpartition(" ")[2] if file.package else None
+    named = Path(os.path.realpath(file.path)).name.partition(".so.")[2]
+    said = known if known and known[0].isdigit() else named if named.count(".") > 1 else None
+    return replace(file, version=said, unread=answer.get("unread") or result.error)

@@ -1,1 +1,0 @@
-"""This process: its rights, its limits, the libraries that it has loaded."""

@@ -1,0 +1,408 @@
+"""Timed loops in Python and in native code, their clocks, and marks that show the progress of a stream.
+
+A small collective takes an H200 about 5 µs, and the host about as long to launch it. There, a loop in Python measures
+itself: up to 16 KiB it read 0.4 to 1.2 µs more than nccl-tests (medians of five collectives on 4 H200s). So the calls
+of a timed loop, with all their arguments, stand in a table, and a few dozen bytes of machine code walk it. They are
+what a compiler makes of this function, for the two processors that GPU servers have; on any other, or where the
+system forbids such code, Python makes the calls.
+
+    long run(const long *call, long count) {
+        for (long i = 1; i <= count; ++i, call += 9) {
+            int status = ((int (*)(long, long, long, long, long, long, long, long))call[0])(
+                call[1], call[2], call[3], call[4], call[5], call[6], call[7], call[8]);
+            if (status) return i << 32 | (unsigned)status;
+        }
+        return 0;
+    }
+
+With Python between a barrier and the first call behind it, ranks began 20 operations on an H200 up to 50 µs apart.
+
+An event after every operation costs 2.1 µs each on an H200, so there is one after every 20 ms of work, and none in a
+loop shorter than that. What 20 ms are is known from the warm-up of the same operations.
+"""
+
+import ctypes
+import gc
+import mmap
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice, pairwise
+from time import CLOCK_MONOTONIC, perf_counter
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.ranks import Progress
+from gpubench.ports.group import Group, NativeBarrier
+from gpubench.ports.launch import BatchedLaunch, Launch
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep Python's collector, which takes milliseconds when it runs, out of what is timed."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def copy_seconds(size_bytes: int, samples: int) -> list[float]:
+    """Seconds of each of some copies of so many bytes from one buffer to another, by this thread alone.
+
+    Both are written before: pages that nobody wrote to are all the same one, and stay in a cache.
+    """
+    source, destination = bytearray(b"\1") * size_bytes, bytearray(b"\2") * size_bytes
+    into = memoryview(destination)
+    seconds = []
+    with no_garbage_collection():
+        for _ in range(samples):
+            started = time.perf_counter()
+            into[:] = source
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def in_order(launches: Sequence[Launch]) -> Launch:
+    """One launch that issues several; a single one is returned as it is, to add nothing to its time."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def launch_all() -> None:
+        for launch in launches:
+            launch()
+
+    return launch_all
+
+
+@dataclass(eq=False)
+class HostClockedLaunch:
+    """Launches in groups of so many, which knows how long each group took."""
+
+    launches: Sequence[Launch]
+    groups: Sequence[int]
+    progress: Progress
+
+    def __call__(self) -> None:
+        """Make them."""
+        rest = iter(self.launches)
+        self._times: list[float] = []
+        for count in self.groups:
+            for launch in islice(rest, count):
+                launch()
+            self._times.append(perf_counter())
+            self.progress.completed(count)
+
+    def batch_seconds(self) -> Sequence[float]:
+        """Seconds of every group but the first."""
+        return [end - start for start, end in pairwise(self._times)]
+
+
+class Pace:
+    """Cuts loops into groups of operations that take about so many seconds; the warm-up tells how long one takes.
+
+    Operations are known by the first launch of a loop, which a warm-up and the timed loop behind it have in common.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._first: Launch | None = None
+        self._operations = 0
+        self._single = True
+        self._known: tuple[Launch | None, float] = (None, 0.0)
+
+    def groups(self, launches: Sequence[Launch], replays: int = 0) -> list[int]:
+        """The launches of each group, or, where they are replayed, the replays of them all.
+
+        A single group is a loop that is short, or of which nothing is known.
+        """
+        self._first = launches[0] if launches else None
+        count, each = (replays, len(launches)) if replays else (len(launches), 1)
+        self._operations = count * each
+        known, seconds = self._known
+        self._single = self._first is None or known is not self._first or seconds * self._operations <= self._seconds
+        if self._single:
+            return [count]
+        together = max(1, int(self._seconds / (seconds * each)))
+        return [min(together, count - start) for start in range(0, count, together)]
+
+    def every(self, launches: Sequence[Launch], operations: int) -> list[int]:
+        """Groups of so many launches each, whatever they take; the last may have fewer."""
+        self._first, self._operations, self._single = launches[0], len(launches), False
+        return [min(operations, len(launches) - start) for start in range(0, len(launches), operations)]
+
+    def measured(self, seconds: float) -> int:
+        """Note what the last loop took in all; the number of its operations that no group has reported."""
+        if self._operations:
+            self._known = (self._first, seconds / self._operations)
+        return self._operations if self._single else 0
+
+
+_SECONDS_BETWEEN_REPORTS = 1e-4
+"""Reporting each of many operations of 1 µs would add 8 % to them."""
+
+
+class BlockingClock:
+    """Times launches that return when their operation is done, by the clock of the host."""
+
+    def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
+        self._ranks = group
+        self._reports = progress
+        self._no_graphs = no_graphs
+        self._pace = Pace(_SECONDS_BETWEEN_REPORTS)
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several, which block."""
+        return in_order(launches)
+
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+        """All launches in order; UsageError where replays are asked for: nothing here can be captured in a graph."""
+        if graph_replays:
+            raise UsageError(f"--graph needs GPUs: {self._no_graphs}", next_step="leave --graph out")
+        groups = self._pace.groups(launches)
+        return in_order(launches) if len(groups) == 1 else HostClockedLaunch(launches, groups, self._reports)
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """All launches in order, with a look at the clock after each so many of them."""
+        return HostClockedLaunch(launches, self._pace.every(launches, operations), self._reports)
+
+    def seconds(self, launch: Launch) -> float:
+        """Wall time of blocking calls."""
+        with no_garbage_collection():
+            start = perf_counter()
+            launch()
+            seconds = perf_counter() - start
+        self._reports.completed(self._pace.measured(seconds))
+        return seconds
+
+    def once(self, launch: Launch) -> None:
+        """Run one operation; it blocks."""
+        launch()
+
+    def together(self, launch: Launch) -> float:
+        """The wall time behind a barrier."""
+        self._ranks.barrier()
+        return self.seconds(launch)
+
+
+MOST_ARGUMENTS = 8
+
+Entry = tuple[int, ...]
+"""The address of a C function that returns an int, 0 for success, and up to eight integer or pointer arguments."""
+
+_X86_64 = """
+4154 4989f4 55 bd01000000 53 4889fb 4c39e5 7f3a 488b4b20 488b5318 488b7310 488b7b08 ff7340 ff7338 4c8b4b30 4c8b4328 ff13
+5a 59 85c0 740b 48c1e520 89c0 4809e8 eb0b 48ffc5 4883c348 ebc1 31c0 5b 5d 415c c3
+"""
+_AARCH64 = """
+a9bd7bfd 910003fd a90153f3 aa0003f3 d2800034 f90013f5 aa0103f5 eb15029f 5400006d d2800000 1400000a a9400268 a9410a61
+a9421263 a9431a65 f9402267 d63f0100 340000e0 2a0003e0 aa148000 a94153f3 f94013f5 a8c37bfd d65f03c0 91000694 91012273
+17ffffed
+"""
+
+_Loop = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+_Call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * MOST_ARGUMENTS)
+
+
+class CallFailedError(Exception):
+    """A call of a table returned something else than 0; the calls behind it were not made."""
+
+    def __init__(self, position: int, status: int) -> None:
+        super().__init__(f"call {position} returned {status}")
+        self.position = position
+        self.status = status
+
+
+class CallTable:
+    """Calls to make in order. Calling the table makes them, with the interpreter's lock released."""
+
+    def __init__(self, entries: Sequence[Entry], *, native: bool = True) -> None:
+        self._entries = entries
+        words = [word for entry in entries for word in (*entry, *[0] * (1 + MOST_ARGUMENTS - len(entry)))]
+        self._table = (ctypes.c_int64 * len(words))(*words)
+        self._address = ctypes.addressof(self._table)
+        self._count = len(entries)
+        self._loop = native_loop() if native else None
+
+    def after(self, entries: Sequence[Entry]) -> "CallTable":
+        """The same calls behind others."""
+        return CallTable([*entries, *self._entries], native=self._loop is not None)
+
+    def __call__(self) -> None:
+        """Make the calls; CallFailedError where one failed."""
+        result = self._loop(self._address, self._count) if self._loop else self._run_in_python()
+        if result:
+            raise CallFailedError((result >> 32) - 1, result & 0xFFFFFFFF)
+
+    def _run_in_python(self) -> int:
+        for position in range(self._count):
+            address, *arguments = self._table[position * 9 : position * 9 + 9]
+            status: int = _Call(address)(*arguments)
+            if status:
+                return (position + 1) << 32 | status
+        return 0
+
+
+@cache
+def native_loop() -> "Callable[[int, int], int] | None":
+    """The machine code as a function of table and count; None where processor or system have no place for it."""
+    code = machine_code(platform.machine())
+    address = _map_executable(code) if code else None
+    return _Loop(address) if address else None
+
+
+def machine_code(machine: str) -> bytes | None:
+    """`run` for a processor by its `uname -m` name."""
+    if machine == "x86_64":
+        return bytes.fromhex(_X86_64)
+    if machine == "aarch64":
+        return b"".join(int(word, 16).to_bytes(4, "little") for word in _AARCH64.split())
+    return None
+
+
+def _map_executable(code: bytes) -> int | None:
+    """The address of the code, mapped for the life of this process; None where the system refuses.
+
+    It is written to a file in memory and mapped from there: so no page is ever writable and executable at once, and the
+    kernel brings the instruction cache up to date, which aarch64 needs.
+    """
+    try:
+        descriptor = os.memfd_create("gpubench-loop")
+    except OSError:
+        return None
+    try:
+        os.write(descriptor, code)
+        function = ctypes.CDLL(None).mmap
+        function.restype = ctypes.c_ssize_t
+        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)
+        address: int = function(None, len(code), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    return None if address == -1 else address
+
+
+_NANOSECONDS = 1e-9
+
+
+class StartingLine:
+    """Puts a group's barrier, and the clock of `perf_counter` behind it, in front of calls."""
+
+    def __init__(self, group: Group) -> None:
+        barrier = group.barrier_call() if isinstance(group, NativeBarrier) else None
+        self._time = (ctypes.c_int64 * 2)()
+        clock = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
+        read = (clock, CLOCK_MONOTONIC, ctypes.addressof(self._time))
+        self._entries = [] if barrier is None else [barrier, read]
+
+    def before(self, table: CallTable) -> CallTable | None:
+        """The calls behind the barrier; None where the group has none that a table can call."""
+        return table.after(self._entries) if self._entries else None
+
+    @property
+    def passed_at(self) -> float:
+        """When this rank left the last barrier, in seconds of `perf_counter`."""
+        return self._time[0] + self._time[1] * _NANOSECONDS
+
+
+SECONDS_BETWEEN_MARKS = 0.02
+
+MOST_QUEUED = 256
+"""Operations that surely find room in the queue of a stream, which has 1,022 places for launches: where it is full, the
+host waits for the GPU, and the time to issue them says nothing.
+"""
+
+
+class Marks:
+    """The marks of one stream of CuPy's: `groups` places them, from what was `measured` before."""
+
+    def __init__(self, cupy: Any, stream: Any, progress: Progress) -> None:
+        self._cupy = cupy
+        self._stream = stream
+        self._progress = progress
+        self._pace = Pace(SECONDS_BETWEEN_MARKS)
+        self.groups = self._pace.groups
+        self.every = self._pace.every
+
+    def measured(self, seconds: float) -> None:
+        """Note what the last loop took in all."""
+        self._progress.completed(self._pace.measured(seconds))
+
+    def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
+        """Parts of a loop in order, each with the number of its operations, and, of several, a mark behind each."""
+        if len(parts) == 1:
+            return parts[0][0]
+        events = [self._cupy.cuda.Event(disable_timing=True) for _ in parts]
+        return MarkedLaunch(parts, events, self._stream.record, self._progress)
+
+    def clocked(self, parts: Sequence[tuple[Launch, int]]) -> "StreamClockedLaunch":
+        """As `between`, with a mark behind every part that keeps the time at which the stream reached it."""
+        events = [self._cupy.cuda.Event() for _ in parts]
+        return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
+
+
+@dataclass(eq=False)
+class MarkedLaunch:
+    """Makes its launches, and knows which of them the stream has completed."""
+
+    parts: Sequence[tuple[Launch, int]]
+    events: Sequence[Any]
+    record: Callable[[Any], object]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self._under_way: deque[tuple[int, Any]] = deque()
+        self._issue_seconds: list[float] = []
+
+    def __call__(self) -> None:
+        """Make them. Where the stream is full and a part has to wait, progress made meanwhile is reported after it."""
+        self._issue_seconds = []
+        for (part, operations), event in zip(self.parts, self.events, strict=True):
+            start = perf_counter()
+            part()
+            self._issue_seconds.append(perf_counter() - start)
+            self.record(event)
+            self._under_way.append((operations, event))
+            self.look()
+
+    @property
+    def issue_seconds(self) -> float | None:
+        """Mean seconds to issue an operation of the parts that surely found room in the queue; None where none did.
+
+        As in the times of batches, the first part, which has the beginning in it, counts only where it is alone.
+        """
+        known = list(self._surely_queued())
+        counted = known[1:] or known
+        operations = sum(number for _, number in counted)
+        return sum(seconds for seconds, _ in counted) / operations if operations else None
+
+    def _surely_queued(self) -> Iterator[tuple[float, int]]:
+        """Seconds to issue, and number of operations, of the parts before which and with which the queue has room."""
+        queued = 0
+        for seconds, (_, operations) in zip(self._issue_seconds, self.parts, strict=False):
+            queued += operations
+            if queued > MOST_QUEUED:
+                return
+            yield seconds, operations
+
+    def look(self) -> None:
+        """Report the parts that are complete."""
+        while self._under_way and self._under_way[0][1].done:
+            self.progress.completed(self._under_way.popleft()[0])
+
+
+@dataclass(eq=False)
+class StreamClockedLaunch(MarkedLaunch):
+    """Marks that keep the time, by the clock of the GPU."""
+
+    elapsed_milliseconds: Callable[[Any, Any], float]
+
+    def batch_seconds(self) -> Sequence[float]:
+        """Seconds of every part but the first, once the stream is idle."""
+        return [self.elapsed_milliseconds(start, end) / 1e3 for start, end in pairwise(self.events)]

@@ -1,1 +1,0 @@
-"""Timed loops, in Python and in native code."""

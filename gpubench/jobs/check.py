@@ -1,0 +1,661 @@
+"""Check machines: this one, those of a job, simulated ones, or a recording.
+
+A driver that hangs in a copy then costs that measurement and not the check: it is ERROR, not a stuck prolog.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpubench.collectives.record import Collective, SweepRequest
+from gpubench.collectives.registry import SUMMARIES, collective_named
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.measured import HOST_MEMORY_SLOW
+from gpubench.errors import CouldNotMeasureError, GpubenchError, no_gpu, shared_gpu_under_launcher
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.presenter import Presenter, rank_style
+from gpubench.hardware import recorded
+from gpubench.hardware.launch import module_command
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi.group import AloneGroup as OneProcessGroup
+from gpubench.hardware.probe import probe, watch_errors
+from gpubench.hardware.simulated.links import SimulatedCopies
+from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.hardware.timing import copy_seconds
+from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.jobs import p2p as p2p_job
+from gpubench.jobs.collective.metadata import judge_of_model
+from gpubench.jobs.collective.rank_job import CollectiveRankJob
+from gpubench.jobs.library import run_child
+from gpubench.jobs.machines import Machines, check_any_gpu
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import NullListener, ReportCollector, check_writable, presenting
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.rank import AgreedError, agree, own_identity
+from gpubench.jobs.sources import (
+    Recording,
+    Replayed,
+    Simulated,
+    Simulation,
+    Source,
+    gathered,
+    own_process,
+    refuse_under_launcher,
+)
+from gpubench.measure.check.health import SECTIONS as SECTIONS
+from gpubench.measure.check.health import (
+    accounted,
+    findings_beside_speed,
+    judge,
+    of_collective,
+    of_node,
+    of_nodes,
+    of_p2p,
+    together,
+    without_wrong_data,
+)
+from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
+from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
+from gpubench.measure.p2p.request import (
+    Method,
+    P2pRequest,
+    default_series,
+    sweep_series,
+    wiring_of_process,
+    with_latency,
+)
+from gpubench.measure.paths.report import PathOutcome
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.health import HIDDEN_GPUS
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Generic
+from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
+from gpubench.model.results.report import EVIDENCE_SECTION, CollectiveRow, EvidenceRow, Report
+from gpubench.model.results.result_file import MODELS
+from gpubench.model.results.topo import device_sections
+from gpubench.model.terms.operation import CopyPattern
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.statistics import AUTO, Mode, Sampling
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.ports.group import Group
+from gpubench.profiles import ProfileMatch, profile_for, profile_of_gpus, profiles_for
+from gpubench.readers.documents import read_json_line
+
+NAME = "check"
+
+SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
+GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)
+"""A latency and two bandwidths, of which the larger is the one that profiles have; bytes as nccl-tests counts them."""
+
+_BUDGET_SECONDS = 1.0
+"""Of a row on GPUs: few sizes stand for all, and the first rows of a job are those in which hosts stall. On two H200s
+1 KiB read 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row of a job on."""
+
+HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)
+"""The same for CPU ranks, which move their data with CPUs."""
+
+FACTS_TIMEOUT_S = 20.0
+"""What answers later than this hangs; a prolog has no more time."""
+
+
+def sampling(*, on_gpus: bool) -> Sampling:
+    """How often the operations of a collective run: until their mean is known, among CPU ranks as by default."""
+    return Sampling(iterations=None, budget_seconds=_BUDGET_SECONDS if on_gpus else Sampling().budget_seconds)
+
+
+class Depth(StrEnum):
+    """The amount of measuring: none, half a minute of it, a minute, or everything."""
+
+    QUICK = "quick"
+    BRIEF = "brief"
+    DEFAULT = "default"
+    FULL = "full"
+
+    @property
+    def collectives(self) -> "tuple[Collective, ...]":
+        """All-reduce alone, or all of them."""
+        return tuple(map(collective_named, SUMMARIES if self is Depth.FULL else ("allreduce",)))
+
+    def sizes(self, *, on_gpus: bool) -> tuple[int, ...]:
+        """The sizes of a collective: of GPUs, or of CPU ranks."""
+        if self is Depth.BRIEF:
+            return (SMALL_BYTES, LARGE_BYTES) if on_gpus else HOST_SIZES[1:2]
+        return GPU_SIZES if on_gpus else HOST_SIZES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPlan:
+    """The machines to check and how; `profile` is the name or file of the one to judge by, None for a match.
+
+    `brief` is whether the answer is one of ten lines, which a machine without GPUs gets too.
+    """
+
+    depth: Depth
+    source: Source
+    recording: Recording
+    profile: str | None
+    expected_gpus: int | None = None
+    ranks_per_gpu: int = 1
+    strict: bool
+    timeout_s: float
+    brief: bool = False
+    presentation: Presentation
+
+    @property
+    def facts_timeout_s(self) -> float:
+        """Seconds in which a driver has to answer."""
+        return min(self.timeout_s, FACTS_TIMEOUT_S)
+
+
+def _say_nothing(label: str, seconds: float) -> None:
+    """Nobody waits."""
+
+
+class CheckMeasurer(Protocol):
+    """A way to measure what a check judges."""
+
+    @property
+    def alone(self) -> str:
+        """The reason why no collective can be measured, as with a single GPU; else empty."""
+
+    def copies(self) -> Measurements:
+        """Copies between the GPUs of every node, and with host memory; copies within host memory."""
+
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
+        """A collective over all GPUs, or over CPU ranks where there are none.
+
+        Raises CouldNotMeasureError: it has no whole report.
+        """
+
+
+Waiting = Callable[[str, float], None]
+"""Is told what has begun, and about how many seconds it takes."""
+
+SECONDS_TO_READ = 3.0
+_SECONDS_TO_START = 4.0
+"""Of a command with its ranks, as seen on two to eight H200s."""
+
+_SECONDS_A_PAIR = {Depth.BRIEF: 0.14, Depth.DEFAULT: 0.5, Depth.FULL: 0.6}
+_SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
+
+
+def measured(
+    depth: Depth, nodes: Sequence[Topology], by: CheckMeasurer, waiting: Waiting | None = None
+) -> Measurements:
+    """Copies, then collectives; `waiting` hears of each before it begins."""
+    if depth is Depth.QUICK:
+        return QUICK
+    waiting = waiting or _say_nothing
+    gpus = len(nodes[0].gpus)
+    if gpus > 1:
+        pairs = gpus * (gpus - 1)
+        waiting(f"copies between {gpus} GPUs", _SECONDS_TO_START + pairs * _SECONDS_A_PAIR[depth])
+    parts = [by.copies()]
+    if by.alone:
+        return together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.alone})])
+    sizes = depth.sizes(on_gpus=any(node.gpus for node in nodes))
+    try:
+        for collective in depth.collectives:
+            ranks = f"{gpus} GPUs" if gpus else "CPU ranks"
+            waiting(f"{collective.name} of {ranks}", _SECONDS_TO_START * bool(gpus) + _SECONDS_A_COLLECTIVE[depth])
+            parts.append(by.collective(collective, sizes))
+    except CouldNotMeasureError as error:
+        # A look at a machine without GPUs says what there is: MPI need not be there.
+        lacks = Measurements(left_out={Need.ALL_REDUCE: str(error)})
+        is_look = depth is Depth.BRIEF and not any(node.gpus for node in nodes)
+        parts.append(lacks if is_look else Measurements(failed={Need.ALL_REDUCE: str(error)}))
+    return together(parts)
+
+
+MEMORY_BYTES = 64 * 2**20
+"""More than a core's caches, and where all of them together hold it, those of nodes with the same CPU do."""
+
+_MEMORY_SAMPLES = 20
+_MEMORY_ROUNDS = 3
+
+_COPIES = {Depth.FULL: (), Depth.DEFAULT: ("--no-patterns",), Depth.BRIEF: ("--no-patterns",)}
+_BRIEF_COPIES = ("--sizes", format_size(LARGE_BYTES))
+"""One size, with peer access off and on: on eight H200s a quarter of what is copied by default."""
+
+_MOST_WORDS = 300
+
+
+class ChildCommands:
+    """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds.
+
+    `profile` is the name or file of the one to judge by, None for a match; of collectives `ranks_per_gpu` share a GPU.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Topology],
+        depth: Depth,
+        timeout_s: float,
+        profile: str | None = None,
+        ranks_per_gpu: int = 1,
+    ) -> None:
+        self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
+        self._judged_by = () if profile is None else ("--profile", profile)
+        self._gpus = _visible(nodes[0])
+        self._sharing = () if ranks_per_gpu == 1 else ("--ranks-per-gpu", str(ranks_per_gpu))
+        self.alone = "one GPU: it has nobody to talk to" if self._gpus == 1 and not self._sharing else ""
+
+    def copies(self) -> Measurements:
+        """By `gpubench p2p`; a host has no other to compare its memory with."""
+        return together([measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
+
+    def peer_and_host_copies(self) -> Measurements:
+        """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
+        needs = (Need.PEER_COPIES, Need.HOST_COPIES)
+        gpus = self._gpus
+        if not gpus:
+            return Measurements(left_out=dict.fromkeys(needs, "no GPU"))
+        brief = self._depth is Depth.BRIEF and gpus > 1
+        arguments = ["p2p", "--strict", *self._judged_by, *(_BRIEF_COPIES if brief else _COPIES[self._depth])]
+        try:
+            found = of_p2p(_document(arguments, self._timeout_s))
+        except CouldNotMeasureError as error:
+            return Measurements(failed=dict.fromkeys(needs, str(error)))
+        if gpus == 1:
+            return replace(found, left_out={Need.PEER_COPIES: "one GPU: it has nobody to copy to"})
+        return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
+
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
+        """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
+
+        Raises CouldNotMeasureError: it does not end in time, or without a whole report.
+        """
+        budget = sampling(on_gpus=self._gpus > 0).budget_seconds
+        timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
+        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
+        return of_collective(_document([collective.name, *given], self._timeout_s))
+
+
+def _visible(node: Topology) -> int:
+    """The GPUs that CUDA shows to this process; all of the node where CUDA does not say."""
+    return sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
+
+
+def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
+    """Copies by one thread of every node in its memory, all nodes at the same time; `node` is None on other ranks.
+
+    The fastest copy of a node counts, as others can only make it slower; where a node falls behind, all copy again.
+    """
+    if len(nodes) == 1:
+        return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
+    fastest = dict.fromkeys(range(len(nodes)), float("inf"))
+    found = Measurements()
+    for _ in range(_MEMORY_ROUNDS):
+        own = None if node is None else (node, min(copy_seconds(MEMORY_BYTES, _MEMORY_SAMPLES)))
+        for number, seconds in filter(None, group.gather(own)):
+            fastest[number] = min(seconds, fastest[number])
+        rows = [of_host_memory(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
+        found = Measurements(pairs=tuple(rows))
+        if not any(HOST_MEMORY_SLOW.look(Facts(nodes, measurements=found).circumstances)):
+            break
+    return found
+
+
+def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
+    """The JSON document of a command of gpubench.
+
+    Raises CouldNotMeasureError: it does not end in time, or ends without a whole report.
+    """
+    name = f"gpubench {arguments[0]}"
+    ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
+    if ended is None:
+        raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s")
+    try:
+        document: Mapping[str, Any] = json.loads(ended.output)
+    except ValueError:
+        document = {}
+    if document.get("complete"):
+        return document
+    words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
+    if len(words) > _MOST_WORDS:  # gpubench says first what it saw, others last
+        words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
+    raise CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
+
+
+_PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
+
+
+class SimulatedMeasurer:
+    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own.
+
+    `profile` is the name or file of the one to judge copies by, None for a match.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        nodes: Sequence[Topology],
+        depth: Depth,
+        noise: float | None = None,
+        profile: str | None = None,
+    ) -> None:
+        self._profile = profile
+        self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
+        self._nodes, self._depth, self._noise = nodes, depth, noise
+        self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
+        self._ranks = self._times.gpus * self._machine.nodes
+        self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
+        if not self._times.has_network:
+            self.alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
+
+    def copies(self) -> Measurements:
+        """Copies on every node; a model moves no data, and knows no host memory."""
+        hosts = {node.snapshot.host: self._node_copies(number, node) for number, node in enumerate(self._nodes)}
+        no_data = "no data are moved on a simulated machine"
+        return together(
+            [of_nodes(hosts), Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))]
+        )
+
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
+        """A collective over all GPUs.
+
+        Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
+        """
+        if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
+            raise CouldNotMeasureError("a node's driver does not answer")
+        collector = ReportCollector()
+        speed = judge_of_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
+        try:
+            simulate(
+                SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
+                self._ranks,
+                self._machine.nodes,
+                lambda size, row, attempt: self._times.seconds(
+                    collective.name, size, row=row + attempt * MOST_SIMULATED_ROWS
+                ),
+                collector,
+                PathOutcome({}, ()),
+                speed,
+            )
+        except GpubenchError as error:
+            raise CouldNotMeasureError(error.seen) from error
+        return Measurements(collectives=tuple(collector.collectives))
+
+    def _node_copies(self, number: int, node: Topology) -> Measurements:
+        """Copies on one node; a node whose driver is silent cannot be measured."""
+        snapshot = node.snapshot
+        if snapshot.failures or snapshot.driver.absent:
+            return Measurements(
+                failed=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "its driver does not answer")
+            )
+        spread = {} if self._noise is None else {"noise": self._noise}
+        copies = SimulatedCopies(self._machine, self._faults, self._seed, node=number, **spread)
+        if not copies.gpus:
+            return Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
+        full = self._depth is Depth.FULL
+        gpus = range(len(copies.gpus))
+        several = len(copies.gpus) > 1
+        brief = self._depth is Depth.BRIEF and several
+        series = sweep_series((_PAIR_BYTES,)) if brief else default_series(_PAIR_BYTES, sm=full)
+        pairs = tuple((one, other) for one in gpus for other in gpus if one != other)
+        request = P2pRequest(
+            pairs=pairs,
+            series=with_latency(series, pairs, wiring_of_process(node, copies.gpus)) if several else (),
+            host_bytes=None if brief else _HOST_BYTES,
+            patterns=tuple(CopyPattern) if full and several else (),
+            pattern_bytes=_PAIR_BYTES,
+            method=Method(repeats=1),
+            check=copies.corrupts,
+        )
+        collector = ReportCollector()
+        report = p2p_job.measured(copies, node, profile_for(node, os.environ, self._profile), request, collector)
+        return Measurements(
+            pairs=tuple(collector.pairs),
+            evidence=tuple(report.rows(EVIDENCE_SECTION, EvidenceRow)),
+            findings=findings_beside_speed(report.findings),
+            left_out={Need.HOST_COPIES: "gpubench check measures them"}
+            if brief
+            else {}
+            if several
+            else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
+        )
+
+
+FILE = "check.jsonl"
+"""The measurements of a check, in a recording."""
+
+
+_OF_ANOTHER_COMMAND = "the recording is of another command than check"
+
+
+def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
+    """The profile of every node.
+
+    Raises:
+        CouldNotMeasureError: no node has a GPU, and the profile asked for is not that of a host.
+        UsageError: a profile is not there, or broken.
+    """
+    given = machines.given()
+    has_gpus = any(node.gpus or node.snapshot.failures for node in given.nodes)
+    asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
+    matches = profiles_for(machines.nodes, os.environ, asked)
+    is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
+    if not has_gpus and not is_host:
+        raise no_gpu(machines.why_no_gpu, for_what=NAME)
+    check_any_gpu(given.nodes, plan.expected_gpus, NAME, machines.why_no_gpu)
+    return matches
+
+
+def deliver(
+    plan: CheckPlan,
+    arguments: Sequence[str],
+    machines: Machines,
+    matches: Sequence[ProfileMatch | None],
+    measurements: Measurements,
+    presenter: Presenter,
+) -> int:
+    """Record where asked, then judge the GPUs that processes were given, and present; the exit code."""
+    if plan.recording.record is not None:
+        recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
+        with recorded.recording_samples(plan.recording.record, FILE) as write:
+            write(measurements)
+    given = machines.given()
+    nodes, hidden = given.nodes, machines.gpus - given.gpus
+    measurements = accounted(measurements)
+    profiles = [None if found is None else found.profile for found in matches]
+    facts = Facts(
+        nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
+    )
+    report = judge(facts)
+    unmeasured = set(measurements.left_out.values()) == {_OF_ANOTHER_COMMAND} and plan.depth is not Depth.QUICK
+    if unmeasured and report.verdict is Verdict.PASS:
+        report = replace(report, verdict=Verdict.SKIP)
+    if plan.brief:
+        report = _with_machines(report, facts)
+    metadata = metadata_of(
+        arguments,
+        NAME,
+        machines=machines,
+        matched=matches[0],
+        asked_profile=plan.profile is not None,
+        options={
+            "depth": plan.depth.value,
+            "strict": plan.strict,
+            "timeout_s": plan.timeout_s,
+            **({"brief": True} if plan.brief else {}),
+            **({HIDDEN_GPUS: hidden} if hidden else {}),
+            MODELS: sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name}),
+        },
+    )
+    presenter.begin(metadata, ())
+    presenter.end(report)
+    return presenter.exit_code
+
+
+def _with_machines(report: Report, facts: Facts) -> Report:
+    """The report with what machines it is about; of one without any GPU nothing passes, since nothing was looked at."""
+    no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
+    verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
+    return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
+
+
+def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
+    """The measurements of a recorded check; of another command's recording nothing.
+
+    `node` is the first, and `asked` the profile to judge by: recordings of before rows had what is expected of them get
+    it now.
+
+    Raises UsageError: the file cannot be read, or is none that a check wrote.
+    """
+    if not (directory / FILE).exists():
+        return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
+    lines = recorded.read_samples(directory, FILE, NAME)
+    found = together([read_json_line(Measurements, line, where) for line, where in lines])
+    return replace(
+        found,
+        pairs=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.pairs),
+        collectives=tuple(
+            replace(_with_expected(row, node, asked), origin=_as_recorded(row.origin)) for row in found.collectives
+        ),
+    )
+
+
+def _with_expected(row: CollectiveRow, node: Topology, asked: str | None) -> CollectiveRow:
+    if row.expected_us is not None or row.ranks % row.nodes:
+        return row
+    models = sorted({gpu.name for gpu in node.gpus if gpu.name})
+    profile = profile_of_gpus(models, row.ranks // row.nodes, node, os.environ, asked)
+    return SpeedJudge(ExpectedTimes(collective=collective_named(row.collective), profile=profile), ()).row(row)
+
+
+def _as_recorded(origin: str) -> str:
+    return Origin.RECORDED if origin == Origin.MEASURED else origin
+
+
+@dataclass(frozen=True)
+class RankMeasurer:
+    """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
+
+    alone = ""
+    group: mpi.MpiGroup
+    progress: RankProgress
+    identity: RankIdentity
+    nodes: Sequence[Topology]
+    plan: CheckPlan
+
+    def copies(self) -> Measurements:
+        """On every node at the same time, by a process of its own, while the other ranks wait without a context."""
+        identity, own = self.identity, None
+        memory = measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
+        if identity.local_rank == 0:
+            node = self.nodes[identity.node]
+            commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s, self.plan.profile)
+            own = of_node(commands.peer_and_host_copies(), node.snapshot.host)
+        parts = [part for part in self.group.gather(own) if part is not None]
+        hosts = [node.snapshot.host for node in self.nodes]
+        return together([memory, of_nodes(dict(zip(hosts, parts, strict=True)))])
+
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
+        """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
+        collector = ReportCollector() if self.group.rank == 0 else NullListener()
+        timed = sampling(on_gpus=any(node.gpus for node in self.nodes))
+        request = SweepRequest(collective=collective, sizes=tuple(sizes), sampling=timed)
+        plan = CollectivePlan(request=request, profile=self.plan.profile)
+        try:
+            CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)
+        except AgreedError as agreed:
+            raise agreed.error from agreed
+        return self.group.broadcast(_measurements(collector) if isinstance(collector, ReportCollector) else None)
+
+
+def _measurements(collector: ReportCollector) -> Measurements:
+    metadata, report = collector.metadata, collector.report
+    return Measurements(
+        collectives=tuple(collector.collectives),
+        ranks=() if metadata is None else tuple(metadata.ranks),
+        findings=() if report is None else without_wrong_data(findings_beside_speed(report.findings)),
+    )
+
+
+class CheckRankJob:
+    """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
+
+    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, plan: CheckPlan, arguments: Sequence[str]) -> None:
+        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
+        self.identity, _ = own_identity(group)
+
+    def _check_options(self) -> None:
+        if self._plan.ranks_per_gpu > 1:
+            raise shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
+
+    def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
+        """Read, measure, gather, judge, and return the exit code.
+
+        Raises AgreedError: a rank cannot do its part, and every rank knows it.
+        """
+        group, plan, shown = self._group, self._plan, self._plan.presentation
+        agree(group, self._check_options)
+        agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
+        # The first rank of a node reads it, before any rank puts something on its GPUs.
+        seconds, is_first = plan.facts_timeout_s, self.identity.local_rank == 0
+        place = str(self.identity)
+        own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
+        machines = group.broadcast(gathered(group, own, own_process(self.identity)))
+        matches = agree(group, lambda: matches_of(plan, machines))
+        given = machines.given().nodes
+        by = RankMeasurer(group, self._progress, self.identity, given, plan)
+        measurements = measured(plan.depth, given, by)
+        if plan.depth not in (Depth.QUICK, Depth.BRIEF):
+            before = machines.snapshots[self.identity.node]
+            watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])
+            machines = machines.with_snapshots([each for node in watched for each in node])
+        code = None
+        if group.rank == 0:
+            presenter = Presenter(shown, rank_style(shown), progress=False)
+            code = deliver(plan, self._arguments, machines, matches, measurements, presenter)
+        return group.broadcast(code)
+
+
+def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
+    """Check, alone or as one rank of a job; the exit code.
+
+    Raises GpubenchError: nothing can be checked, or an output cannot be written.
+    """
+    launch = launched_by(os.environ)
+    refuse_under_launcher(NAME, plan.source, launch)
+    if launch is None or launch.size == 1:
+        return run_alone(plan, arguments)
+    from gpubench.jobs import rank
+
+    defaults = plan.presentation.job_defaults
+    return rank.run(
+        lambda group, progress: CheckRankJob(group, progress, plan, arguments), launch, plan.timeout_s, defaults
+    )
+
+
+def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
+    """Check the machines of the plan's source; the exit code.
+
+    Raises GpubenchError: no GPU where none was said to be, a broken profile, or an output that cannot be written.
+    """
+    is_here = plan.source.text is None
+    with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
+        presenter.waiting("reading this machine", SECONDS_TO_READ)
+        machines = plan.source.machines()
+        matches = matches_of(plan, machines)
+        measurements = _measured(plan, machines.given(), presenter.waiting if is_here else None)
+        if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
+            watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
+            machines = machines.with_snapshots(watched)
+        return deliver(plan, arguments, machines, matches, measurements, presenter)
+
+
+def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:
+    source = plan.source
+    if isinstance(source, Replayed):
+        return recorded_measurements(source.directory, machines.nodes[0], plan.profile)
+    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
+    if isinstance(source, Simulated):
+        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)
+    return measured(plan.depth, machines.nodes, by, waiting)

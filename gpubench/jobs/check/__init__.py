@@ -1,1 +1,0 @@
-"""Check machines: this one, those of a job, simulated ones, or a recording."""

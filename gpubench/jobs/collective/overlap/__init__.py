@@ -1,1 +1,0 @@
-"""One rank of a collective beside computation."""

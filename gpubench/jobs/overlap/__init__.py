@@ -1,1 +1,0 @@
-"""The command overlap: a collective beside computation, on ranks or on a simulated machine."""

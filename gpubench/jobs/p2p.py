@@ -1,0 +1,621 @@
+"""Measure copies between GPUs: of this process, between ranks, simulated, or replayed."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.formats.delivery import delivering
+from gpubench.formats.presenter import Presenter, rank_style, terminal_style
+from gpubench.hardware import recorded
+from gpubench.hardware.copies import CudaRankCopies, Network
+from gpubench.hardware.cuda import CudaDevice
+from gpubench.hardware.environment import nccl_settings
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.nccl.debug_log import NcclLog
+from gpubench.hardware.node.nvml import NvmlCounters
+from gpubench.hardware.probe import watch_errors
+from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
+from gpubench.hardware.traffic import NvmlUse
+from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.jobs.compare import bandwidth_of, past_of
+from gpubench.jobs.machines import Machines, check_drivers
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import NullListener, check_writable
+from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
+from gpubench.jobs.rank import agree, open_gpu, own_identity, usable_driver
+from gpubench.jobs.sources import Here, Replayed, Simulated, Simulation, gathered, own_process, refuse_under_launcher
+from gpubench.measure.p2p.copies import CopyBench, RankBench, unreachable_pairs
+from gpubench.measure.p2p.request import (
+    FILE,
+    IPC,
+    NETWORK,
+    NVBANDWIDTH,
+    VERSION,
+    Bench,
+    CopyMachine,
+    Method,
+    P2pRequest,
+    RecordedP2p,
+    RecordingBench,
+    ReplayedBench,
+    default_series,
+    machine_of_ranks,
+    read_samples,
+    sweep_series,
+    wiring_of_process,
+    with_latency,
+)
+from gpubench.measure.p2p.run import SECTIONS as SECTIONS
+from gpubench.measure.p2p.run import LookAgain, P2pRun
+from gpubench.measure.paths.observed import IdleWindow
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.profiles.fault import COPIES
+from gpubench.model.results.ending import exit_code_of
+from gpubench.model.results.report import PAIR_COLUMNS, Metadata, PairRow, Report
+from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction, Engine, ManagedSupport
+from gpubench.model.terms.ranks import Phase, RankIdentity
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Origin
+from gpubench.ports.copies import Copies
+from gpubench.ports.link_counters import LinkCounters
+from gpubench.ports.listener import Listener
+from gpubench.ports.managed import ManagedMemory
+from gpubench.profiles import ProfileMatch, profile_for
+
+_MANAGED_SAMPLES = 5
+"""A pass over managed memory is one copy, where plain memory is copied many times in a sample."""
+
+_BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
+
+_HOST_BYTES = 64 * 2**20
+"""Less than between GPUs: the host fills and checks its end itself."""
+
+
+def request_for_process(
+    plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport] = ()
+) -> P2pRequest:
+    """The request for the GPUs of one process; `managed` is what CUDA says of their managed memory.
+
+    Raises:
+        UsageError: `--pairs` names a GPU that is not there.
+        CouldNotMeasureError: there is one GPU, and no copies with host memory were asked for.
+    """
+    if plan.memory is MemoryKind.MANAGED:
+        return _request_for_managed(plan, gpus, wiring, managed)
+    size_bytes, method = _size_and_method(plan)
+    if plan.like is not None:
+        ways = [(engine, way) for engine in Engine for way in (Direction.WRITE, Direction.READ)]
+        series = tuple(Series(engine, way, peer=True, size_bytes=size_bytes) for engine, way in ways)
+    else:
+        series = default_series(size_bytes) if plan.sizes is None else sweep_series(plan.sizes)
+    whole, several = plan.sizes is None and plan.pairs is None, len(gpus) > 1
+    host_bytes = _HOST_BYTES if plan.like is None else size_bytes
+    if not several and not (plan.host and whole):
+        raise CouldNotMeasureError(
+            f"{counted(len(gpus), 'GPU')}: it has nobody to copy to",
+            expected="two GPUs, for copies between them",
+            reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
+            next_step="gpubench p2p, which copies between a single GPU and host memory",
+        )
+    pairs = _pairs_of_gpus(plan, gpus)
+    return P2pRequest(
+        pairs=pairs,
+        series=with_latency(series, pairs, wiring) if several else (),
+        host_bytes=host_bytes if plan.host and whole else None,
+        patterns=tuple(CopyPattern) if plan.patterns and whole and plan.like is None and several else (),
+        pattern_bytes=size_bytes,
+        method=method,
+        check=plan.check,
+    )
+
+
+def _request_for_managed(
+    plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport]
+) -> P2pRequest:
+    """Managed memory, beside plain copies of the same size: by copy engines, and by kernels that read."""
+    size_bytes = _HOST_BYTES if plan.sizes is None else plan.sizes[0]
+    ways = ((Engine.CE, Direction.WRITE), (Engine.SM, Direction.READ))
+    series = tuple(Series(engine, way, peer=True, size_bytes=size_bytes) for engine, way in ways)
+    pairs = _pairs_of_gpus(plan, gpus)
+    return P2pRequest(
+        pairs=pairs,
+        series=with_latency(series, pairs, wiring) if len(gpus) > 1 else (),
+        host_bytes=size_bytes if plan.host and plan.pairs is None else None,
+        pattern_bytes=size_bytes,
+        method=Method(samples=_MANAGED_SAMPLES),
+        check=plan.check,
+        managed_bytes=size_bytes,
+        managed=tuple(managed),
+    )
+
+
+def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine) -> P2pRequest:
+    """The request for ranks: copy engines on a node, written and read; NCCL between nodes; 16 bytes for latency.
+
+    Copies with host memory, by kernels and without peer access are for one process.
+    """
+    size_bytes, method = _size_and_method(plan)
+    ways = [(Direction.WRITE, size_bytes), (Direction.READ, size_bytes)]
+    if plan.sizes is not None:
+        ways = [(Direction.WRITE, size) for size in plan.sizes]
+    elif plan.like is None:
+        ways.append((Direction.WRITE, LATENCY_BYTES))
+    scopes = {machine.scope(pair) for pair in pairs}
+    series = [Series(Engine.CE, way, peer=True, size_bytes=size) for way, size in ways if IPC in scopes]
+    series += [
+        Series(Engine.CE, way, peer=True, size_bytes=size, network=True)
+        for way, size in ways
+        if NETWORK in scopes and way is Direction.WRITE
+    ]
+    return P2pRequest(
+        pairs=tuple(pairs),
+        series=tuple(series),
+        pattern_bytes=size_bytes,
+        method=method,
+        check=plan.check,
+    )
+
+
+def pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
+    """The ordered pairs to measure.
+
+    Raises:
+        UsageError: `--pairs` names a rank that is not there.
+    """
+    for one, other in plan.pairs or ():
+        if max(one, other) >= ranks:
+            raise UsageError(
+                f"--pairs {one}-{other}: there is no rank {max(one, other)}",
+                expected=f"ranks from 0 to {ranks - 1}: under a launcher --pairs counts ranks",
+                next_step=f"start more of them: mpirun -n {max(one, other) + 1} ...",
+            )
+    return tuple(permutations(range(ranks), 2)) if plan.pairs is None else plan.pairs
+
+
+def _size_and_method(plan: P2pPlan) -> tuple[int, Method]:
+    return (_BYTES, Method()) if plan.like is None else (_NVBANDWIDTH_BYTES, NVBANDWIDTH)
+
+
+def _pairs_of_gpus(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
+    if plan.pairs is None:
+        return tuple(permutations(range(len(gpus)), 2))
+    positions = {gpu.device: position for position, gpu in enumerate(gpus)}
+    for pair in plan.pairs:
+        for index in pair:
+            if f"GPU{index}" not in positions:
+                raise UsageError(
+                    f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
+                    expected=f"GPUs among {', '.join(positions)}",
+                    reason="CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
+                    next_step="gpubench topo shows the GPUs and their numbers",
+                )
+    return tuple((positions[f"GPU{one}"], positions[f"GPU{other}"]) for one, other in plan.pairs)
+
+
+def check_managed(support: Sequence[ManagedSupport]) -> None:
+    """Raise CouldNotMeasureError where managed memory was asked for and no GPU has any."""
+    if support and all(each.managed is False for each in support):
+        raise CouldNotMeasureError(
+            support[0].lacks,
+            expected="a GPU with unified memory",
+            reason="a vGPU without it, or a driver that was built without its kernel module nvidia-uvm",
+            next_step="gpubench p2p measures plain memory",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySetup:
+    """A run ready to be measured: request, bench and machine; `ranks` where they measure."""
+
+    plan: P2pPlan
+    machines: Machines
+    machine: CopyMachine
+    request: P2pRequest
+    bench: Bench
+    libraries: Mapping[str, str]
+    ranks: Sequence[RankIdentity] = ()
+
+    def metadata(self, arguments: Sequence[str]) -> Metadata:
+        """The metadata of the run."""
+        machine, request, plan = self.machine, self.request, self.plan
+        return metadata_of(
+            arguments,
+            P2P_NAME,
+            machines=self.machines,
+            matched=machine.matched,
+            asked_profile=plan.profile is not None,
+            origin=machine.origin,
+            ranks=self.ranks,
+            libraries=self.libraries,
+            options={
+                "pairs": [[machine.label(gpu) for gpu in pair] for pair in request.pairs],
+                "sizes": sorted({each.size_bytes for each in request.series}),
+                "warmup": request.method.warmup,
+                "samples": request.method.samples,
+                "repeats": request.method.repeats,
+                "sample_seconds": request.method.sample_seconds,
+                "as": plan.like,
+                **_of_managed(request),
+                "check": request.check,
+                "strict": plan.strict,
+                "evidence": plan.evidence.value,
+                "gpus": {machine.label(gpu): machine.describe(gpu) for gpu in range(len(machine.gpus))},
+                **({"timeout_s": plan.timeout_s} if machine.is_ranks and plan.source.text is None else {}),
+            },
+        )
+
+    @contextmanager
+    def recorded_bench(self, metadata: Metadata) -> Iterator[Bench]:
+        """The bench, which writes down what it measures where that was asked for."""
+        directory, machine = self.plan.recording.record, self.machine
+        if directory is None:
+            yield self.bench
+            return
+        recorded.write_recording(directory, self.machines.snapshots, machine.processes)
+        with recorded.recording_samples(directory, FILE) as write:
+            write(
+                RecordedP2p(
+                    schema_version=VERSION,
+                    origin=machine.origin,
+                    request=self.request,
+                    hosts=tuple(metadata.hosts),
+                    gpus=() if machine.is_ranks else tuple(machine.gpus),
+                    ranks=tuple(self.ranks),
+                    unreachable=tuple(sorted(machine.unreachable)),
+                    like=self.plan.like,
+                    strict=self.plan.strict,
+                    libraries=self.libraries,
+                    environment=metadata.environment,
+                )
+            )
+            yield RecordingBench(self.bench, write)
+
+
+def _of_managed(request: P2pRequest) -> dict[str, Any]:
+    """Options of a run with managed memory, and what CUDA says of it."""
+    if not request.managed_bytes:
+        return {}
+    return {"memory": "managed", "managed": [asdict(each) for each in request.managed]}
+
+
+def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
+    """A recorded run, judged as strictly as it was then, or as the plan says.
+
+    Raises:
+        UsageError: there is no recording of p2p, or its parts do not belong together.
+    """
+    machines = source.machines()
+    found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
+    machines = _of_samples(machines, found, source.directory)
+    matched = profile_for(machines.nodes[0], os.environ, plan.profile)
+    origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
+    if found.ranks:
+        machine = machine_of_ranks(machines.nodes, found.ranks, machines.processes, matched, origin)
+    else:
+        wiring, apart = wiring_of_process(machines.nodes[0], found.gpus), frozenset(found.unreachable)
+        machine = CopyMachine(wiring, found.gpus, machines.processes, matched, origin, apart)
+    machine = replace(machine, profile_asked_for=plan.profile is not None, expected_gpus=plan.expected_gpus)
+    return CopySetup(
+        plan=replace(plan, strict=plan.strict or found.strict, like=found.like),
+        machines=machines,
+        machine=machine,
+        request=found.request,
+        bench=ReplayedBench(found, samples),
+        libraries=found.libraries,
+        ranks=found.ranks,
+    )
+
+
+def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
+    """The nodes that samples are of, in their order, with the settings of then.
+
+    Raises:
+        UsageError: samples and nodes do not belong together.
+    """
+    by_host = {node.snapshot.host: node for node in machines.nodes}
+    missing = [host for host in found.hosts if host not in by_host]
+    if not missing and not found.ranks:
+        known = {gpu.device for gpu in by_host[found.hosts[0]].gpus}
+        missing = [gpu.device for gpu in found.gpus if gpu.device not in known]
+    if missing:
+        raise UsageError(
+            f"--replay {directory}: samples of {', '.join(missing)}, which no node of the recording has",
+            expected="nodes and samples of one run",
+            reason="the folder was put together from several recordings",
+        )
+    return replace(machines, nodes=[by_host[host] for host in found.hosts], environment=found.environment)
+
+
+class P2pRanksJob:
+    """One rank's part in measuring copies between all of them."""
+
+    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, plan: P2pPlan, arguments: Sequence[str]) -> None:
+        self._group = group
+        self._progress = progress
+        self._plan = plan
+        self._arguments = arguments
+        self._log: NcclLog | None = None
+        self.identity, self._node_by_rank = own_identity(group)
+        self._ranks_on_node = self._node_by_rank.count(self.identity.node)
+
+    def run(self, channel: str | None) -> int:  # noqa: ARG002 - p2p never launches itself
+        """Measure with the others, show it on the first rank, and return the exit code.
+
+        Raises:
+            AgreedError: the run cannot be, and every rank knows it.
+        """
+        group, plan = self._group, self._plan
+        pairs = agree(group, lambda: pairs_of_ranks(plan, group.size))
+        presenter = agree(group, self._presenter)
+        driver = agree(group, lambda: usable_driver(P2P_NAME), place=str(self.identity))
+        # Before any rank has a context: `gathered` makes sure of that.
+        use = NvmlUse()
+        # The first rank of a node reads it before any rank puts something on its GPUs.
+        snapshots = agree(group, self._own_snapshots, place=str(self.identity))
+        read = gathered(group, snapshots, own_process(self.identity))
+        self._progress.enter(Phase.OPENING)
+        device, self.identity = open_gpu(group, self.identity, self._ranks_on_node, driver)
+        identities = group.gather(self.identity)
+        self._progress.name_ranks(identities)
+        # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
+        machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
+        machine = replace(
+            machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
+            profile_asked_for=plan.profile is not None,
+            expected_gpus=plan.expected_gpus,
+        )
+        with ExitStack() as stack:
+            request = request_for_ranks(plan, pairs, machine)
+            copies = self._copies(device, request, stack)
+            counters = NvmlCounters([machine.gpus[group.rank].bus_id])
+            pids = {each.pid for each in identities if each.node == self.identity.node}
+            window = IdleWindow(counters, use.of([machine.gpus[group.rank].bus_id], pids))
+            bench = RankBench(request, group, copies, counters, self._log, self._progress, window)
+            setup = CopySetup(
+                plan=plan,
+                machines=machines,
+                machine=machine,
+                request=request,
+                bench=bench,
+                libraries={**copies.libraries(), "MPI": mpi.library_version()},
+                ranks=identities,
+            )
+            metadata = setup.metadata(self._arguments)
+            listener = presenter or NullListener()
+            if presenter is not None:
+                presenter.begin(metadata, PAIR_COLUMNS)
+            # Every rank judges, and measures again what is near a threshold: all have to know the same.
+            own = past_of(plan.presentation.history, metadata) if group.rank == 0 else None
+            (figures,) = group.broadcast((own,))
+            past = bandwidth_of(figures)
+            with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
+                report = P2pRun(request, recorded, machine, listener, past=past).run()
+            bench.close()
+            counters.close()
+            use.close()
+        self._progress.enter(Phase.OUTPUT)
+        listener.end(report)
+        code = listener.exit_code if isinstance(listener, Presenter) else exit_code_of(metadata, report)
+        return group.broadcast(code)
+
+    def _presenter(self) -> Presenter | None:
+        """The presenter of the rows, on the first rank."""
+        if self._group.rank != 0:
+            return None
+        shown = self._plan.presentation
+        check_writable(shown.outputs, self._plan.recording.record)
+        return Presenter(shown, rank_style(shown), progress=shown.show_progress, is_rank=True)
+
+    def _own_snapshots(self) -> list[Snapshot]:
+        return self._plan.source.machines().snapshots if self.identity.local_rank == 0 else []
+
+    def _copies(self, device: CudaDevice, request: P2pRequest, stack: ExitStack) -> CudaRankCopies:
+        """The copies of this rank, with NCCL where a pair is on two nodes: its log is read until `stack` ends."""
+        group, place = self._group, str(self.identity)
+        network = None
+        if any(series.network for series in request.series):
+            library = agree(group, NcclLibrary, place=place)
+            self._log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), self._ranks_on_node))
+            self._progress.enter(Phase.CONNECTING, "by NCCL")
+            network = Network(group, library)
+            self._progress.answer_watchdog(network.trouble, network.abort)
+        return agree(group, lambda: CudaRankCopies(device, network), place=place)
+
+
+def _with_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
+    return None if machines is None else (machines, profile_for(machines.nodes[0], os.environ, plan.profile))
+
+
+_SECONDS_TO_READ = 3.0
+"""What facts and contexts take on a few GPUs: an estimate for whoever waits."""
+
+_SECONDS_A_CELL = 0.07
+"""What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
+
+
+def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
+    """Copy, alone or as one rank of a job; the exit code.
+
+    Raises:
+        GpubenchError: nothing can be measured, or an output cannot be written.
+    """
+    launch, source = launched_by(os.environ), plan.source
+    if launch is None or launch.size == 1:
+        return run_alone(plan, arguments)
+    refuse_under_launcher(P2P_NAME, source, launch)
+    if plan.memory is MemoryKind.MANAGED:
+        raise UsageError(
+            f"p2p --memory managed under {launch.launcher}",
+            expected="one process: managed memory belongs to one",
+            next_step="gpubench p2p --memory managed without the launcher",
+        )
+    from gpubench.jobs import rank
+
+    defaults = plan.presentation.job_defaults
+    return rank.run(
+        lambda group, progress: P2pRanksJob(group, progress, plan, arguments), launch, plan.timeout_s, defaults
+    )
+
+
+def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
+    """Measure the GPUs of this host or a simulated one's, or replay a recording; the exit code.
+
+    Raises:
+        GpubenchError: no GPU, a pair that does not exist, a recording or an output that cannot be used.
+    """
+    shown = plan.presentation
+    check_writable(shown.outputs, plan.recording.record)
+    is_here = isinstance(plan.source, Here)
+    shows_progress = shown.show_progress and is_here
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
+    with delivering(presenter), _opened(plan, presenter) as setup:
+        metadata = setup.metadata(arguments)
+        with setup.recorded_bench(metadata) as bench:
+            presenter.begin(metadata, PAIR_COLUMNS)
+            if shows_progress:
+                cells = setup.request.steps(len(setup.machine.gpus))
+                presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
+            look_again = _looking_again(plan) if is_here else None
+            past = bandwidth_of(past_of(shown.history, metadata))
+            run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
+            report = run.run()
+        presenter.end(report)
+    return presenter.exit_code
+
+
+def measured(
+    copies: SimulatedCopies,
+    node: Topology,
+    matched: ProfileMatch | None,
+    request: P2pRequest,
+    listener: Listener[PairRow],
+) -> Report:
+    """Copies of a simulated node that are part of another job: rows go to the listener."""
+    wiring = wiring_of_process(node, copies.gpus)
+    machine = CopyMachine(wiring, copies.gpus, (), matched, Origin.SIMULATED, unreachable_pairs(copies))
+    return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run()
+
+
+@contextmanager
+def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
+    presenter.waiting("reading this machine", _SECONDS_TO_READ)
+    if isinstance(plan.source, Replayed):
+        yield replayed(plan, plan.source)
+    elif isinstance(plan.source, Simulated):
+        simulation, machines = plan.source.simulation, plan.source.machines()
+        _check_first_node(simulation, machines.nodes[0])
+        first = replace(machines, nodes=machines.nodes[:1])
+        simulation.check_effects(P2P_NAME, COPIES)
+        copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
+        managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
+        yield _setup(
+            replace(plan, check=plan.check and copies.corrupts), first, copies, NoCounters(), {}, managed=managed
+        )
+    else:
+        with _own_gpus(plan) as setup:
+            yield setup
+
+
+def _check_first_node(simulation: Simulation, node: Topology) -> None:
+    """Check that the node that one process measures, the first, can be measured, and that no other is broken.
+
+    Raises:
+        UsageError: a fault is on another node, which nobody would look at.
+        CouldNotMeasureError: as `check_drivers`.
+    """
+    elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
+    if elsewhere is not None:
+        raise UsageError(
+            f"--fault {elsewhere} is on a node that p2p does not measure",
+            expected="node0: one process measures the GPUs of one host",
+            next_step=f"gpubench check {simulation.source}",
+        )
+    check_drivers([node.snapshot], P2P_NAME, simulation.source)
+
+
+@contextmanager
+def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
+    """The GPUs of this process; facts are read before anything is put on them."""
+    from gpubench.hardware.copies import open_copies
+    from gpubench.hardware.managed import open_managed
+
+    driver = usable_driver(P2P_NAME)
+    machines = plan.source.machines()
+    use = NvmlUse()
+    names = {gpu.bus_id: gpu.device for gpu in machines.nodes[0].gpus if gpu.bus_id}
+    copies = open_copies(driver, names)
+    counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
+    try:
+        users = use.of([gpu.bus_id for gpu in copies.gpus], {os.getpid()})
+        managed = open_managed(copies) if plan.memory is MemoryKind.MANAGED else None
+        window = IdleWindow(counters, users)
+        yield _setup(plan, machines, copies, counters, copies.libraries(), window, managed)
+    finally:
+        use.close()
+        counters.close()
+        copies.close()
+
+
+def _setup(
+    plan: P2pPlan,
+    machines: Machines,
+    copies: Copies,
+    counters: LinkCounters,
+    libraries: Mapping[str, str],
+    window: IdleWindow | None = None,
+    managed: ManagedMemory | None = None,
+) -> CopySetup:
+    """A run of one process; `window` looks at its GPUs while it does not copy.
+
+    Raises:
+        UsageError: `--pairs` names a GPU that is not there, or a profile cannot be used.
+        CouldNotMeasureError: managed memory is asked for and no GPU has any.
+    """
+    (node,) = machines.nodes
+    matched = profile_for(node, os.environ, plan.profile)
+    support = () if managed is None else managed.support()
+    check_managed(support)
+    wiring, apart = wiring_of_process(node, copies.gpus), unreachable_pairs(copies)
+    request = request_for_process(plan, copies.gpus, wiring, support)
+    origin = Origin.SIMULATED if machines.source is not None else Origin.MEASURED
+    return CopySetup(
+        plan=plan,
+        machines=machines,
+        machine=CopyMachine(
+            wiring,
+            copies.gpus,
+            machines.processes,
+            matched,
+            origin,
+            apart,
+            profile_asked_for=plan.profile is not None,
+            expected_gpus=plan.expected_gpus,
+        ),
+        request=request,
+        bench=CopyBench(request, copies, counters, window, managed),
+        libraries=libraries,
+    )
+
+
+def _looking_again(plan: P2pPlan) -> LookAgain:
+    """Reads what devices have counted since; a recording gets it too."""
+
+    def look_again(machine: CopyMachine) -> CopyMachine:
+        (node,) = machine.nodes
+        snapshot = watch_errors(node.snapshot, plan.timeout_s, os.environ)
+        if plan.recording.record is not None:
+            recorded.write_recording(plan.recording.record, [snapshot], machine.processes)
+        return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(snapshot)}))
+
+    return look_again

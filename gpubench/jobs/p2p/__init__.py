@@ -1,1 +1,0 @@
-"""Measure copies between GPUs: of this process, between ranks, simulated, or replayed."""

@@ -1,1 +1,0 @@
-"""Predict a training step: find curves, compute times and contention, then simulate."""

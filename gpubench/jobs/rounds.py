@@ -1,0 +1,536 @@
+"""The plan of a scan, its preconditions, the folder that keeps its rounds, its progress, and its report."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
+from gpubench.formats.delivery import say
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on
+from gpubench.hardware.scan.coordinator import NodeRanks
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import presenting
+from gpubench.jobs.sources import Simulation
+from gpubench.measure.check.health import judge
+from gpubench.measure.scan.judging import not_measured_inside, slow_figures, slowest_of, wrong_data_inside
+from gpubench.measure.scan.report import ScanResult, report_of
+from gpubench.measure.scan.rounds import EndOfRoundsError, Keep, RoundMeasurer
+from gpubench.measure.scan.verdicts import all_rates_known, least_percent
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.figures import QUICK
+from gpubench.model.results.report import Report
+from gpubench.model.results.rounds import (
+    MOST_RAILS,
+    ROUNDS,
+    BeforeRounds,
+    LocalFigure,
+    NodePair,
+    NodeRail,
+    PlannedRound,
+    RoundOutcome,
+    ScanFabric,
+    ScanPhase,
+    StoredAbsent,
+    StoredFabric,
+    StoredLocal,
+    StoredRound,
+)
+from gpubench.model.results.scan import EXCLUSIONS_SECTION, ExclusionRow, Tool
+from gpubench.model.terms.units import counted, some_of
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text
+
+NAME = "scan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPlan:
+    """`leaves` are names by host, as `leaves_file` has them, None where none was given.
+
+    `rounds` is the folder that rounds are kept in, `resume` one whose rounds are gone on with; `hostfile` takes the
+    good nodes, and `ranks_as_nodes` makes every rank a node. More than one `ranks_per_gpu` are launched here. `backend`
+    is what moves the data of real nodes, None for NCCL where they have GPUs; `round_timeout_s` the deadline of a round.
+    """
+
+    simulation: Simulation | None
+    backend: str | None
+    quick: bool
+    leaves: Mapping[str, str] | None
+    leaves_file: str | None
+    rounds: Path | None
+    resume: Path | None
+    replay: Path | None
+    hostfile: Path | None
+    ranks_as_nodes: bool
+    ranks_per_gpu: int
+    seed: int
+    strict: bool
+    round_timeout_s: float
+    presentation: Presentation
+
+
+LEAST_NODES = 3
+HOST, NCCL = "host", "nccl"
+
+_RANKS_ALIKE = "mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1"
+
+
+def check_node_count(nodes: int) -> None:
+    """Raise UsageError for fewer nodes than can be told apart."""
+    if nodes == 1:
+        raise UsageError(
+            "scan of one node",
+            expected="three nodes or more: it compares what passes between them",
+            next_step="gpubench check, which looks at one node; --ranks-as-nodes tries a scan on one",
+        )
+    if nodes < LEAST_NODES:
+        raise UsageError(
+            "scan of two nodes",
+            expected="three nodes or more",
+            reason="where two measure each other, no third tells which of them is slow",
+            next_step="add a node that is known to be good, or hold gpubench allreduce on the two against its limit",
+        )
+
+
+def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[int] = ()) -> NodeRanks:
+    """Which rank has which rails: every rank of a node is one, but of a rank alone on its host every GPU is.
+
+    Node, host and GPUs that it sees are by rank; no GPUs with the host backend.
+    Raises UsageError for nodes with different numbers of ranks or GPUs, and for GPUs that no rank would measure.
+    """
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        members.setdefault(node, []).append(rank)
+    _check_alike({hosts[ranks[0]]: len(ranks) for ranks in members.values()}, "rank", _RANKS_ALIKE)
+    if gpus:
+        _check_alike(dict(zip(hosts, gpus, strict=True)), "GPU", "leave these nodes out, or set CUDA_VISIBLE_DEVICES")
+    if gpus and len(set(hosts)) == len(members) == len(nodes):
+        return NodeRanks(tuple(map(tuple, members.values())), (tuple(range(gpus[0])),) * len(nodes))
+    ranks_a_node = len(nodes) // len(members)
+    if gpus and 1 < ranks_a_node < gpus[0]:
+        raise UsageError(
+            f"{counted(ranks_a_node, 'rank')} on nodes of {counted(gpus[0], 'GPU')}",
+            expected="a rank a GPU, or a rank a node",
+            reason="the other GPUs would not be measured",
+            next_step=f"mpirun --map-by ppr:{gpus[0]}:node, or ppr:1:node",
+        )
+    own = {rank: place for ranks in members.values() for place, rank in enumerate(ranks)}
+    if max(own.values()) >= MOST_RAILS:
+        raise UsageError(
+            f"{max(own.values()) + 1} ranks on each node",
+            expected=f"{MOST_RAILS} at most",
+            next_step="mpirun --map-by ppr:1:node",
+        )
+    return NodeRanks(tuple(map(tuple, members.values())), tuple((own[rank],) for rank in range(len(nodes))))
+
+
+def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) -> str:
+    """What moves the data: NCCL where there are GPUs. GPUs of its host, and host, are by rank.
+
+    Raises UsageError where some hosts have fewer GPUs than ranks.
+    """
+    if asked == HOST or (asked is None and not any(gpus)):
+        return HOST
+    ranks = Counter(hosts)
+    short = {host: count for host, count in zip(hosts, gpus, strict=True) if count < ranks[host]}
+    if short:
+        each = [f"{host} {counted(count, 'GPU')} for {counted(ranks[host], 'rank')}" for host, count in short.items()]
+        named = some_of(each)
+        raise UsageError(
+            f"fewer GPUs than ranks: {named}",
+            expected="a GPU for every rank",
+            reason="a rail is a GPU with the NIC that it uses",
+            next_step="mpirun --map-by ppr:GPUS:node, or --backend host, which measures TCP between CPU buffers",
+        )
+    return NCCL
+
+
+def _check_alike(counts: dict[str, int], what: str, next_step: str) -> None:
+    usual = max(set(counts.values()), key=list(counts.values()).count)
+    odd = {host: count for host, count in counts.items() if count != usual}
+    if odd:
+        named = some_of([f"{host} {count}" for host, count in odd.items()])
+        raise UsageError(
+            f"nodes with {counted(usual, what)}, and others: {named}",
+            expected=f"as many {what}s on every node",
+            reason="rails are compared with the same rail of other nodes",
+            next_step=next_step,
+        )
+
+
+_WRONG = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
+
+
+def of_whole_node(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment to read a node by: one of its ranks, which may be shown one GPU, reads it for all of them."""
+    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
+def fact_findings(
+    nodes: Sequence[Topology], profiles: Sequence[Profile | None], ranks: Sequence[RankFacts] = ()
+) -> list[Finding]:
+    """What `gpubench check --quick` finds wrong with these nodes, where they have GPUs; profiles are by node."""
+    if not any(node.gpus for node in nodes):
+        return []
+    found = judge(Facts(nodes, group(nodes), ranks, profiles, QUICK)).findings
+    return [each for each in found if each.severity in _WRONG]
+
+
+@contextmanager
+def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Keep]:
+    """`keep`, that also tells how far the scan is, on stderr, until the scan is over."""
+    display = _display(plan, is_rank=is_rank)
+    display.update(0, ROUNDS[ScanPhase.SCREENING], ScanPhase.SCREENING)
+
+    def kept(planned: PlannedRound, outcome: RoundOutcome) -> None:
+        keep(planned, outcome)
+        display.update(planned.number, most_rounds(planned.phase), f"rounds at most, after {planned.phase}")
+
+    try:
+        yield kept
+    finally:
+        display.stop()
+
+
+def most_rounds(phase: ScanPhase) -> int:
+    """The rounds that a scan in this phase has at most; one whose screening finds nothing ends with it."""
+    if phase is ScanPhase.SCREENING:
+        return ROUNDS[phase]
+    return sum(ROUNDS[each] for each in (ScanPhase.SCREENING, ScanPhase.SUSPECTS, ScanPhase.CONFIRMATION))
+
+
+def _display(plan: ScanPlan, *, is_rank: bool) -> ProgressDisplay:
+    if not plan.presentation.show_progress:
+        return NoProgress()
+    return progress_on(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
+
+
+FILE = "scan.jsonl"
+_PHASES = tuple(phase for phase, rounds in ROUNDS.items() for _ in range(rounds))
+_SCREENING = ROUNDS[ScanPhase.SCREENING]
+_MOST_BYTES = 512 * 2**20
+_WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptScan:
+    """What a folder holds. Rounds are as they were, the last one whole.
+
+    `phases_0` are of the scan and of each job that went on with it, `before` is what did not work in any of them.
+    """
+
+    stored: StoredFabric
+    fabric: ScanFabric
+    phases_0: list[StoredLocal] = field(default_factory=list)
+    outcomes: list[RoundOutcome] = field(default_factory=list)
+    before: BeforeRounds = field(default_factory=BeforeRounds)
+
+    def local(self) -> dict[LocalFigure, float]:
+        """What fell behind in a phase 0, with its share of what is usual."""
+        return slowest_of(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
+
+    def findings(self) -> list[Finding]:
+        """What phase 0, facts, clocks and profiles showed; of an older gpubench, which kept none, of its figures."""
+        found: list[Finding] = []
+        for each in self.phases_0:
+            if each.findings is not None:
+                found += each.findings
+                continue
+            figures = each.figures(self.fabric)
+            found += wrong_data_inside(self.fabric, figures)
+            found += not_measured_inside(self.fabric, [figures], list(slow_figures(figures)))
+        return each_once(found)
+
+
+def each_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Of findings of one id and subject the last one."""
+    return list({(each.id, each.subject): each for each in findings}.values())
+
+
+class RoundsFolder:
+    """Writes rounds as they end; of a scan that goes on, those that are not there yet."""
+
+    def __init__(self, directory: Path | None, kept: KeptScan | None = None) -> None:
+        self._path = None if directory is None else directory / FILE
+        self._kept = kept
+
+    def begin(self, stored: StoredFabric) -> None:
+        """A new file with the nodes; of a scan that goes on, go on behind the last whole line.
+
+        Raises UsageError where the folder cannot be written, or holds another scan; CouldNotMeasureError where one that
+        goes on cannot be written.
+        """
+        if self._path is None:
+            return
+        if self._kept is not None:
+            self._cut()
+            return
+        if self._path.exists():
+            raise UsageError(
+                f"{self._path} is there already",
+                expected="a new or empty folder for --rounds",
+                next_step=f"gpubench scan --resume {self._path.parent}, or name another",
+            )
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(json_line(stored))
+        except OSError as error:
+            raise UsageError(
+                f"{self._path} cannot be written: {os.strerror(error.errno or 0)}",
+                expected="a folder that you may write",
+                next_step="name one with --rounds",
+            ) from error
+
+    def _cut(self) -> None:
+        if self._path is None:
+            return
+        try:
+            text = self._path.read_bytes()
+            with self._path.open("r+b") as file:
+                file.truncate(text.rfind(b"\n") + 1)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def found(self, before: BeforeRounds) -> None:
+        """What does not work before the next round. Raises CouldNotMeasureError where it cannot be written."""
+        if before.gone or before.failed:
+            self._add(json_line(StoredAbsent.of(before)))
+
+    def phase_0(self, local: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> None:
+        """The figures of phase 0, and what it showed. Raises CouldNotMeasureError where they cannot be written."""
+        stored = StoredLocal.of(local, findings)
+        if self._kept is None or stored not in self._kept.phases_0:
+            self._add(json_line(stored))
+
+    def _lost(self, error: OSError) -> CouldNotMeasureError:
+        return CouldNotMeasureError(
+            f"{self._path} cannot be written any more: {os.strerror(error.errno or 0)}",
+            expected="room for every round",
+            next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges those before",
+        )
+
+    def keep(self, _planned: PlannedRound, outcome: RoundOutcome) -> None:
+        """A round that has ended; on disk when this returns. Raises CouldNotMeasureError where it cannot be written."""
+        if self._kept is None or outcome.number > len(self._kept.outcomes):
+            self._add(json_line(StoredRound.of(outcome)))
+
+    def _add(self, lines: str) -> None:
+        try:
+            self._write(lines)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _write(self, lines: str) -> None:
+        if self._path is None:
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what --quick is
+    """Whether to end after the screening: kept rounds behind it are judged all the same."""
+    return asked and (kept is None or len(kept.outcomes) <= _SCREENING)
+
+
+def check_same(kept: KeptScan, now: StoredFabric, directory: Path) -> KeptScan:
+    """The scan that was kept, which goes on. Raises UsageError where it is of other nodes or measured otherwise."""
+    for what, before, here in (
+        ("nodes", kept.stored.hosts, now.hosts),
+        ("rails", kept.stored.rails, now.rails),
+        ("seed", kept.stored.seed, now.seed),
+        ("backend", kept.stored.backend, now.backend),
+    ):
+        if before != here:
+            raise UsageError(
+                f"--resume {directory}: its {what} are {_shown(before)}, here {_shown(here)}",
+                expected="the job that was begun, with all its nodes or what is left of them",
+                next_step=f"gpubench scan --replay {directory} judges what is there; --rounds DIR begins anew",
+            )
+    return kept
+
+
+def _shown(value: object) -> str:
+    return f"{len(value)} of other names" if isinstance(value, tuple) else str(value)
+
+
+def read_rounds(directory: Path) -> KeptScan:
+    """What a folder holds; a last line that was cut off is left out.
+
+    Raises UsageError where there is none, or it cannot be read.
+    """
+    path = directory / FILE
+    text = read_text(path, _WANTED)
+    lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+    if not lines:
+        raise _WANTED.unfit(f"{path} is cut off in its first line", reason="the job ended as it began")
+    stored = read_json_line(StoredFabric, lines[0], f"{path}, line 1")
+    kept = KeptScan(stored, stored.fabric())
+    for number, line in enumerate(lines[1:], 2):
+        where = f"{path}, line {number}"
+        if '"quantities"' in line:
+            kept.phases_0.append(read_json_line(StoredLocal, line, where))
+            kept.phases_0[-1].figures(kept.fabric)
+        elif '"absent"' in line:
+            kept = _without(kept, read_json_line(StoredAbsent, line, where))
+        else:
+            kept.outcomes.append(read_json_line(StoredRound, line, where).outcome(kept.fabric))
+    _check_order(kept.outcomes, path)
+    return kept
+
+
+def _without(kept: KeptScan, absent: StoredAbsent) -> KeptScan:
+    """Nodes that were absent are gone in the round before, those of a first phase 0 before all."""
+    gone = absent.nodes(kept.fabric)
+    before = BeforeRounds(kept.before.gone, {**absent.rails(kept.fabric), **kept.before.failed})
+    if kept.outcomes:
+        kept.outcomes[-1] = replace(kept.outcomes[-1], gone={**gone, **kept.outcomes[-1].gone})
+        return replace(kept, before=before)
+    return replace(kept, before=replace(before, gone={**gone, **kept.before.gone}))
+
+
+def _check_order(outcomes: Sequence[RoundOutcome], path: Path) -> None:
+    numbers = [each.number for each in outcomes]
+    phases = [each.phase for each in outcomes]
+    if numbers != list(range(1, len(numbers) + 1)) or phases != list(_PHASES[: len(phases)]):
+        raise UsageError(
+            f"{path} has rounds {', '.join(map(str, numbers[:12]))}",
+            expected="every round once, in order: three of screening, three of suspects, five of confirmation",
+            reason="two scans wrote to one folder, or it was edited by hand",
+        )
+
+
+class ResumedRounds:
+    """Hands out the rounds that were kept, then measures; nodes that are here no more are gone from then on."""
+
+    def __init__(
+        self, kept: Sequence[RoundOutcome], measurer: RoundMeasurer | None, absent: Mapping[int, str] | None = None
+    ) -> None:
+        self._kept = list(kept)
+        self._measurer = measurer
+        if self._kept and absent:
+            last = self._kept[-1]
+            self._kept[-1] = replace(last, gone={**absent, **last.gone})
+
+    def measure(self, planned: PlannedRound) -> RoundOutcome:
+        """The round of that number, measured before or now. Raises EndOfRoundsError where nobody measures any more."""
+        if planned.number <= len(self._kept):
+            return self._kept[planned.number - 1]
+        if self._measurer is None:
+            raise EndOfRoundsError
+        return self._measurer.measure(planned)
+
+
+class RenumberedRounds:
+    """Measures the rounds of a scan that goes on with some of its nodes, which have other numbers in this job."""
+
+    def __init__(self, measurer: RoundMeasurer, numbers: Mapping[int, int]) -> None:
+        """`numbers` are those of the scan, by those of this job."""
+        self._measurer = measurer
+        self._then = numbers
+        self._now = {then: now for now, then in numbers.items()}
+
+    def measure(self, planned: PlannedRound) -> RoundOutcome:
+        """The round, with nodes numbered as in the scan."""
+        now = self._now
+        pairs = tuple(NodePair(now[first], now[second]) for first, second in planned.pairs)
+        retired = frozenset(NodeRail(now[node], rail) for node, rail in planned.retired if node in now)
+        outcome = self._measurer.measure(replace(planned, pairs=pairs, retired=retired))
+        samples = (
+            each._replace(
+                first=self._then[each.first],
+                second=self._then[each.second],
+                culprit=None if each.culprit is None else self._then[each.culprit],
+            )
+            for each in outcome.samples
+        )
+        gone = {self._then[node]: seen for node, seen in outcome.gone.items()}
+        return replace(outcome, samples=tuple(samples), gone=gone)
+
+
+def numbered(found: BeforeRounds, numbers: Mapping[int, int]) -> BeforeRounds:
+    """What phase 0 of a job found, with nodes numbered as in the scan."""
+    failed = {NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
+    return BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
+
+
+def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> dict[int, int]:
+    """The numbers in a scan that goes on, by those in this job. Raises UsageError for nodes that were not in it."""
+    then = {host: number for number, host in enumerate(kept.fabric.hosts)}
+    strangers = [host for host in hosts if host not in then]
+    if strangers or not kept.outcomes:
+        raise UsageError(
+            f"--resume {directory}: {some_of(strangers)} took no part in it"
+            if strangers
+            else f"--resume {directory}: it finished no round",
+            expected="the nodes that are left of the scan that was begun",
+            next_step=f"gpubench scan --replay {directory} judges what is there; --rounds DIR begins anew",
+        )
+    return {number: then[host] for number, host in enumerate(hosts)}
+
+
+def deliver(
+    plan: ScanPlan,
+    arguments: Sequence[str],
+    result: ScanResult,
+    *,
+    backend: str,
+    seed: int,
+    source: str | None = None,
+    profile: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    is_rank: bool = False,
+) -> int:
+    """Present the report; the exit code. A rank's stdout is never taken for a terminal.
+
+    Raises GpubenchError where an output cannot be written.
+    """
+    course, fabric = result.course, result.course.fabric
+    report = report_of(result, 0 if plan.ranks_as_nodes else fabric.rails)
+    metadata = metadata_of(
+        arguments,
+        NAME,
+        origin=result.origin,
+        backend=backend,
+        hosts=list(fabric.hosts),
+        source=source,
+        profile=profile,
+        environment=environment or {},
+        options={
+            "quick": plan.quick,
+            "strict": plan.strict,
+            "seed": seed,
+            "rails": fabric.rails,
+            "leaves": len(set(filter(None, fabric.leaves))),
+            "rounds": len(course.outcomes),
+            "seconds": round(sum(each.seconds for each in course.outcomes), 3),
+            "noise_percent": 100 * course.yardstick.deviation,
+            "sure_loss_percent": result.sure_loss_percent,
+            "rates_known": all_rates_known(course),
+            "nic_rate_percent": least_percent(course, result.rails_without_level()),
+        },
+    )
+    with presenting(plan.presentation, is_rank=is_rank) as presenter:
+        presenter.begin(metadata, ())
+        presenter.end(report)
+        if plan.hostfile is not None:
+            _write_hostfile(plan.hostfile, report)
+        return presenter.exit_code
+
+
+def _write_hostfile(path: Path, report: Report) -> None:
+    rows = report.rows(EXCLUSIONS_SECTION, ExclusionRow)
+    lines = [f"{row.line}\n" for row in rows if row.tool == Tool.MPIRUN]
+    with naming_output(path):
+        path.write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,439 @@
+"""Scan the nodes of a job, or simulated ones, for the part that is bad."""
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, shared_gpu_under_launcher
+from gpubench.formats.delivery import say, tell
+from gpubench.hardware.environment import NODE_VARIABLE
+from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
+from gpubench.hardware.launch import OWN_SETTINGS_VARIABLE, find_launcher
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.nvml import visible_count
+from gpubench.hardware.probe import probe
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.supervisor import RankCard, Supervisor
+from gpubench.hardware.scan.worker import PAIR
+from gpubench.hardware.simulated.scan import (
+    SimulatedRounds,
+    host_names,
+    simulated_local_figures,
+    simulated_model,
+    simulated_scan_fabric,
+)
+from gpubench.hardware.watchdog import rank as watchdog
+from gpubench.hardware.watchdog.messages import offered_addresses
+from gpubench.jobs.metadata import recorded_settings
+from gpubench.jobs.outputs import check_file_writable, check_writable
+from gpubench.jobs.plans import SHARING_OPTION
+from gpubench.jobs.rank import usable_driver
+from gpubench.jobs.rounds import (
+    HOST,
+    KeptScan,
+    RenumberedRounds,
+    ResumedRounds,
+    RoundsFolder,
+    ScanPlan,
+    check_backend,
+    check_node_count,
+    check_placement,
+    check_same,
+    deliver,
+    each_once,
+    fact_findings,
+    is_quick,
+    numbered,
+    numbers_of_kept,
+    of_whole_node,
+    read_rounds,
+    telling,
+)
+from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, Simulated, Simulation
+from gpubench.measure.scan.judging import (
+    below_profile,
+    better_of,
+    not_measured_inside,
+    slow_figures,
+    slowest_of,
+    still_slow,
+    wrong_data_inside,
+)
+from gpubench.measure.scan.report import SECTIONS as SECTIONS
+from gpubench.measure.scan.report import ScanResult, clock_findings
+from gpubench.measure.scan.rounds import (
+    NOTHING_BEFORE,
+    InsideNodes,
+    MeasureCollective,
+    RoundMeasurer,
+    collectives,
+    scan,
+)
+from gpubench.measure.scan.verdicts import decode, nic_names, rail_rates
+from gpubench.model.facts.environment import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+from gpubench.model.paths.nodes import topologies, with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.rounds import BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
+from gpubench.model.terms.ranks import Phase
+from gpubench.model.terms.verdict import Finding, Origin
+from gpubench.profiles import matched_profiles
+from gpubench.readers.leaves import leaves_of
+
+SECONDS_TO_START = 120.0
+"""What MPI_Init and the exchange of addresses may take before the watchdogs end the job."""
+
+SECONDS_TO_GATHER = 60.0
+"""What supervisors have to connect to rank 0."""
+
+SECONDS_TO_FINALIZE = 10.0
+"""Of MPI_Finalize, where nobody is gone; an exit without it makes mpirun complain."""
+
+_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+"""Set to 1 by mpirun --with-ft ulfm, which does not end where ranks leave without MPI_Finalize; that works there also
+where a rank is dead."""
+
+_SECRET_BYTES = 32
+_NOT_HERE = "it is not in the job that goes on"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanMembers:
+    """What all ranks know once they have met: where each is found, who is on which node, the secret.
+
+    `nodes` are the facts of every host, on rank 0 alone.
+    """
+
+    cards: tuple[RankCard, ...]
+    placement: NodeRanks
+    secret: bytes
+    backend: str
+    nodes: tuple[Topology, ...] = ()
+
+
+def run_ranks(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
+    """Be a rank of a scan; the exit code. Where a node is gone this process ends without MPI_Finalize."""
+    progress = watchdog.start(launch.rank, launch.size, mpi.host_name(), SECONDS_TO_START, None)
+    progress.enter(Phase.MPI_INIT)
+    try:
+        group = mpi.start(launch)
+    except GpubenchError as error:
+        progress.leave()
+        _tell_first(error, launch.rank)
+        mpi.abort(None, error.exit_code)
+    progress.exchange_addresses(group)
+    progress.enter(Phase.SET_UP)
+    coordinator: Coordinator | None = None
+    supervisor: Supervisor | None = None
+    try:
+        meeting, supervisor, coordinator = _meet(plan, group)
+    except GpubenchError as error:  # raised alike on every rank
+        progress.close()
+        _tell_first(error, group.rank)
+        mpi.finish()
+        return error.exit_code
+    progress.close()
+    is_whole, code = _scan(plan, arguments, group.rank, meeting, supervisor, coordinator)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_whole or os.environ.get(_FAULT_TOLERANT) == "1":
+        _finish_within(SECONDS_TO_FINALIZE, code)
+    os._exit(code)
+
+
+def _tell_first(error: GpubenchError, rank: int) -> None:
+    if rank == 0 and sys.__stderr__ is not None:
+        tell(error, sys.__stderr__)
+    elif rank:
+        time.sleep(SECONDS_FOR_THE_FIRST_RANK)
+
+
+def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor, Coordinator | None]:
+    """The only time that ranks talk over MPI: who is where, with which GPUs, and the secret.
+
+    Raises GpubenchError, on every rank: ranks that are placed so that no scan can be.
+    """
+    if plan.ranks_per_gpu > 1 and OWN_SETTINGS_VARIABLE not in os.environ:
+        raise shared_gpu_under_launcher(plan.ranks_per_gpu, group.size)
+    own_nodes, local_rank = mpi.nodes(group)
+    nodes = list(range(group.size)) if plan.ranks_as_nodes else own_nodes
+    secret = bytes.fromhex(group.broadcast(secrets.token_hex(_SECRET_BYTES) if group.rank == 0 else None))
+    hosts = group.gather(mpi.host_name())
+    check_node_count(len(set(nodes)))
+    gpus = gpus_of_host()
+    visible = visible_count(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    hosts_of_nccl = group.gather(_host_of_nccl())
+    backend = check_backend(plan.backend, group.gather(gpus if visible else 0), hosts_of_nccl)
+    if backend == HOST:
+        placement = check_placement(nodes, hosts)
+    else:
+        placement = check_placement(nodes, hosts_of_nccl, group.gather(visible))
+    rails = placement.rails_by_rank[group.rank]
+    devices = {rail: local_rank if len(rails) == 1 else rail for rail in rails}
+    read = group.collect([probe(SECONDS_TO_READ_A_NODE, of_whole_node(os.environ))] if local_rank == 0 else [])
+    snapshots = with_own_names([each for own in read or () for each in own])
+    supervisor = Supervisor(backend, group.rank, devices, secret)
+    coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None
+    card = RankCard(
+        group.rank,
+        mpi.host_name(),
+        tuple(offered_addresses()),
+        {rail: worker.port for rail, worker in supervisor.workers.items()},
+        0 if coordinator is None else coordinator.port,
+    )
+    cards = tuple(group.gather(card))
+    return ScanMembers(cards, placement, secret, backend, tuple(topologies(snapshots))), supervisor, coordinator
+
+
+def _host_of_nccl() -> str:
+    """What NCCL takes for this host: it refuses two ranks of one host on one GPU, and none where this name differs."""
+    return os.environ.get("NCCL_HOSTID") or mpi.host_name()
+
+
+def _scan(
+    plan: ScanPlan,
+    arguments: Sequence[str],
+    rank: int,
+    meeting: ScanMembers,
+    supervisor: Supervisor,
+    coordinator: Coordinator | None,
+) -> tuple[bool, int]:
+    """Whether everybody is still there, and the exit code."""
+    if coordinator is None:
+        try:
+            return supervisor.serve(meeting.cards, plan.round_timeout_s), 0
+        except OSError:
+            return False, CouldNotMeasureError.exit_code
+        finally:
+            supervisor.close()
+    serving = threading.Thread(target=_serve, args=(supervisor, meeting, plan.round_timeout_s), daemon=True)
+    serving.start()
+    try:
+        coordinator.accept(SECONDS_TO_GATHER)
+        code = _directed(plan, arguments, meeting, coordinator)
+    except GpubenchError as error:
+        _tell_first(error, rank)
+        code = error.exit_code
+    finally:
+        coordinator.close()
+        serving.join(SECONDS_TO_FINALIZE)
+        supervisor.close()
+    if coordinator.gone:
+        say(
+            "gpubench: a node is gone: mpirun or srun may wait for it. The report is whole; end the job if they do.",
+            to=sys.stderr,
+        )
+    return not coordinator.gone, code
+
+
+def _serve(supervisor: Supervisor, meeting: ScanMembers, deadline_s: float) -> None:
+    try:
+        supervisor.serve(meeting.cards, deadline_s)
+    except OSError:
+        return
+
+
+def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, coordinator: Coordinator) -> int:
+    """The whole scan, on rank 0."""
+    fabric = _fabric(plan, meeting)
+    seed, measurer, kept = plan.seed, cast("RoundMeasurer", coordinator), None
+    gone: dict[int, str] = {}
+    numbers = {node: node for node in range(len(fabric.hosts))}
+    if plan.resume is not None:
+        kept = read_rounds(plan.resume)
+        numbers = numbers_of_kept(kept, fabric.hosts, plan.resume)
+        absent = set(range(len(kept.fabric.hosts))) - set(numbers.values())
+        rounds = RenumberedRounds(coordinator, numbers)
+        fabric, seed = kept.fabric, kept.stored.seed
+        gone = dict.fromkeys(sorted(absent), _NOT_HERE)
+        measurer = ResumedRounds(kept.outcomes, rounds, gone)
+    folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED))
+    folder.found(BeforeRounds(gone))
+    inside = InsideNodes(coordinator, range(len(numbers)), fabric.rails)
+    passes = []
+    before = BeforeRounds() if kept is None else kept.before
+    for _ in range(2):
+        passes.append([each._replace(node=numbers[each.node]) for each in (*coordinator.local(), *inside.figures())])
+        failed = numbered(coordinator.failed(), numbers)
+        folder.found(failed.without(before))
+        before = failed.beside(before)
+    first, again = passes
+    local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
+    clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
+    profiles = matched_profiles(meeting.nodes, os.environ)
+    findings = [
+        *fact_findings(meeting.nodes, profiles),
+        *clock_findings(fabric, clocks),
+        *wrong_data_inside(fabric, (*first, *again)),
+        *not_measured_inside(fabric, (first, again), list(local)),
+    ]
+    if not plan.ranks_as_nodes and meeting.backend != HOST:
+        of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
+        findings += below_profile(fabric, (first, again), of_nodes, list(local))
+    folder.phase_0(better_of(first, again), findings)
+    if kept is not None:
+        local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+    quick = is_quick(plan.quick, kept)
+    with telling(plan, folder.keep, is_rank=True) as keep:
+        course = scan(fabric, seed, measurer, quick=quick, keep=keep, before=before)
+    groups = [] if quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
+    result = ScanResult(course, decode(course, local), groups, Origin.MEASURED, findings)
+    environment = recorded_settings(os.environ)
+    return deliver(plan, arguments, result, backend=meeting.backend, seed=seed, environment=environment, is_rank=True)
+
+
+def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
+    """Rings of nodes by their numbers in the scan; `numbers` are these by those of the job."""
+    now = {then: number for number, then in numbers.items()}
+
+    def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
+        if len(nodes) < PAIR:
+            return None, "fewer than two nodes are left"
+        found = coordinator.collective([now[node] for node in nodes])
+        return (
+            (None, f"{fabric.hosts[numbers[found.node]]}: {found.seen}")
+            if isinstance(found, RingFailure)
+            else (found, "")
+        )
+
+    return measure
+
+
+def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
+    cards, placement = meeting.cards, meeting.placement
+    names = [cards[ranks[0]].host for ranks in placement.ranks_by_node]
+    if plan.ranks_as_nodes:
+        names = [f"{cards[ranks[0]].host}:rank{ranks[0]}" for ranks in placement.ranks_by_node]
+    leaves: Sequence[str | None] = [None] * len(names)
+    if plan.leaves is not None:
+        leaves = leaves_of(names, plan.leaves, plan.leaves_file or "")
+    first = placement.ranks_by_node[0]
+    rails = sum(len(placement.rails_by_rank[rank]) for rank in first)
+    between_nodes = not plan.ranks_as_nodes and meeting.backend != HOST
+    rates = rail_rates(meeting.nodes, rails) if between_nodes else ()
+    return ScanFabric(tuple(names), rails, tuple(leaves), nic_names(meeting.nodes, rails), rates)
+
+
+def _finish_within(seconds: float, code: int) -> None:
+    """End MPI; where that hangs, for somebody died meanwhile, this process ends all the same."""
+    timer = threading.Timer(seconds, lambda: os._exit(code))
+    timer.daemon = True
+    timer.start()
+    mpi.finish()
+    timer.cancel()
+
+
+SIMULATED = "simulated"
+
+
+def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
+    """Scan; the exit code. Raises GpubenchError: nothing can be scanned, or an output cannot be written."""
+    launch = launched_by(os.environ)
+    if launch is None or launch.rank == 0:
+        check_writable(plan.presentation.outputs)
+        if plan.hostfile is not None:
+            check_file_writable(plan.hostfile)
+    if plan.simulation is not None:
+        _refuse_under_launcher("--simulate", launch)
+        return _run_simulated(plan, plan.simulation, arguments)
+    if plan.replay is not None:
+        _refuse_under_launcher("--replay", launch)
+        return _run_replayed(plan, read_rounds(plan.replay), arguments)
+    if launch is None and plan.ranks_per_gpu > 1:
+        _become_launcher(plan.ranks_per_gpu, arguments)
+    if launch is not None:
+        if plan.ranks_per_gpu > 1:
+            os.environ.setdefault(NODE_VARIABLE, f"rank{launch.rank}")
+        return run_ranks(plan, arguments, launch)
+    raise UsageError(
+        "scan without ranks",
+        expected="a job with a rank a node, or a rank a GPU: nodes are scanned by measuring each other",
+        next_step=f"{_launch(os.environ)}, or gpubench scan --simulate 'hgx-h100-8*64'",
+    )
+
+
+def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
+    """Become the mpirun of so many ranks on this host, each of which measures all its GPUs as a node of its own.
+
+    Raises GpubenchError: too few ranks to tell apart, no GPU, or no mpirun.
+    """
+    check_node_count(ranks)
+    usable_driver(f"scan {SHARING_OPTION} {ranks}")
+    mpirun = find_launcher()
+    environment = mpirun.environment(os.environ, "", sharing_settings(ranks))
+    if not mps_serves(environment):
+        say(f"gpubench: {cost_of_turns(ranks)}", to=sys.stderr)
+    os.execve(mpirun.path, mpirun.command(ranks, arguments), environment)
+
+
+def _launch(environment: Mapping[str, str]) -> str:
+    """The command that starts a rank a node: on the nodes of this Slurm allocation, else on those of a file."""
+    if environment.get("SLURM_JOB_ID"):
+        return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
+    return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
+
+
+def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
+    if launch is not None and launch.size > 1:
+        raise UsageError(
+            f"scan {option} under {launch.launcher}",
+            expected="one process: nothing is measured here",
+            next_step=launch.without_it,
+        )
+
+
+def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[str]) -> int:
+    machine, faults, seed = simulation.machine, simulation.faults, simulation.seed
+    check_node_count(machine.nodes)
+    named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves, plan.leaves_file or "")
+    fabric = simulated_scan_fabric(machine, named, faults)
+    rounds = SimulatedRounds(fabric, simulated_model(machine, faults, fabric), seed)
+    first, again = (
+        list(simulated_local_figures(machine, faults, range(machine.nodes), seed + repeat)) for repeat in (0, 1)
+    )
+    stored = StoredFabric.of(fabric, seed, SIMULATED, Origin.SIMULATED)
+    kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
+    folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.begin(stored)
+    local = still_slow(slow_figures(first), again)
+    profiles = dict.fromkeys(range(machine.nodes), machine.profile)
+    findings = [*_facts(simulation), *below_profile(fabric, (first, again), profiles, list(local))]
+    folder.phase_0(better_of(first, again), findings)
+    before = NOTHING_BEFORE
+    if kept is not None:
+        local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+        before = kept.before
+    quick = is_quick(plan.quick, kept)
+    measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
+    with telling(plan, folder.keep) as keep:
+        course = scan(fabric, seed, measurer, quick=quick, keep=keep, before=before)
+    groups = [] if quick else list(collectives(course, seed, rounds.collective))
+    result = ScanResult(course, decode(course, local), groups, Origin.SIMULATED, findings)
+    return deliver(
+        plan, arguments, result, backend=SIMULATED, seed=seed, source=simulation.source, profile=simulation.profile
+    )
+
+
+def _facts(simulation: Simulation) -> list[Finding]:
+    """What the facts of the nodes show, where a fault is planted that they do."""
+    if all(fault.command == "scan" for fault in simulation.faults):
+        return []
+    machines = Simulated(simulation).machines()
+    nodes = machines.nodes
+    return fact_findings(nodes, matched_profiles(nodes, os.environ), machines.processes)
+
+
+def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:
+    """Judge the rounds of a folder again."""
+    rounds = ResumedRounds(kept.outcomes, None)
+    quick = is_quick(plan.quick, kept)
+    course = scan(kept.fabric, kept.stored.seed, rounds, quick=quick, keep=lambda *_: None, before=kept.before)
+    origin = Origin.SIMULATED if kept.stored.origin == Origin.SIMULATED else Origin.RECORDED
+    result = ScanResult(course, decode(course, kept.local()), (), origin, kept.findings())
+    source = f"--replay {plan.replay}"
+    return deliver(plan, arguments, result, backend=kept.stored.backend, seed=kept.stored.seed, source=source)

@@ -1,1 +1,0 @@
-"""Scan the nodes of a job, or simulated ones, for the part that is bad."""

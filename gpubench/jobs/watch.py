@@ -1,0 +1,635 @@
+"""Watch traffic live: a source of readings, the pace and the loop, ranks, and what is shown."""
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from gpubench.errors import UsageError, no_gpu
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.registry import TABLE
+from gpubench.hardware import recorded
+from gpubench.hardware.simulated.links import SimulatedTraffic
+from gpubench.hardware.traffic import NodeTraffic
+from gpubench.jobs.metadata import recorded_settings
+from gpubench.jobs.outputs import check_writable, presenting
+from gpubench.jobs.sources import (
+    SECONDS_TO_READ_A_NODE,
+    Here,
+    Recording,
+    Replayed,
+    Simulated,
+    Simulation,
+    gathered,
+    own_process,
+    refuse_under_launcher,
+)
+from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
+from gpubench.measure.watch.report import SECTIONS as SECTIONS
+from gpubench.measure.watch.report import Interval, Intervals, Limits, jobs_now, traffic_rows
+from gpubench.model.facts.environment import LaunchedBy, launched_by
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.traffic import NodeReading, TaskFacts
+from gpubench.model.results.report import Row
+from gpubench.model.results.watch import WatchFrame
+from gpubench.model.terms.ranks import Phase
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers.documents import read_json_line
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
+    from gpubench.hardware.mpi import group as mpi
+    from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.jobs.machines import Machines
+    from gpubench.measure.watch.report import Course, NodeWatch
+    from gpubench.model.paths.topology import Topology
+    from gpubench.model.results.report import Metadata, Report
+    from gpubench.ports.traffic import TrafficReader
+
+NAME = "watch"
+SAMPLES = "watch.jsonl"
+
+INTERVAL_SECONDS, LONGER_INTERVAL_SECONDS = 1.0, 2.0
+"""Between two readings where nobody asks for another time; the longer one of nodes with more GPUs than these four."""
+
+_MOST_GPUS_A_SECOND = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPlan:
+    """What is watched, how long, and how it is shown.
+
+    `interval_s` is that of `with_interval_of` where nobody asked for one. `seconds` is how long, None until somebody
+    ends it; with `until_traffic` from the first bytes on. `gpus` are indices of the driver's, None for all.
+    """
+
+    source: Here | Simulated | Replayed
+    recording: Recording
+    selection: WatchedJobs
+    gpus: tuple[int, ...] | None
+    interval_s: float
+    seconds: float | None
+    until_traffic: bool
+    strict: bool
+    timeout_s: float
+    presentation: Presentation
+    has_own_interval: bool = True
+
+    def with_interval_of(self, gpus: int) -> "WatchPlan":
+        """With the interval of a node that has so many GPUs: a reading of eight at 1 s would take over 1 % of a core.
+
+        An alarm takes two intervals, and shall not take over 5 s.
+        """
+        if self.has_own_interval or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
+            return self
+        return replace(self, interval_s=min(LONGER_INTERVAL_SECONDS, self.seconds or LONGER_INTERVAL_SECONDS))
+
+
+Wait = Callable[[float], bool]
+"""Waits so many seconds; true where somebody asks to end the watch."""
+
+
+class WatchPace(Protocol):
+    """A clock, and a way to wait for a moment of it."""
+
+    def now(self) -> float:
+        """Seconds of a clock that only goes forward."""
+
+    def wait_until(self, moment: float) -> bool:
+        """Return at that moment, or at once where it has passed; true where the watch is to end."""
+
+
+class RealPace:
+    """The machine's clock; `wait` listens to a keyboard meanwhile."""
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+
+    def now(self) -> float:
+        """Of the monotonic clock."""
+        return time.monotonic()
+
+    def wait_until(self, moment: float) -> bool:
+        """Sleep."""
+        return self._wait(max(moment - time.monotonic(), 0.0))
+
+
+class LeapingPace:
+    """A clock that stands still and leaps to the moment that is waited for: of what is simulated or recorded."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Where it leapt to."""
+        return self._now
+
+    def wait_until(self, moment: float) -> bool:
+        """Leap."""
+        self._now = max(self._now, moment)
+        return False
+
+
+class RecordedPace:
+    """The clock of a recording: it stands where its last reading was taken, which `elapsed` says."""
+
+    def __init__(self, elapsed: Callable[[], float]) -> None:
+        self._elapsed = elapsed
+
+    def now(self) -> float:
+        """Since the first reading."""
+        return self._elapsed()
+
+    def wait_until(self, _moment: float) -> bool:
+        """Nothing: the next reading is there."""
+        return False
+
+
+class Interrupts:
+    """While it is entered: Ctrl-C and SIGTERM raise KeyboardInterrupt, and `asked` remembers it.
+
+    Python drops an exception that a signal raises inside a destructor, and who typed Ctrl-C would have to do it again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, _number: int, _frame: object) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+
+def sleep(seconds: float) -> bool:
+    """The wait of who listens to no keyboard."""
+    time.sleep(seconds)
+    return False
+
+
+_SLACK = 0.25
+"""Of an interval: a watch of 30 s ends after its thirtieth second, though the clock was read a moment before that."""
+
+ReadAll = Callable[[bool], Sequence[NodeReading] | None]
+"""Readings of all nodes, None where there are no more; it is told whether this is the last time."""
+
+
+class Screen(Protocol):
+    """Shows intervals as they come."""
+
+    def show(self, frame: WatchFrame) -> None:
+        """One interval more."""
+
+
+class WatchLoop:
+    """Reads, counts, shows. `limits` are those of every host, `hand_on` takes every row."""
+
+    def __init__(
+        self,
+        plan: WatchPlan,
+        pace: WatchPace,
+        intervals: Intervals,
+        limits: Callable[[str], Limits],
+        origin: Origin,
+        screen: Screen,
+        hand_on: Callable[[Row], None],
+    ) -> None:
+        self._plan, self._pace, self._intervals = plan, pace, intervals
+        self._limits, self._origin = limits, origin
+        self._screen, self._hand_on = screen, hand_on
+
+    def run(self, read_all: ReadAll) -> None:
+        """Until the time is up, nothing is left to read, or Ctrl-C, which ends a watch as its time does."""
+        with suppress(KeyboardInterrupt), Interrupts() as interrupts:
+            self._run(read_all, interrupts)
+
+    def _run(self, read_all: ReadAll, interrupts: Interrupts) -> None:
+        plan, begun = self._plan, self._pace.now()
+        next_moment = begun
+        counted_from = None if plan.until_traffic else begun
+        ended = False
+        while True:
+            end = math.inf if counted_from is None or plan.seconds is None else counted_from + plan.seconds
+            ended = ended or end - next_moment < _SLACK * plan.interval_s
+            readings = read_all(ended)
+            if readings is None:
+                return
+            interval = self._intervals.add(readings)
+            if interval is not None:
+                self._show(interval, waiting=counted_from is None)
+                if counted_from is None and self._intervals.course.traffic_seen:
+                    counted_from = self._pace.now()
+            if ended:
+                return
+            next_moment = max(min(next_moment + plan.interval_s, end), self._pace.now())
+            ended = self._pace.wait_until(next_moment) or interrupts.asked
+
+    def _show(self, interval: Interval, *, waiting: bool) -> None:
+        rows = [
+            row
+            for rates, observed in interval.nodes
+            for row in traffic_rows(rates, observed, self._limits(rates.host), self._origin, interval.seconds)
+        ]
+        for row in rows:
+            self._hand_on(row)
+        silences = [(rates.host, rates.driver_silent) for rates, _ in interval.nodes if rates.driver_silent]
+        self._screen.show(
+            WatchFrame(
+                seconds=interval.seconds,
+                rows=rows,
+                jobs=list(jobs_now(interval, self._intervals.course, self._origin)),
+                silences=silences,
+                waiting=waiting and not self._intervals.course.traffic_seen,
+            )
+        )
+
+
+def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
+    """Readings of this node. Its driver has --timeout for the first answer, then an interval."""
+    deadline = min(plan.timeout_s, max(plan.interval_s, 1.0))
+    return NodeTraffic(host, os.environ, recorded_settings, plan.timeout_s, deadline, plan.gpus)
+
+
+def simulated_readers(
+    simulation: Simulation, nodes: Sequence[Snapshot], clock: Callable[[], float]
+) -> list[SimulatedTraffic]:
+    """One a node of the simulated machine."""
+    return [
+        SimulatedTraffic(
+            node,
+            simulation.machine.profile,
+            [fault for fault in simulation.faults if fault.node_number == number],
+            simulation.seed,
+            clock,
+            several=len(nodes) > 1,
+        )
+        for number, node in enumerate(nodes)
+    ]
+
+
+class RecordedTraffic:
+    """The readings that --record kept, of one host; `elapsed` is the time of the last that was read since the first."""
+
+    def __init__(self, readings: Sequence[NodeReading]) -> None:
+        self._readings = iter(readings)
+        self._began = readings[0].seconds
+        self.elapsed = 0.0
+        between = sorted(after.seconds - before.seconds for before, after in pairwise(readings))
+        self.interval_s = between[len(between) // 2] if between else 0.0
+
+    def read(self) -> NodeReading | None:
+        """The next one; None where there are no more."""
+        reading = next(self._readings, None)
+        if reading is not None:
+            self.elapsed = reading.seconds - self._began
+        return reading
+
+    def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
+        """What was looked at then is in the recording."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def recorded_readers(directory: Path) -> list[RecordedTraffic]:
+    """One a host of a recording. Raises UsageError where it holds no readings, or damaged ones."""
+    by_host: dict[str, list[NodeReading]] = {}
+    for line, where in recorded.read_samples(directory, SAMPLES, NAME):
+        reading = read_json_line(NodeReading, line, where)
+        by_host.setdefault(reading.host, []).append(reading)
+    if not by_host:
+        raise UsageError(
+            f"--replay {directory} holds no readings",
+            expected=f"lines in {SAMPLES}, one a node and interval",
+            reason="the watch ended before its first interval did",
+            next_step=f"gpubench watch --for 10s --record {directory}-again",
+        )
+    return [RecordedTraffic(each) for each in by_host.values()]
+
+
+def check_watchable(plan: WatchPlan, machines: "Machines") -> None:
+    """Raise CouldNotMeasureError where there is neither a GPU nor a driver that may have some."""
+    if isinstance(plan.source, Here) and not any(node.gpus or node.snapshot.failures for node in machines.nodes):
+        reason = machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host"
+        raise no_gpu(reason, for_what=NAME)
+
+
+def watch(
+    plan: WatchPlan,
+    arguments: Sequence[str],
+    machines: "Machines",
+    pace: WatchPace,
+    screen: "Screen",
+    presenter: "Presenter",
+    *,
+    readers: "Sequence[TrafficReader] | None" = None,
+    read_all: "ReadAll | None" = None,
+) -> "tuple[Report, Metadata]":
+    """Watch until it ends; what is read are `readers` here, or what `read_all` has of all ranks.
+
+    Rows are handed on as they come; the report is left to be presented.
+    """
+    from gpubench.measure.watch.report import Course, report_on
+    from gpubench.model.results.watch import TrafficRow
+
+    topologies = {node.snapshot.host: node for node in machines.nodes}
+    origin = Origin.RECORDED if isinstance(plan.source, Replayed) else machines.origin
+    course = Course(topologies.get)
+    limits = cache(lambda host: Limits(topologies.get(host)))
+    metadata = _metadata(plan, arguments, machines, origin)
+    presenter.begin(metadata, TrafficRow.columns())
+    with keeping(plan, machines) as keep, ExitStack() as stack:
+        if readers is not None:
+            read_all = _reading(plan, readers, topologies, stack)
+        assert read_all is not None
+        loop = WatchLoop(plan, pace, Intervals(course, keep), limits, origin, screen, presenter.row)
+        loop.run(read_all)
+    return report_on(course, origin, missing=_missing(plan, course)), metadata
+
+
+def _missing(plan: WatchPlan, course: "Course") -> str:
+    """Whose traffic was to be watched, where nothing of it was seen."""
+    return "" if plan.selection.is_all or course.jobs else plan.selection.text
+
+
+def _reading(
+    plan: WatchPlan, readers: "Sequence[TrafficReader]", topologies: "dict[str, Topology]", stack: ExitStack
+) -> "ReadAll":
+    from gpubench.measure.watch.report import NodeWatch, joined_by
+
+    hosts = list(topologies)
+    nodes = [
+        NodeWatch(reader, joined_by(topologies.get(hosts[number] if number < len(hosts) else "")), plan.selection)
+        for number, reader in enumerate(readers)
+    ]
+    for node in nodes:
+        stack.callback(node.close)
+
+    def read_all(_last: bool) -> "list[NodeReading] | None":  # noqa: FBT001
+        readings = [reading for node in nodes if (reading := node.read()) is not None]
+        return readings or None
+
+    return read_all
+
+
+@contextmanager
+def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeReading], None]]":
+    """Keep machines and every reading in the folder of --record, where one was named."""
+    directory = plan.recording.record
+    if directory is None:
+        yield lambda _: None
+        return
+    from gpubench.hardware import recorded
+
+    recorded.write_recording(directory, machines.snapshots, machines.processes)
+    with recorded.recording_samples(directory, SAMPLES) as write:
+        yield write
+
+
+def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", origin: Origin) -> "Metadata":
+    from gpubench.jobs.metadata import metadata_of
+    from gpubench.profiles import profiles_for
+
+    matched = profiles_for(machines.nodes, os.environ)[0]
+    return metadata_of(
+        arguments,
+        NAME,
+        machines=machines,
+        matched=matched,
+        origin=origin,
+        options={
+            "strict": plan.strict,
+            "interval_s": plan.interval_s,
+            "seconds": plan.seconds,
+            "until_traffic": plan.until_traffic,
+            "gpus": None if plan.gpus is None else list(plan.gpus),
+            "selection": plan.selection.text,
+        },
+    )
+
+
+_SPARE_SECONDS = 10.0
+"""A node may come so much later than an interval: its driver has a deadline of its own."""
+
+
+def run_ranks(plan: WatchPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
+    """Be one of the ranks; the exit code, the same on all of them."""
+    from gpubench.jobs import rank
+
+    timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
+    defaults = plan.presentation.job_defaults
+    return rank.run(lambda group, progress: WatchRankJob(group, progress, plan, arguments), launch, timeout_s, defaults)
+
+
+class WatchRankJob:
+    """One rank's part in a watch."""
+
+    def __init__(
+        self, group: "mpi.MpiGroup", progress: "RankProgress", plan: WatchPlan, arguments: Sequence[str]
+    ) -> None:
+        from gpubench.jobs.rank import own_identity
+
+        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
+        self.identity, _ = own_identity(group)
+
+    def run(self, channel: str | None) -> int:  # noqa: ARG002 - a watch never launches itself
+        """Read, hand on, show; the exit code. Raises AgreedError: a rank cannot do its part, and all know it."""
+        from gpubench.jobs.rank import agree
+
+        group, plan = self._group, self._plan
+        outputs = plan.presentation.outputs
+        agree(group, lambda: check_writable(outputs, plan.recording.record) if group.rank == 0 else None)
+        snapshots = agree(group, self._own_snapshots, place=str(self.identity))
+        machines = gathered(group, snapshots, own_process(self.identity))
+        agree(group, lambda: None if machines is None else self._check(machines))
+        most = None if machines is None else max(len(node.gpus) for node in machines.nodes)
+        self._plan = plan.with_interval_of(group.broadcast(most))
+        with ExitStack() as stack:
+            node = self._node(snapshots, stack)
+            code = self._show(machines, node) if machines is not None else self._follow(node)
+        return group.broadcast(code if machines is not None else None)
+
+    def _check(self, machines: "Machines") -> None:
+
+        check_watchable(self._plan, machines)
+
+    def _own_snapshots(self) -> "list[Snapshot]":
+        from gpubench.hardware.probe import probe
+
+        if self.identity.local_rank != 0:
+            return []
+        return [probe(max(self._plan.timeout_s, SECONDS_TO_READ_A_NODE), os.environ)]
+
+    def _node(self, snapshots: "Sequence[Snapshot]", stack: ExitStack) -> "_OwnNode":
+        from gpubench.measure.watch.report import NodeWatch, joined_by
+        from gpubench.model.paths.topology import Topology
+
+        if not snapshots:
+            return _OwnNode(None)
+        reader = reader_here(self._plan, snapshots[0].host)
+        watch = NodeWatch(reader, joined_by(Topology(snapshots[0])), self._plan.selection)
+        stack.callback(watch.close)
+        return _OwnNode(watch)
+
+    def _show(self, machines: "Machines", node: "_OwnNode") -> int:
+        """Show what all ranks read, until the watch ends; the exit code."""
+        from gpubench.formats.presenter import Presenter, chosen_width, rank_style
+        from gpubench.formats.text.watch import NoScreen, PlainScreen
+
+        shown = self._plan.presentation
+        presenter = Presenter(shown, rank_style(shown), progress=False)
+        readings = _ReadingsOfRanks(self._group, self._progress, node, machines)
+        screen = PlainScreen(chosen_width(shown)) if shown.format is TABLE else NoScreen()
+        pace = RealPace(sleep)
+        report, metadata = watch(
+            self._plan, self._arguments, machines, pace, screen, presenter, read_all=readings.read_all
+        )
+        if not readings.ended:
+            readings.read_all(last=True)  # Ctrl-C reached this rank, and the others wait for its word
+        self._progress.enter(Phase.OUTPUT)
+        presenter.end(report)
+        return shown.exit_code(metadata, report)
+
+    def _follow(self, node: "_OwnNode") -> int:
+        """Hand on what this rank reads until the first one says that it was the last time.
+
+        It sleeps for an interval, and where it is early: waiting inside MPI would take a whole core.
+        """
+        self._progress.enter(Phase.OPERATION)
+        pace = RealPace(sleep)
+        next_moment = pace.now()
+        while True:
+            reading = node.read()
+            self._group.meet()
+            last: bool = self._group.broadcast(None)
+            self._group.collect(reading)
+            self._progress.completed()
+            if last:
+                return 0
+            next_moment = max(next_moment + self._plan.interval_s, pace.now())
+            pace.wait_until(next_moment)
+
+
+class _OwnNode:
+    """The node that this rank reads; none where another rank of its node does."""
+
+    def __init__(self, watch: "NodeWatch | None") -> None:
+        self._watch = watch
+
+    def read(self) -> "NodeReading | None":
+        """The node now."""
+        return None if self._watch is None else self._watch.read()
+
+
+class _ReadingsOfRanks:
+    """The readings of all nodes on the first rank, named as the machines are; `ended` once it was the last time."""
+
+    def __init__(self, group: "mpi.MpiGroup", progress: "RankProgress", node: _OwnNode, machines: "Machines") -> None:
+        self._group, self._progress, self._node = group, progress, node
+        self._hosts = [each.snapshot.host for each in machines.nodes]
+        self.ended = False
+        progress.enter(Phase.OPERATION)
+
+    def read_all(self, last: bool) -> "list[NodeReading]":  # noqa: FBT001
+        """Tell the others whether this is the last time, and have what all of them read."""
+        self.ended = last
+        reading = self._node.read()
+        self._group.meet()
+        self._group.broadcast(last)
+        collected = self._group.collect(reading) or []
+        self._progress.completed()
+        found = [each for each in collected if each is not None]
+        return [replace(each, host=host) for each, host in zip(found, self._hosts, strict=True)]
+
+
+def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
+    """Watch, alone or as one rank of a job; the exit code.
+
+    Raises GpubenchError: nothing can be read, or an output cannot be written.
+    """
+    launch = launched_by(os.environ)
+    if launch is not None and launch.size > 1:
+        refuse_under_launcher(NAME, plan.source, launch)
+
+        return run_ranks(plan, arguments, launch)
+    is_terminal = launch is None and sys.stdout.isatty()
+    with presenting(plan.presentation, plan.recording.record, is_rank=launch is not None) as presenter:
+        machines = plan.source.machines()
+        check_watchable(plan, machines)
+        with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
+            plan, pace, readers = _paced(plan, machines, wait, is_terminal=is_terminal)
+            report, _ = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
+        presenter.end(report)
+        return presenter.exit_code
+
+
+def _paced(
+    plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
+) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
+    """Readings and their clock; of a recording the plan has the interval at which it was made."""
+    if isinstance(plan.source, Replayed):
+        recorded = recorded_readers(plan.source.directory)
+        interval_s = max(each.interval_s for each in recorded) or plan.interval_s
+        return (
+            replace(plan, interval_s=interval_s),
+            RecordedPace(lambda: max(each.elapsed for each in recorded)),
+            recorded,
+        )
+    pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
+    if isinstance(plan.source, Simulated):
+        return plan, pace, simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
+    plan = plan.with_interval_of(len(machines.nodes[0].gpus))
+    return plan, pace, [reader_here(plan, machines.nodes[0].snapshot.host)]
+
+
+def _is_real(plan: WatchPlan, *, is_terminal: bool) -> bool:
+    """True where intervals take their time: of real machines, and on a terminal of simulated ones, to be looked at."""
+    if isinstance(plan.source, Here):
+        return True
+    return isinstance(plan.source, Simulated) and _is_live(plan.presentation, is_terminal=is_terminal)
+
+
+def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
+    return shown.format is TABLE and is_terminal and os.environ.get("TERM", "dumb") != "dumb"
+
+
+@contextmanager
+def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Iterator[tuple[Screen, Wait]]":
+    """Where intervals are shown, and what waits for them."""
+    from gpubench.formats.presenter import chosen_width, terminal_style
+    from gpubench.formats.text.watch import NoScreen, PlainScreen, live_screen
+
+    presentation = plan.presentation
+    if isinstance(plan.source, Replayed) or not _is_live(presentation, is_terminal=is_terminal):
+        yield (PlainScreen(chosen_width(presentation)) if presentation.format is TABLE else NoScreen()), sleep
+        return
+    color = terminal_style(presentation, sys.stdout).color
+    with live_screen(sys.stdout, _header(plan, machines), color=color) as (screen, wait):
+        yield screen, wait
+
+
+def _header(plan: WatchPlan, machines: "Machines") -> Callable[[float], str]:
+    hosts = [node.snapshot.host for node in machines.nodes]
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes"
+    origin = "" if machines.origin is Origin.MEASURED else f" ({machines.origin.upper()})"
+    until = "" if plan.seconds is None else f" of {plan.seconds:g}"
+    return lambda seconds: f"gpubench watch  {where}{origin}  {seconds:.0f}{until} s"

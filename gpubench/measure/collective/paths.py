@@ -1,0 +1,566 @@
+"""Paths of a collective: link counters and logged choices as evidence, and the verdict on every pair of ranks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from gpubench.collectives.record import SweepRequest, exchanges, least_moved
+from gpubench.conditions.definition.circumstances import Circumstances, IssueTime
+from gpubench.conditions.nccl_settings import split_by_design
+from gpubench.measure.collective.cases import Case
+from gpubench.measure.paths.diagnosis import Explained
+from gpubench.measure.paths.observed import CounterReading, Meter, NcclLogListener
+from gpubench.measure.paths.report import PathOutcome, report_on
+from gpubench.model.facts.traffic import IdleGpu, both
+from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
+from gpubench.model.paths.topology import Limit, Topology, split_by_mig
+from gpubench.model.paths.transport import (
+    Conclusion,
+    Evidence,
+    Pair,
+    PathEvidence,
+    Selection,
+    State,
+    Transport,
+    Tuning,
+    Used,
+    is_staged,
+    names,
+    without_idle,
+)
+from gpubench.model.paths.wiring import Located, Wiring, Work, busbw_limit, exchange_limit, network_limit, networks
+from gpubench.model.results.backends import took_another
+from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import ONE_RANK
+from gpubench.model.terms.operation import AGAIN, DataType, ReduceOp, taken_name
+from gpubench.model.terms.verdict import Origin
+from gpubench.ports.group import Group
+from gpubench.ports.library_log import LibraryLog
+from gpubench.ports.link_counters import LinkCounters
+
+COUNTED_BYTES = 64 * 2**20
+"""So much has to pass to be counted: other traffic ticks too."""
+
+_MOST_OPERATIONS = 64
+"""Sizes of which it takes more to move that much are not counted."""
+
+_GPU = 0
+_NOTHING = Carried()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The bytes that a rank's GPU sent and received in a batch of operations; empty where none had to pass."""
+
+    sent: Carried = _NOTHING
+    received: Carried = _NOTHING
+
+    def merged(self, earlier: "Traffic") -> "Traffic":
+        """This traffic, with the earlier where it has none: PCIe's counters are too small for the largest batches."""
+        ends = ((self.sent, earlier.sent), (self.received, earlier.received))
+        return Traffic(*(before if now.nvlink_share is now.pcie_share is None else now for now, before in ends))
+
+
+class Counting:
+    """Reads the counters of this rank's GPU around operations of a sweep."""
+
+    def __init__(self, counters: LinkCounters, request: SweepRequest, rank: int, ranks: int) -> None:
+        self._meter, self._request, self._rank, self._ranks = Meter(counters), request, rank, ranks
+        self._moved: tuple[int, int] | None = None
+
+    def expected_bytes(self, case: Case) -> tuple[float, float]:
+        """Bytes that this rank has to send and to receive, at least, for a byte of the size."""
+        sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
+        return sent, received
+
+    def count(
+        self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
+    ) -> Traffic:
+        """The traffic of operations that are run to be counted, of every size for which that takes few enough.
+
+        No more of each than it takes: PCIe's counters are soon at their end. Counters are not read around what is
+        timed, since a GPU that has waited for that, half a millisecond, is slower for a while.
+        """
+        found = Traffic()
+        for size, case in {case.size_bytes: case for case in cases}.items():
+            operations = -(-COUNTED_BYTES // size)
+            if operations > _MOST_OPERATIONS:
+                continue
+            before = self._meter.read(_GPU)
+            barrier()
+            for _ in range(operations):
+                run_once(case)
+            found = self._since(before, case, operations).merged(found)
+        return found
+
+    def _since(self, before: CounterReading, case: Case, operations: int) -> Traffic:
+        bytes_a_block = case.layout.count * case.dtype.size_bytes
+        sent, received = (blocks * bytes_a_block * operations for blocks in self._blocks(case))
+        return Traffic(
+            sent=self._meter.since(before, sent) if sent else _NOTHING,
+            received=self._meter.since(before, received, receives=True) if received else _NOTHING,
+        )
+
+    def _blocks(self, case: Case) -> tuple[int, int]:
+        """The blocks that this rank sends and receives, of the count that NCCL is handed: the same for every size."""
+        if self._moved is None:
+            layout = case.layout
+            moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
+            self._moved = moved.sent // layout.count, moved.received // layout.count
+        return self._moved
+
+
+OperationKey = tuple[DataType, ReduceOp | None, int]
+"""The type, reduction and size that the library chooses by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The connections of an operation, and its algorithm and protocol, None where the library does not log them."""
+
+    used: Used
+    tuning: Tuning | None
+
+    def in_row(self, row: CollectiveRow) -> CollectiveRow:
+        """A row of that operation with the choice filled in."""
+        tuning = self.tuning
+        return replace(
+            row,
+            algorithm=None if tuning is None else tuning.algorithm,
+            protocol=None if tuning is None else tuning.protocol,
+            channels=None if tuning is None else tuning.channels,
+            transport=self.used.transport,
+            host_staged=self.used.host_staged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedChoices:
+    """The choices that all ranks' logs show together, as the first rank knows them.
+
+    `no_log` is why a rank's log cannot be read, `no_tuning` why algorithms are not known.
+    """
+
+    by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
+    no_log: str = ""
+    no_tuning: str = ""
+
+
+def key_of(case: Case) -> OperationKey:
+    """The key of a case's operation: in place or out of place makes no difference."""
+    return case.dtype, case.op, case.size_bytes
+
+
+def read_choices(
+    request: SweepRequest,
+    group: Group,
+    nodes: Sequence[int],
+    log: LibraryLog,
+    cases: Sequence[Case],
+    try_once: Callable[[Case], object],
+) -> LoggedChoices | None:
+    """Run every operation once and gather what is logged of it on the first rank; None on the others.
+
+    `nodes` are the ranks' nodes. Connections are made at first use, and algorithms depend on size: only what was tried
+    is known.
+    """
+    listener = NcclLogListener(log)
+    listener.listen()
+    tunings: dict[OperationKey, Tuning | None] = {}
+    for case in cases:
+        if key_of(case) not in tunings:
+            try_once(case)
+            tunings[key_of(case)] = listener.listen()
+    collected = group.collect(listener.selection())
+    if collected is None:
+        return None
+    selection = Selection(collected, nodes)
+    pairs = exchanges(request.collective, cases[0].layout, group.size, request.root)
+    used = _used_by(selection, tuple(pairs) if request.collective.point_to_point else ())
+    return LoggedChoices(
+        by_operation={
+            key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()
+        },
+        no_log=selection.no_log,
+        no_tuning=log.no_tuning,
+    )
+
+
+def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable[[str | None], Used]:
+    """The connections of an algorithm, or without one of the sends between these pairs; each found once."""
+
+    @cache
+    def used(algorithm: str | None) -> Used:
+        return selection.of_sends(pairs) if algorithm is None and pairs else selection.of_algorithm(algorithm)
+
+    return used
+
+
+def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
+    """The different connections that operations use."""
+    seen: list[Used] = []
+    for choice in choices.by_operation.values():
+        if choice.used not in seen:
+            seen.append(choice.used)
+            yield choice.used
+
+
+_Kind = tuple[bool, bool, bool | None]
+"""True if a path is inside a node, over NVLinks, host-staged."""
+
+_MOST_NODES = 64
+"""Of a simulated machine, that are read to find why it is slow."""
+
+_ANOTHER_BACKEND = "--backend nccl, or torch:nccl, goes from GPU to GPU"
+
+_OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathObservations:
+    """All that was observed of paths before anything was timed, on the first rank.
+
+    `expected_bytes` are each rank's sent and received bytes for a byte of the size, at least; `traffic` is what each
+    rank's GPU counted; `idle` are the ranks' GPUs while no operation ran, empty where nobody looked. `by_design` is why
+    all of it goes through host memory, where that is the library's own way.
+    """
+
+    choices: LoggedChoices
+    choices_by_setting: Mapping[str, LoggedChoices] = field(default_factory=dict)
+    expected_bytes: Sequence[tuple[float, float]]
+    traffic: Sequence[Traffic]
+    circumstances: Circumstances
+    idle: Sequence[IdleGpu] = ()
+    by_design: str = ""
+
+    def with_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
+        """The same with what was seen after the last row, too."""
+        return replace(self, idle=both(self.idle, later))
+
+    @property
+    def beyond(self) -> dict[int, float]:
+        """How often the NVLinks of ranks carried the bytes that they can have moved at most, where more than once."""
+        found = {}
+        for rank, (traffic, expected) in enumerate(zip(self.traffic, self.expected_bytes, strict=True)):
+            ends = zip((traffic.sent, traffic.received), map(most_share, expected), strict=True)
+            times = [end.nvlink_share / most for end, most in ends if end.nvlink_share is not None]
+            if max(times, default=0.0) > 1:
+                found[rank] = max(times)
+        return found
+
+    @property
+    def contended(self) -> Circumstances:
+        """The circumstances with what others do on GPUs and links."""
+        at_work = {rank: each.at_work for rank, each in enumerate(self.idle) if each.at_work is not None}
+        waited = {rank: each.waited for rank, each in enumerate(self.idle) if each.waited is not None}
+        return replace(
+            self.circumstances,
+            idle_gpus=dict(enumerate(self.idle)),
+            beyond=self.beyond,
+            at_work=at_work,
+            waited={**self.circumstances.waited, **waited},
+        )
+
+
+@dataclass(slots=True)
+class RowObservations:
+    """The evidence of rows so far, on the first rank: wrong elements by rank, and the largest, fastest row."""
+
+    wrong: dict[int, int] = field(default_factory=dict)
+    checked: bool = False
+    largest: CollectiveRow | None = None
+
+    def add(self, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> None:
+        """Add a row."""
+        self.checked = self.checked or row.wrong is not None
+        for rank, wrong in enumerate(wrong_by_rank):
+            self.wrong[rank] = self.wrong.get(rank, 0) + wrong
+        best = self.largest
+        if best is None or (row.size_bytes, row.reached_gb_s) > (best.size_bytes, best.reached_gb_s):
+            self.largest = row
+
+
+def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origin = Origin.MEASURED) -> PathOutcome:
+    """The verdict on all paths."""
+    choices = observed.choices
+    paths = _Paths(observed, rows).known()
+    not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log else ""
+    wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
+    explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
+    own_way = Explanation("by-design", observed.by_design, _ANOTHER_BACKEND, by_design=True)
+
+    def cause_of(members: Sequence[KnownPath]) -> Explanation:
+        return own_way if observed.by_design else explained.first(_staged(members))
+
+    fallback = fallback_rows(paths, origin, cause_of, not_heard, _unconnected(choices))
+    if fallback and choices.no_tuning and not choices.no_log:
+        fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
+    outcome = report_on(paths, fallback, origin, explained.rows(of_programs=bool(choices.no_log)))
+    return replace(outcome, explained=explained)
+
+
+def simulated(
+    staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str
+) -> PathOutcome:
+    """The verdict on the pairs of ranks that faults make go through host memory; of many nodes only theirs are read."""
+    numbers = {gpu.node for gpu in gpus}
+    if len(numbers) > _MOST_NODES:
+        numbers = {gpus[rank].node for pair in staged for rank in pair}
+    wiring = Wiring(gpus, {number: node(number) for number in sorted(numbers)})
+    paths = [
+        KnownPath(
+            source=_end(pair[0], wiring.gpus[pair[0]]),
+            destination=_end(pair[1], wiring.gpus[pair[1]]),
+            evidence=PathEvidence(
+                capability=wiring.capability(pair),
+                selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
+                by_design=split_by_mig([wiring.nodes[wiring.gpus[pair[0]].node]]),
+            ),
+            path_class=wiring.path(pair),
+            limit_gb_s=wiring.limit(pair).gb_s,
+        )
+        for pair in staged
+    ]
+    explained = Explained(Circumstances(wiring=wiring, staged=dict.fromkeys(staged, ())))
+    fault = Explanation("simulated", source, "leave the fault out")
+
+    def cause_of(members: Sequence[KnownPath]) -> Explanation:
+        """The cause that the facts show, else the fault itself."""
+        found = explained.explaining(_staged(members))
+        return found[0].explanation if found else fault
+
+    rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
+    outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows())
+    return replace(outcome, explained=explained)
+
+
+def _unconnected(choices: LoggedChoices) -> list[str]:
+    ranks = {rank for used in distinct_uses(choices) for rank in used.unconnected}
+    return [] if choices.no_log else [str(rank) for rank in sorted(ranks)]
+
+
+def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
+    """The transports of those paths that go through host memory, by their ranks."""
+    return {_ranks(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
+
+
+def _ranks(path: KnownPath) -> Pair:
+    return int(path.source.short), int(path.destination.short)
+
+
+def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
+    """The reason for host memory where it is no fault; inside a node, a network is so between ranks of one GPU only."""
+    if run.wiring.together(pair) and any(transport.network for transport in transports):
+        return split_by_design(run, pair)
+    return run.wiring.by_design(pair)
+
+
+class _Paths:
+    def __init__(self, observed: PathObservations, rows: RowObservations) -> None:
+        self._observed, self._rows = observed, rows
+        self._wiring, self._expected_bytes = observed.circumstances.wiring, observed.expected_bytes
+        self._chosen: dict[Pair, dict[Transport, None]] = {}
+        for used in distinct_uses(observed.choices):
+            for pair in without_idle(used.pairs, self._expected_bytes):
+                self._chosen.setdefault(pair, {}).update(dict.fromkeys(used.pairs[pair]))
+        self._out: dict[int, set[_Kind]] = {}
+        self._into: dict[int, set[_Kind]] = {}
+        for pair in self._chosen:
+            self._out.setdefault(pair[0], set()).add(self._kind(pair))
+            self._into.setdefault(pair[1], set()).add(self._kind(pair))
+        self._kinds = {kind for kinds in self._out.values() for kind in kinds}
+
+    def known(self) -> list[KnownPath]:
+        """The pairs that were used; without a log, those of a node that counters, times or the library's way show."""
+        pairs = set(self._chosen)
+        if self._observed.choices.no_log:
+            ranks = range(len(self._wiring.gpus))
+            pairs |= {(one, other) for one in ranks for other in ranks if one != other}
+            pairs = {pair for pair in pairs if self._wiring.together(pair)}
+            if not self._observed.by_design:
+                told = {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
+                pairs &= self._chosen.keys() | told
+        return [self._path(pair) for pair in sorted(pairs)]
+
+    def _path(self, pair: Pair) -> KnownPath:
+        transports = tuple(self._chosen.get(pair, ()))
+        source, destination = (_end(rank, self._wiring.gpus[rank]) for rank in pair)
+        return KnownPath(
+            source=source,
+            destination=destination,
+            evidence=PathEvidence(
+                capability=self._wiring.capability(pair),
+                selection=_selection(transports, self._observed.by_design),
+                measurement=self._measurement(pair),
+                correctness=self._correctness(pair),
+                by_design=self._observed.by_design or _by_design(pair, transports, self._observed.circumstances),
+            ),
+            transports=transports,
+            path_class=self._wiring.path(pair),
+            bandwidth_gb_s=self._bandwidth_gb_s(transports),
+            limit_gb_s=self._wiring.limit(pair).gb_s,
+        )
+
+    def _measurement(self, pair: Pair) -> Evidence:
+        if not self._wiring.together(pair):
+            return Evidence(seen="no counter here sees what passes between nodes")
+        if len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) > 1:
+            return Evidence(seen=_OF_SEVERAL_KINDS)
+        flow = Flow(
+            ends=self._ends(pair),
+            most_shares=self._most_shares(pair),
+            foreign_gb_s=self._foreign_gb_s(pair),
+            speed=self._speed(pair),
+            has_nvlinks=self._wiring.has_nvlinks(pair),
+            limit_gb_s=self._wiring.limit(pair).gb_s,
+            through_host_gb_s=self._wiring.through_host_gb_s(pair),
+        )
+        return measured(flow)
+
+    def _kind(self, pair: Pair) -> _Kind:
+        wiring = self._wiring
+        return wiring.together(pair), wiring.has_nvlinks(pair), is_staged(tuple(self._chosen[pair]))
+
+    def _ends(self, pair: Pair) -> tuple[Carried, ...]:
+        """The counts of those ends through which something had to pass."""
+        source, destination = (self._observed.traffic[rank] for rank in pair)
+        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
+        return (*([source.sent] if sent else []), *([destination.received] if received else []))
+
+    def _most_shares(self, pair: Pair) -> tuple[float, ...]:
+        """How often the bytes that had to pass, at least, can have passed at each of these ends."""
+        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
+        return tuple(most_share(each) for each in (sent, received) if each)
+
+    def _foreign_gb_s(self, pair: Pair) -> float:
+        """What others sent from the one GPU or to the other over NVLink while this job was idle."""
+        idle = self._observed.idle
+        if not idle:
+            return 0.0
+        return max(idle[pair[0]].rates.nvlink_sent or 0.0, idle[pair[1]].rates.nvlink_received or 0.0)
+
+    def _speed(self, pair: Pair) -> Speed | None:
+        row = self._rows.largest
+        if row is None:
+            return None
+        expected = max(self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1])
+        busbw = row.busbw_gb_s if len(self._kinds) <= 1 else None
+        return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * expected, busbw_gb_s=busbw)
+
+    def _bandwidth_gb_s(self, transports: Sequence[Transport]) -> float | None:
+        """The busbw of a sweep is that of its slowest paths: where some are staged, it says nothing of the others."""
+        row = self._rows.largest
+        some_staged = any(staged is not False for *_, staged in self._kinds)
+        return None if row is None or (some_staged and is_staged(transports) is False) else row.busbw_gb_s
+
+    def _correctness(self, pair: Pair) -> Evidence:
+        if not self._rows.checked:
+            return Evidence(seen="data were not verified")
+        wrong = self._rows.wrong.get(pair[1], 0)
+        if wrong:
+            return Evidence(State.CONTRADICTING, f"{wrong} wrong elements at rank {pair[1]}")
+        if pair not in self._chosen:
+            return Evidence(seen="which pairs data came by is not known")
+        return Evidence(State.PRESENT, "every element that arrived is right")
+
+
+def _selection(transports: Sequence[Transport], own_way: str) -> Evidence:
+    """What the library chose; `own_way` is why it has no other way than host memory, empty where it has."""
+    if own_way:
+        return Evidence(State.CONTRADICTING, own_way)
+    if not transports:
+        return Evidence(seen="NCCL named no connection")
+    staged, said = is_staged(transports), f"NCCL chose {names(transports)}"
+    if staged is None:
+        return Evidence(seen=f"{said}, of which gpubench does not know what it means")
+    return Evidence(State.CONTRADICTING if staged else State.PRESENT, said)
+
+
+def _end(rank: int, gpu: Located) -> End:
+    return End(f"rank {rank}", str(rank), gpu.host, gpu.gpu_bus_id)
+
+
+class PathJudge:
+    """Fills in what is known of each row's paths, and judges them in the end."""
+
+    def __init__(
+        self, request: SweepRequest, observations: PathObservations, *, origin: Origin = Origin.MEASURED
+    ) -> None:
+        self.observations = observations
+        self._request = request
+        self._origin = origin
+        self._rows = RowObservations()
+        self._limits: dict[tuple[str | None, str | None], Limit] = {}
+
+    def row(self, case: Case, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> CollectiveRow:
+        """The row with what is known of its paths, which are judged by it too."""
+        if case.setting is None:
+            self._rows.add(row, wrong_by_rank)
+        return self.described(case, row)
+
+    def described(self, case: Case, row: CollectiveRow) -> CollectiveRow:
+        """The row with the choices of the library, and its limit."""
+        setting = None if case.setting == AGAIN else case.setting
+        if setting is None and self.heard(row.backend):
+            setting = row.backend
+        choices = self.observations.choices
+        if setting is not None:
+            choices = self.observations.choices_by_setting.get(setting, LoggedChoices())
+        choice = choices.by_operation.get(key_of(case))
+        return row if choice is None else _remarked(limited(choice.in_row(row), self._limit(setting, choice)))
+
+    def heard(self, backend: str) -> bool:
+        """True of a backend beside the first whose choices were logged too."""
+        return backend in self.observations.choices_by_setting
+
+    def _limit(self, setting: str | None, choice: Choice) -> Limit:
+        """The ceiling of busbw; operations with one algorithm under one setting have the same."""
+        key = setting, None if choice.tuning is None else choice.tuning.algorithm
+        if key not in self._limits:
+            self._limits[key] = self._limit_of(key[1], choice.used)
+        return self._limits[key]
+
+    def _limit_of(self, algorithm: str | None, used: Used) -> Limit:
+        collective, expected_bytes = self._request.collective, self.observations.expected_bytes
+        wiring = self.observations.circumstances.wiring
+        if len(expected_bytes) == 1:
+            return Limit(None, ONE_RANK)
+        if why := wiring.why_not_judged:
+            return Limit(None, f"no limit: {why}")
+        joined = networks(wiring)
+        if joined is not None and joined[0].nodes > 1:
+            return network_limit(algorithm, collective, joined[0])
+        if collective.point_to_point:
+            work = Work(collective.busbw_factor(len(expected_bytes)), expected_bytes)
+            return exchange_limit(work, used.pairs, wiring)
+        if algorithm is None:
+            reason = self.observations.choices.no_tuning or "NCCL named none"
+            return Limit(None, f"the algorithm is not known: {reason}")
+        return busbw_limit(algorithm, without_idle(used.pairs, expected_bytes), wiring)
+
+    def add_idle(self, after: Sequence[IdleGpu]) -> None:
+        """Add what was seen of the ranks' GPUs after the last row, while no operation ran."""
+        self.observations = self.observations.with_idle(after)
+
+    def outcome(self, slow: Sequence[CollectiveRow] = ()) -> PathOutcome:
+        """The verdict on all paths, and the causes of what they do; of rows that are `slow` too."""
+        around = replace(self.observations.circumstances, issued=IssueTime.of(slow))
+        observed = replace(self.observations, circumstances=around)
+        return conclude(observed, self._rows, origin=self._origin)
+
+
+def _remarked(row: CollectiveRow) -> CollectiveRow:
+    """The row with a note where the library did not take the setting."""
+    if not took_another(row):
+        return row
+    taken = taken_name(row.algorithm, row.protocol)
+    return replace(row, note="; ".join(filter(None, (f"asked for {row.setting}, NCCL took {taken}", row.note))))
+
+
+def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
+    """A row with the ceiling of its busbw, or with a note why that is not known."""
+    if limit.gb_s is None:
+        why = "" if limit.note in (row.note or "") else limit.note
+        return replace(row, note="; ".join(filter(None, (row.note, why))) or None)
+    return replace(row, limit_gb_s=limit.gb_s, limit_percent=100 * row.reached_gb_s / limit.gb_s)

@@ -1,0 +1,397 @@
+"""The rows of a sweep as they are measured, the judge of their speed, and the report on all of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from gpubench.collectives.record import Collective, SweepRequest
+from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
+from gpubench.model.facts.gpu_use import GpuCondition
+from gpubench.model.facts.process import TORCH_NCCL, composed
+from gpubench.model.paths.transport import Confidence
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.speed import (
+    ExpectedTime,
+    Slowness,
+    compared,
+    is_judged,
+    is_slow,
+    judged,
+    refused_above_limit,
+    times_limit,
+)
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
+from gpubench.model.terms.statistics import EntryTimes
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
+from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, WRONG_DATA, Finding, Verdict, overall
+from gpubench.ports.listener import Listener
+
+if TYPE_CHECKING:
+    from gpubench.conditions.ranking import Named
+    from gpubench.measure.collective.paths import PathJudge, PathObservations
+    from gpubench.measure.paths.diagnosis import Explained
+    from gpubench.model.facts.traffic import IdleGpu
+    from gpubench.model.paths.wiring import NodeNetwork
+    from gpubench.model.profiles.profile import Profile
+    from gpubench.model.results.backends import RefusedRow
+
+_MOST_TRIES = 3
+
+_SIMULATED, _HOST = "simulated", "host"
+_BY_NCCL = ("nccl", _SIMULATED)
+"""Backends whose times profiles and limits are of."""
+
+PastTime = Callable[[CollectiveRow], ExpectedTime | None]
+
+
+def _no_past(_row: CollectiveRow) -> None:
+    return None
+
+
+T = TypeVar("T")
+
+
+def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
+    """Of several tries the one whose time is in the middle, the faster of two."""
+    return sorted(tries, key=time_of)[(len(tries) - 1) // 2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTimes:
+    """The sources of what is expected of rows, asked in their order: a profile, this machine's past, a model of what
+    joins its nodes, the limit.
+
+    `nccl` is the version that measures; `network` is what joins the nodes, None where that is not known; `unlike` is
+    why these ranks are compared with nothing, '' where they may be. `assumed` says what of the network nobody told, as
+    the NICs of a table; slow rows of several nodes then warn, and do not fail.
+    """
+
+    collective: Collective
+    profile: "Profile | None" = None
+    nccl: str | None = None
+    past: PastTime = _no_past
+    network: "NodeNetwork | None" = None
+    unlike: str = ""
+    assumed: str = ""
+
+    def of(self, row: CollectiveRow) -> ExpectedTime | None:
+        """The expectation of a row; None where no source has one: its speed is not judged."""
+        found = None if self.unlike or row.ranks == 1 else self._known(row)
+        return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
+
+    def _known(self, row: CollectiveRow) -> ExpectedTime | None:
+        if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
+            return self.past(row) or self._over_links(row)
+        from gpubench.collectives.expected import from_limit, from_network, from_profile
+
+        found = None
+        if self.profile is not None:
+            like_model = row.backend == _SIMULATED
+            found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
+        found = found or self.past(row)
+        if found is None and self.network is not None:
+            found = from_network(self.collective, row, self.network, self.profile)
+        return found or from_limit(self.collective, row)
+
+    def _over_links(self, row: CollectiveRow) -> ExpectedTime | None:
+        """What a row of the host backend should take over the links between its nodes, where these are known."""
+        if self.network is None or row.backend != _HOST:
+            return None
+        from gpubench.collectives.expected import from_links
+
+        return from_links(self.collective, row, self.network)
+
+
+def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
+    """True of what a framework hands to NCCL as it is, and not made of several operations."""
+    op = None if row.op is None else ReduceOp(row.op)
+    parts = composed(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
+    return row.backend == TORCH_NCCL and not parts
+
+
+@dataclass(slots=True)
+class SpeedJudge:
+    """Judges the rows of a sweep, and explains those that are slow; `slow` are these.
+
+    Beside another backend a framework's rows are compared and not judged: the table holds them against that.
+    """
+
+    expected: ExpectedTimes
+    hosts: Sequence[str]
+    slow: list[CollectiveRow] = field(default_factory=list)
+    _first: str | None = None
+
+    def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
+        """True if a row should be measured again: it is slow or nearly, or the verdicts on two tries differ.
+
+        What goes through host memory is explained, and measured once: a size may take a minute there.
+        """
+        first, *more = tries
+        expected = self.expected.of(first) if is_judged(first) else None
+        if expected is None or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
+            return False
+        return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
+
+    def row(self, row: CollectiveRow) -> CollectiveRow:
+        """The row with what is expected of it, and the verdict on its speed.
+
+        Settings that somebody wants to compare are as fast as they are, and not judged.
+        """
+        self._first = self._first or row.backend
+        expected = self.expected.of(row)
+        if expected is None:
+            return row
+        is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
+        if is_beside or not is_judged(row):
+            return compared(row, expected)
+        row = judged(row, expected)
+        if is_slow(row):
+            self.slow.append(row)
+        return row
+
+    def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
+        """All findings: those on paths with the slow rows that they explain, or one that says why rows are slow."""
+        if not self.slow:
+            return tuple(found)
+        slowness = Slowness.of(self.slow)
+        staged = next((each for each in found if each.id == HOST_STAGED and each.severity is Verdict.FAIL), None)
+        if staged is not None:
+            told = replace(staged, consequences=(*staged.consequences, str(slowness)))
+            return tuple(told if each is staged else each for each in found)
+        return (*found, self._finding(slowness, explained))
+
+    def _finding(self, slowness: Slowness, explained: "Explained | None") -> Finding:
+        where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
+        why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
+        found = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts))
+        cause = None if explained is None else _first_cause(explained, slowness)
+        if cause is None:
+            return found
+        return replace(
+            found,
+            id=cause.cause.id,
+            severity=overall((found.severity, cause.gravity)),
+            seen=_seen_where(cause),
+            cause=cause.cause.title,
+            next_command=cause.with_ids(cause.cure),
+            consequences=(str(slowness),),
+        )
+
+
+_NOT_LOOKED_AT = "not known: neither paths nor settings were looked at"
+_ADVICE = (
+    "gpubench p2p finds a slow pair; gpubench check reads clocks, links and errors; "
+    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING gpubench allreduce shows what NCCL chose"
+)
+
+
+def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) -> Finding:
+    """The finding on rows that are slow for no reason that is known."""
+    return Finding(
+        id=SLOW_UNEXPLAINED,
+        severity=slowness.severity,
+        subject=slowness.subject(where),
+        seen=slowness.seen,
+        expected=slowness.expected,
+        cause=why,
+        next_command=_ADVICE,
+    )
+
+
+def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
+    """The likeliest cause of slowness; a weak one explains nothing by itself."""
+    found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small)
+    return next((each for each in found if each.confidence is not Confidence.WEAK), None)
+
+
+def _seen_where(cause: "Named") -> str:
+    """The evidence for a cause, with the device that it is on."""
+    is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
+    is_told = all(each.subject in each.seen for each in cause.sightings)
+    return f"{cause.subject}: {cause.seen}" if is_on_device and not is_told else cause.seen
+
+
+def _not_explained(explained: "Explained") -> str:
+    from gpubench.model.results.report import Effect
+
+    weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
+    perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
+    return f"no setting, process, device or link that could be read explains it{perhaps}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A rank's part of a row: its seconds an operation, when it entered them, and its wrong elements.
+
+    `condition` is that of its GPU, read only where it is known when it entered operations; `issue_seconds` are those
+    that its host takes to issue an operation, where that is known.
+    """
+
+    seconds: float
+    entries: EntryTimes | None = None
+    wrong: int = 0
+    condition: GpuCondition | None = None
+    issue_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSample:
+    """The sample behind a row: the times of its first rank, and each rank's answer, in rank order.
+
+    `tries` is how often the row was measured; this is the one that counts.
+    """
+
+    own: OwnTimes
+    answers: tuple[Answer, ...]
+    tries: int = 1
+
+    def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
+        """The row of a case."""
+        times = self.own.with_others([answer.seconds for answer in self.answers])
+        row = describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
+        if self.tries > 1:
+            row = replace(row, note="; ".join(filter(None, (row.note, f"measured {self.tries} times"))))
+        issued = [answer.issue_seconds for answer in self.answers if answer.issue_seconds is not None]
+        return replace(row, issue_us=MICROSECONDS_PER_SECOND * max(issued)) if issued else row
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """A row, on every rank, with its sample on the first."""
+
+    row: CollectiveRow
+    sample: RowSample | None
+
+
+class Recorder:
+    """Writes down what rows and verdicts are made of; every rank has to call it alike. This one writes nothing."""
+
+    def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:
+        """Record what is known before the first row: observations of paths, on the first rank, and what was refused.
+
+        `refused` is None where the sweep has one variant.
+        """
+
+    def row(self, case: Case, measured: MeasuredRow) -> None:
+        """Record a row."""
+
+    def end(self, idle: "Sequence[IdleGpu]") -> None:
+        """Record what was seen of the ranks' GPUs after the last row, while no operation ran."""
+
+
+NO_RECORDER = Recorder()
+
+
+class RowCollector:
+    """Hands rows on as they are measured, and makes the report on all of them.
+
+    Only the first rank has judges, of paths and of speed. `refused` are the variants that could not run, None where
+    there is one.
+    """
+
+    def __init__(
+        self,
+        identities: Sequence[RankIdentity],
+        listener: Listener[CollectiveRow],
+        judge: "PathJudge | None",
+        recorder: Recorder = NO_RECORDER,
+        refused: "Sequence[RefusedRow] | None" = None,
+        speed: "SpeedJudge | None" = None,
+    ) -> None:
+        self._identities, self._listener, self._judge, self._recorder = identities, listener, judge, recorder
+        self._speed = speed
+        self._rank_timings = RankTimings(identities)
+        self._verdicts: list[Verdict] = []
+        self._above: list[CollectiveRow] = []
+        self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
+        recorder.begin(None if judge is None else judge.observations, refused)
+
+    def wants_another(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
+        """True if a case should be measured once more: its speed is near the threshold, or two tries disagree."""
+        if self._speed is None:
+            return False
+        rows = [each.row for each in tries]
+        if self._judge is not None and (observed or self._judge.heard(rows[0].backend)):
+            rows = [self._judge.described(case, row) for row in rows]
+        return self._speed.wants_another(rows)
+
+    def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
+        """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
+        row, answers = measured.row, () if measured.sample is None else measured.sample.answers
+        wrong_by_rank = [answer.wrong for answer in answers]
+        if answers:
+            self._rank_timings.add_row(row, [(answer.seconds, answer.entries) for answer in answers])
+            self._rank_timings.add_conditions([answer.condition for answer in answers])
+        progress.enter(Phase.OUTPUT, case.label)
+        self._recorder.row(case, measured)
+        if self._judge is not None and observed:
+            row = self._judge.row(case, row, wrong_by_rank)
+        elif self._judge is not None and self._judge.heard(row.backend):
+            row = self._judge.described(case, row)
+        row = refused_above_limit(row)
+        if times_limit(row) is not None:
+            self._above.append(row)
+        elif self._speed is not None:
+            row = self._speed.row(row)
+        self._listener.row(row)
+        self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
+        if row.wrong and answers:
+            self._failures.append((row, wrong_by_rank))
+        return row
+
+    def channels(self, case: Case, row: CollectiveRow) -> int | None:
+        """The channels that the library took for a case, as it logged them; None where nobody listened, or knows."""
+        if self._judge is None:
+            return None
+        return self._judge.described(case, replace(row, channels=None)).channels
+
+    def after_rows(self, idle: "Sequence[IdleGpu] | None") -> None:
+        """Take what was seen of the ranks' GPUs after the last row; None on ranks but the first."""
+        if idle and self._judge is not None:
+            self._judge.add_idle(idle)
+            self._recorder.end(idle)
+
+    def report(self) -> Report:
+        """Verdict, findings and sections."""
+        from gpubench.measure.paths.report import PathOutcome
+
+        wrong = (wrong_data(self._failures, self._identities),) if self._failures else ()
+        above: tuple[Finding, ...] = ()
+        if self._above:
+            from gpubench.conditions.measured import impossible
+
+            above = impossible(collectives=self._above)
+        paths = (
+            PathOutcome({}, ())
+            if self._judge is None
+            else self._judge.outcome([] if self._speed is None else self._speed.slow)
+        )
+        found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
+        verdict = overall([*self._verdicts, *(finding.severity for finding in found)])
+        late = self._rank_timings.findings()
+        return Report(
+            verdict=overall([verdict, *(finding.severity for finding in late)]),
+            complete=True,
+            findings=(*wrong, *above, *found, *late),
+            sections={**paths.sections, **self._rank_timings.sections()},
+        )
+
+
+def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
+    """The finding on rows with wrong elements, each with how many every rank has; none where that is not known."""
+    row, wrong_by_rank = failures[0]
+    ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
+    total = sum(failure.wrong or 0 for failure, _ in failures)
+    wrong, first = counted(total, "wrong element"), counted(row.wrong or 0, "wrong element")
+    return Finding(
+        id=WRONG_DATA,
+        severity=Verdict.FAIL,
+        subject=some_of(ranks) or counted(len(identities), "rank"),
+        seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
+        f"{row.placement}: {first}",
+        expected="every element as computed from what the ranks sent",
+        cause="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
+        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype} "
+        "again, then with NCCL_P2P_DISABLE=1: if that is clean, peer-to-peer copies are at fault",
+    )

@@ -1,0 +1,257 @@
+"""Report on the libraries that move data between GPUs: facts of environments in, rows and findings out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpubench.model.facts.process import (
+    MPI_LIB,
+    MSCCLPP_LIB,
+    NCCL_LIB,
+    NVSHMEM_LIB,
+    RCCL_LIB,
+    UCX_LIB,
+    LibrariesFacts,
+    LibraryFile,
+    LibraryUser,
+)
+from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryKind, LibraryRow
+from gpubench.model.results.report import Report, Table
+from gpubench.model.terms.units import grouped, some_of
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+
+SECTIONS = (LIBRARIES_SECTION, "findings")
+
+_FILES = (NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
+_ALWAYS = (NCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
+_PACKAGES = ("CuPy", "torch", "mpi4py")
+_RDMA = "NCCL and UCX: RDMA into GPU memory"
+_MODULE_USES = {
+    "nvidia_peermem": f"{_RDMA}, where dma-buf is not there",
+    "efa_nv_peermem": f"{_RDMA} by EFA, where dma-buf is not there",
+    "gdrdrv": "GDRCopy: small messages of NCCL, UCX and NVSHMEM",
+    "nvidia_fs": "GPUDirect Storage",
+}
+_NOT_FOUND = "no wheel of this environment has it, and the dynamic loader finds none"
+_NOT_PROBED = "--backend mpi tries each operation"
+_MOST_SUBJECTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HostLibraries:
+    """The libraries of one host, and whether its kernel hands GPU memory out as dma-buf; None where that is unknown."""
+
+    facts: LibrariesFacts
+    dma_buf: bool | None = None
+    dma_buf_unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """One NCCL of a host: where it is, and who would use it."""
+
+    version: str
+    path: str
+    users: Sequence[str] = field(default=())
+
+    def __str__(self) -> str:
+        return f"{self.version} for {', '.join(self.users) or 'nobody who was asked'}"
+
+
+def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
+    """Rows of every host; findings where versions differ, or something could not be read.
+
+    A host without any library for collectives of GPUs has nothing that could be right: SKIP, and no PASS.
+    """
+    rows = [row for host in hosts for row in _rows(host, origin)]
+    findings = [finding for host in hosts for finding in (*_differing(host.facts), *_unread(host.facts))]
+    findings += _between_hosts([host.facts for host in hosts])
+    able = {row.node for row in rows if row.found and row.library in (NCCL_LIB, RCCL_LIB)}
+    looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
+    verdict = overall([looked, *(finding.severity for finding in findings)])
+    sections = {LIBRARIES_SECTION: Table(LibraryRow.columns(), lambda: rows)}
+    return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LIBRARIES_SECTION)
+
+
+def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
+    facts = host.facts
+    by_library = grouped(facts.files, lambda file: file.library)
+    for library in _FILES:
+        for file in by_library.get(library, ()):
+            yield _file_row(facts, file, origin)
+        inside = [user for user in facts.users if library in user.inside]
+        for user in inside:
+            yield LibraryRow(
+                node=facts.host,
+                library=library,
+                kind=LibraryKind.LIBRARY,
+                found=True,
+                version=user.inside[library] or None,
+                path=user.path,
+                used_by=[_use(user)],
+                note=f"linked into {user.name}",
+                origin=origin,
+            )
+        if library in _ALWAYS and not inside and library not in by_library:
+            yield _absent(facts, library, LibraryKind.LIBRARY, origin)
+    present = {user.name: user for user in facts.users}
+    for name in _PACKAGES:
+        yield (
+            _package_row(facts, present[name], origin)
+            if name in present
+            else _absent(facts, name, LibraryKind.PACKAGE, origin)
+        )
+    yield from _kernel_rows(host, origin)
+
+
+def _file_row(facts: LibrariesFacts, file: LibraryFile, origin: Origin) -> LibraryRow:
+    notes = []
+    if file.unread:
+        notes.append(f"version by its {'package' if file.package else 'file name'}" if file.version else file.unread)
+    if file.library == MPI_LIB and file.cuda is not None:
+        notes.append(f"{'built' if file.cuda else 'not built'} for memory of GPUs; {_NOT_PROBED}")
+    return LibraryRow(
+        node=facts.host,
+        library=file.library,
+        kind=LibraryKind.LIBRARY,
+        found=True,
+        version=file.version,
+        path=file.path,
+        package=file.package,
+        used_by=[_use(user) for user in facts.users if user.loads.get(file.library) == file.path],
+        cuda=file.cuda,
+        note="; ".join(notes) or None,
+        origin=origin,
+    )
+
+
+def _package_row(facts: LibrariesFacts, user: LibraryUser, origin: Origin) -> LibraryRow:
+    return LibraryRow(
+        node=facts.host,
+        library=user.name,
+        kind=LibraryKind.PACKAGE,
+        found=True,
+        version=user.version,
+        path=user.path,
+        used_by=[user.purpose],
+        note="; ".join(filter(None, (user.note, user.unread))) or None,
+        origin=origin,
+    )
+
+
+def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
+    yield LibraryRow(
+        node=host.facts.host,
+        library="dma-buf",
+        kind=LibraryKind.KERNEL,
+        found=host.dma_buf,
+        used_by=[f"{_RDMA}, where a NIC's driver takes it"],
+        note=host.dma_buf_unknown or None,
+        origin=origin,
+    )
+    for module in host.facts.modules:
+        yield LibraryRow(
+            node=host.facts.host,
+            library=module.name,
+            kind=LibraryKind.KERNEL,
+            found=module.loaded,
+            version=module.version,
+            used_by=[_MODULE_USES[module.name]] if module.name in _MODULE_USES else [],
+            note=None if module.loaded else "not loaded",
+            origin=origin,
+        )
+
+
+def _absent(facts: LibrariesFacts, name: str, kind: LibraryKind, origin: Origin) -> LibraryRow:
+    """The row of what was looked for; whether it is there is not known where the search itself failed."""
+    failed = facts.failures.get(name.lower()) or facts.failures.get("search")
+    note = f"not read: {failed}" if failed else _NOT_FOUND if kind is LibraryKind.LIBRARY else "not installed here"
+    return LibraryRow(
+        node=facts.host, library=name, kind=kind, found=None if failed else False, note=note, origin=origin
+    )
+
+
+def _use(user: LibraryUser) -> str:
+    return f"{user.label} ({user.purpose})"
+
+
+def _copies(facts: LibrariesFacts) -> Iterator[_Copy]:
+    """Every NCCL of a host whose version is known."""
+    for file in facts.files:
+        if file.library == NCCL_LIB and file.version is not None:
+            users = [user.label for user in facts.users if user.loads.get(NCCL_LIB) == file.path]
+            yield _Copy(file.version, file.path, users)
+    for user in facts.users:
+        if user.inside.get(NCCL_LIB):
+            yield _Copy(user.inside[NCCL_LIB], f"linked into {user.name}", [user.label])
+
+
+def _differing(facts: LibrariesFacts) -> Iterator[Finding]:
+    """NCCLs of several versions in one environment: who asks decides which is loaded."""
+    copies = list(_copies(facts))
+    versions = sorted({copy.version for copy in copies})
+    if len(versions) < 2:
+        return
+    split = len({copy.version for copy in copies if copy.users}) > 1
+    other = next((copy.path for copy in reversed(copies) if copy.path.startswith("/")), "")
+    yield Finding(
+        id="nccl-versions-differ",
+        severity=Verdict.WARN,
+        subject=f"NCCL {' and '.join(versions)} on {facts.host}",
+        subjects=tuple(copy.path for copy in copies),
+        seen=f"NCCL {'; '.join(map(str, copies))}",
+        expected="one version, whoever loads it",
+        cause="a wheel, the system and a framework each bring one: "
+        + ("figures of the one say nothing of jobs with the other" if split else "who asks decides which is loaded"),
+        next_command=f"gpubench allreduce --nccl-library {other}" if other else "pip list | grep -i nccl",
+    )
+
+
+def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
+    """Hosts of one job on which the same user loads NCCLs of different versions."""
+    by_user: dict[str, dict[str, list[str]]] = {}
+    for facts in hosts:
+        for copy in _copies(facts):
+            for user in (each for each in facts.users if each.label in copy.users):
+                by_user.setdefault(user.name, {}).setdefault(copy.version, []).append(facts.host)
+    for name, versions in by_user.items():
+        if len(versions) > 1:
+            few = min(versions.values(), key=len)
+            yield Finding(
+                id="nccl-versions-differ-between-hosts",
+                severity=Verdict.FAIL,
+                subject=some_of(few, _MOST_SUBJECTS),
+                subjects=tuple(few),
+                seen="; ".join(f"{name} loads {version} on {some_of(on, 4)}" for version, on in versions.items()),
+                expected="one version on every host of a job: NCCL of two versions does not connect",
+                cause="environments that were installed at different times, or an image that differs",
+                next_command="the same environment or image on every host",
+            )
+
+
+def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
+    """What is there and does not load, and parts that gave no answer."""
+    broken = [(file.path, file.unread) for file in facts.files if file.unread and file.version is None]
+    broken += [(user.label, user.unread) for user in facts.users if user.unread]
+    if broken:
+        yield Finding(
+            id="library-does-not-load",
+            severity=Verdict.WARN,
+            subject=some_of([name for name, _ in broken], _MOST_SUBJECTS),
+            subjects=tuple(name for name, _ in broken),
+            seen=broken[0][1],
+            expected="a library that loads and tells its version",
+            cause="another library that it needs is missing or of another version",
+            next_command=f"ldd {broken[0][0]}" if broken[0][0].startswith("/") else "pip check",
+        )
+    if facts.failures:
+        names = sorted(facts.failures)
+        yield Finding(
+            id="libraries-unread",
+            severity=Verdict.ERROR,
+            subject=f"{', '.join(names)} on {facts.host}",
+            subjects=tuple(names),
+            seen=facts.failures[names[0]],
+            expected="an answer of every part, within the time",
+            cause="an import that hangs or crashes, a file system that does not answer",
+            next_command="--timeout 60; python -X importtime -c 'import cupy' shows where it waits",
+        )

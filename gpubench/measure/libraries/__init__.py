@@ -1,1 +1,0 @@
-"""Report on the libraries that move data between GPUs."""

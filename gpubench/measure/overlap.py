@@ -1,0 +1,542 @@
+"""Overlap of a collective with computation: what each costs the other, and the cap with the shortest step."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from time import perf_counter
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpubench.collectives.record import SweepRequest
+from gpubench.measure.collective.cases import Case, JobFacts
+from gpubench.measure.collective.report import RowCollector
+from gpubench.measure.collective.sweep import Observers, job_facts
+from gpubench.measure.collective.variants import SweepVariant, VariantPreparation, VariantRun, finished, measure_runs
+from gpubench.model.facts.health import GpuLoad, load_of_ranks, mean_load
+from gpubench.model.results.backends import REFUSED_SECTION, RefusedRow
+from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.report import (
+    OVERLAP_SECTION,
+    ROWS_SECTION,
+    CollectiveRow,
+    Metadata,
+    Report,
+    Section,
+    Table,
+    Verified,
+)
+from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.overlap import (
+    ClockedStep,
+    OverlapAsked,
+    OverlapTimes,
+    Partner,
+    StepOrder,
+    StepsOfRanks,
+    cap_name,
+    clocked,
+    operation_words,
+    overlap_times,
+    partner_operations,
+)
+from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, grouped, percent
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+from gpubench.ports.group import Group
+from gpubench.ports.launch import Launch
+from gpubench.ports.listener import Listener
+from gpubench.ports.steps import OverlapSteps
+
+_SECONDS_A_BATCH = 0.06
+_FEWEST_STEPS = 3
+"""Of a batch, the first of which does not count."""
+
+_MOST_QUEUED = 900
+"""Launches that a stream takes before the host has to wait; a step has some beside its operations."""
+
+_BESIDE_OPERATIONS = 8
+
+_SETTLED_SHARE = 0.01
+_MOST_SETTLING_SECONDS = 0.3
+"""A phase has settled once two batches in a row take the same within 1 %: clocks then follow the power it draws."""
+
+_SECONDS_BETWEEN_READINGS = 0.025
+
+
+class StepPhase(NamedTuple):
+    """The steps of a phase: their order, the partner, the collectives in turn, operations of a step."""
+
+    order: StepOrder
+    partner: Partner
+    collectives: Sequence[Launch]
+    operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSample:
+    """The measured steps of one rank, and readings of its GPU meanwhile."""
+
+    steps: list[ClockedStep]
+    load: GpuLoad
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseOfRanks:
+    """The same of all ranks."""
+
+    steps: StepsOfRanks
+    load: GpuLoad
+
+    @classmethod
+    def of(cls, samples: Sequence[PhaseSample]) -> "PhaseOfRanks":
+        """From a sample a rank."""
+        return cls(StepsOfRanks([each.steps for each in samples]), load_of_ranks([each.load for each in samples]))
+
+
+@dataclass(slots=True)
+class StepMeter:
+    """Measures phases on this rank; every rank calls it alike."""
+
+    group: Group
+    steps: OverlapSteps
+    progress: Progress
+    read_load: Callable[[], GpuLoad]
+    clock: Callable[[], float] = perf_counter
+    _readings: list[GpuLoad] = field(default_factory=list)
+    _read_at: float = 0.0
+
+    def measure(self, phase: StepPhase, seconds: float) -> PhaseSample:
+        """Run a phase until it has settled, and then measure it for so many seconds."""
+        period, spent = self._batch(phase, _FEWEST_STEPS)[1:]
+        count = _steps_a_batch(period, phase.operations)
+        before = math.inf
+        while spent < _MOST_SETTLING_SECONDS and abs(period - before) > _SETTLED_SHARE * period:
+            before = period
+            _, period, took = self._batch(phase, count)
+            spent += took
+        self._readings.clear()
+        measured, spent = list[ClockedStep](), 0.0
+        while spent < seconds:
+            steps, _, took = self._batch(phase, count)
+            measured += steps
+            spent += took
+        if not self._readings:
+            self._readings.append(self.read_load())
+        return PhaseSample(measured, mean_load(self._readings))
+
+    def gathered(self, sample: PhaseSample) -> PhaseOfRanks | None:
+        """The sample of every rank, on the first."""
+        collected = self.group.collect(sample)
+        return None if collected is None else PhaseOfRanks.of(collected)
+
+    def _batch(self, phase: StepPhase, count: int) -> tuple[list[ClockedStep], float, float]:
+        """Steps of this rank, and the same on every rank: the mean period of the slowest, and the time of the batch."""
+        self.group.barrier()
+        start = self.clock()
+        marks = self.steps.run(*phase, steps=count, look=self._look)
+        steps, took = clocked(marks), self.clock() - start
+        period, spent = self.group.largest([fmean(step.period for step in steps), took])
+        return steps, period, spent
+
+    def _look(self, completed: int) -> None:
+        """Report progress, and read the GPU from time to time."""
+        if completed:
+            self.progress.completed(completed)
+        now = self.clock()
+        if now - self._read_at >= _SECONDS_BETWEEN_READINGS:
+            self._read_at = now
+            self._readings.append(self.read_load())
+
+
+def _steps_a_batch(period: float, operations: int) -> int:
+    """As many steps as fit into a batch, and into the queue of a stream."""
+    fitting = math.ceil(_SECONDS_A_BATCH / period) if period > 0 else _FEWEST_STEPS
+    return max(_FEWEST_STEPS, min(fitting, _MOST_QUEUED // (operations + _BESIDE_OPERATIONS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapCase:
+    """One row to measure: a size of a collective under a cap of its CTAs, beside a partner."""
+
+    collective: str
+    size_bytes: int
+    dtype: DataType
+    ctas: int | None
+    partner: Partner
+    partner_operation: str
+
+
+def overlap_case(case: Case, collective: str, asked: OverlapAsked, partner: Partner, ctas: int | None) -> OverlapCase:
+    """A case of a sweep under a cap, beside a partner."""
+    return OverlapCase(
+        collective=collective,
+        size_bytes=case.size_bytes,
+        dtype=case.dtype,
+        ctas=ctas,
+        partner=partner,
+        partner_operation=operation_words(partner, asked, case.dtype),
+    )
+
+
+def overlap_cases(cases: Sequence[Case], collective: str, asked: OverlapAsked) -> Iterator[OverlapCase]:
+    """Every row, in the order in which it is measured: the caps of a size are neighbours in time."""
+    for partner in asked.partners:
+        for case in cases:
+            for ctas in asked.ctas:
+                yield overlap_case(case, collective, asked, partner, ctas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSample:
+    """The samples of a row, put together over all ranks: times, and what was read of GPUs meanwhile.
+
+    `wrong` of None: data were not checked.
+    """
+
+    times: OverlapTimes
+    partner_count: int
+    steps: int
+    step_ci95_percent: float | None = None
+    clock_mhz: int | None = None
+    clock_alone_mhz: int | None = None
+    power_w: float | None = None
+    throttled_by: str | None = None
+    channels: int | None = None
+    capped_by: str | None = None
+    wrong: int | None = None
+    note: str | None = None
+
+
+def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
+    """The row of a case."""
+    times, checked = sample.times, sample.wrong is not None
+    return OverlapRow(
+        collective=case.collective,
+        backend=job.backend,
+        origin=job.origin,
+        ranks=job.ranks,
+        nodes=job.nodes,
+        size_bytes=case.size_bytes,
+        data_type=case.dtype,
+        ctas=case.ctas,
+        channels=sample.channels,
+        capped_by=sample.capped_by,
+        partner=case.partner,
+        partner_operation=case.partner_operation,
+        partner_count=sample.partner_count,
+        partner_alone_us=_us(times.partner_alone),
+        communication_alone_us=_us(times.communication_alone),
+        communication_first_us=None if times.communication_first is None else _us(times.communication_first),
+        together_us=_us(times.together),
+        partner_together_us=_us(times.partner_together),
+        communication_together_us=_us(times.communication_together),
+        in_flight_us=_us(times.in_flight),
+        compute_slowdown=times.compute_slowdown,
+        communication_slowdown=times.communication_slowdown,
+        waiting_slowdown=times.waiting_slowdown,
+        sharing_slowdown=times.sharing_slowdown,
+        hidden_share=_hidden_share(sample),
+        step_us=_us(times.step),
+        step_ci95_percent=sample.step_ci95_percent,
+        steps=sample.steps,
+        sm_clock_mhz=sample.clock_mhz,
+        sm_clock_alone_mhz=sample.clock_alone_mhz,
+        power_w=sample.power_w,
+        throttled_by=sample.throttled_by,
+        wrong=sample.wrong,
+        verified=Verified.LAST if checked else Verified.NO,
+        verdict=(Verdict.FAIL if sample.wrong else Verdict.PASS) if checked else None,
+        note=sample.note,
+    )
+
+
+def _hidden_share(sample: StepSample) -> float | None:
+    """What computation hides of the collective; None where it is shorter than what steps differ by."""
+    noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
+    return None if sample.times.communication_alone < noise else sample.times.hidden_share
+
+
+def _us(seconds: float) -> float:
+    return seconds * MICROSECONDS_PER_SECOND
+
+
+AgainSteps = Mapping[tuple[str, int], float]
+"""Seconds of a step with NCCL's own number of CTAs once all caps have had their turn, by partner and size in bytes."""
+
+
+def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[ShortestStepRow]:
+    """The shortest step of every partner and size that was measured under more than one cap.
+
+    The two steps with NCCL's own number show how much a step varies while nothing is changed. Rows with
+    wrong data take no part: a step that does not do its work is none.
+    """
+    usable = [row for row in rows if not row.wrong]
+    for members in grouped(usable, lambda row: (row.partner, row.size_bytes)).values():
+        if len({row.ctas for row in members}) < 2:
+            continue
+        best = min(members, key=lambda row: row.step_us)
+        own = next((row for row in members if row.ctas is None), None)
+        later = again.get((best.partner, best.size_bytes))
+        drift = None if own is None or later is None else percent(_us(later) - own.step_us, own.step_us)
+        gain = None if own is None else _gain(own.step_us * (1 + (drift or 0.0) / 200), best, own)
+        noise = None if own is None else _noise(own, best, drift)
+        yield ShortestStepRow(
+            collective=best.collective,
+            partner=best.partner,
+            size_bytes=best.size_bytes,
+            ctas=best.ctas,
+            step_us=best.step_us,
+            own_step_us=None if own is None else own.step_us,
+            own_drift_percent=drift,
+            own_compute_slowdown=None if own is None else own.compute_slowdown,
+            own_communication_slowdown=None if own is None else own.communication_slowdown,
+            gain_percent=gain,
+            noise_percent=noise,
+            beyond_noise=None if gain is None or noise is None else gain > noise,
+            origin=best.origin,
+        )
+
+
+def _gain(own_us: float, best: OverlapRow, own: OverlapRow) -> float:
+    """By how much the best step is shorter than NCCL's own, percent of that; 0 where that is the best."""
+    return 0.0 if best is own else max(0.0, 100 * (own_us - best.step_us) / own_us)
+
+
+def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
+    """The half of a 95 % interval of the difference of two steps, or the drift where that is more; None: not known."""
+    intervals = own.step_ci95_percent, best.step_ci95_percent
+    if intervals[0] is None or intervals[1] is None:
+        return None if drift is None else abs(drift)
+    by_chance = math.hypot(intervals[0] * own.step_us, intervals[1] * best.step_us) / own.step_us
+    return max(by_chance, abs(drift or 0.0))
+
+
+def with_rows(
+    report: Report,
+    alone: Sequence[CollectiveRow],
+    rows: Sequence[OverlapRow],
+    refused: Sequence[RefusedRow] = (),
+    again: AgainSteps = MappingProxyType({}),
+) -> Report:
+    """The report on a collective alone, `alone` its rows, as one on a collective beside computation.
+
+    `refused` are the caps that NCCL would not take, `again` the steps with its own number once more.
+    """
+    found = list(shortest_steps(rows, again))
+    wrong = list(wrong_data(rows))
+    sections: dict[str, Section] = {
+        SHORTEST_STEPS_SECTION: Table(ShortestStepRow.columns(), lambda: found),
+        ROWS_SECTION: Table(CollectiveRow.columns(), lambda: alone),
+        REFUSED_SECTION: Table(RefusedRow.columns(), lambda: refused),
+        **report.sections,
+    }
+    return replace(
+        report,
+        verdict=overall([report.verdict, *(each.severity for each in wrong)]),
+        findings=(*wrong, *report.findings),
+        sections=sections,
+        main=OVERLAP_SECTION,
+    )
+
+
+def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
+    """A finding on rows whose data were wrong beside computation."""
+    bad = [row for row in rows if row.wrong]
+    if bad:
+        sizes = ", ".join(dict.fromkeys(format_size(row.size_bytes) for row in bad))
+        partners = ", ".join(dict.fromkeys(row.partner for row in bad))
+        yield Finding(
+            id=WRONG_DATA,
+            severity=Verdict.FAIL,
+            subject=f"{bad[0].collective} of {sizes} beside {partners}",
+            seen=f"{sum(row.wrong or 0 for row in bad)} wrong elements",
+            expected="none, whatever else the GPUs do",
+            cause="memory, a link or a library that fails under load",
+            next_command=f"gpubench {bad[0].collective} --sizes {sizes.split(',')[0]}",
+        )
+
+
+_MOST_BUFFERS = 3
+"""That a collective goes round in steps: a phase has at least so many."""
+
+_OPERATIONS_TO_LEARN = 8
+_SHORT, _SHORTER = 0.5, 0.3
+"""The parts of --seconds for the phases of which less hangs."""
+
+_COVERED = 0.995
+_LATER = 1000
+"""Added to the numbers of rows that seed test data: none is a number of a row of the collective alone."""
+
+
+class _AloneRows:
+    """Keeps the rows of the collective alone; they come with the report."""
+
+    def __init__(self, listener: Listener[OverlapRow]) -> None:
+        self.progress = listener.progress
+        self.rows: list[CollectiveRow] = []
+
+    def begin(self, metadata: Metadata) -> None:
+        """Nothing."""
+
+    def end(self, report: Report) -> None:
+        """Nothing."""
+
+    def row(self, row: CollectiveRow) -> None:
+        """Keep it."""
+        self.rows.append(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A cap on NCCL's CTAs, None for its own number, with what asks for it, and what has its communicator."""
+
+    ctas: int | None
+    variant: SweepVariant
+    asked_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapMeans:
+    """The means of a rank: steps on its GPU, readings of it, and the clock around them."""
+
+    steps: OverlapSteps
+    read_load: Callable[[], GpuLoad]
+
+
+def measure_overlap(
+    request: SweepRequest,
+    asked: OverlapAsked,
+    group: Group,
+    caps: Sequence[Cap],
+    identities: Sequence[RankIdentity],
+    listener: Listener[OverlapRow],
+    observers: Observers,
+    means: OverlapMeans,
+) -> Report:
+    """Measure every size, under every cap beside every partner; `caps` begin with NCCL's own number, asked for or not.
+
+    Rows go to `listener` on the first rank, whose report has the verdict. What is known of paths and speed is of the
+    collective alone.
+    """
+    preparation = VariantPreparation(request, group, identities, observers)
+    runs = preparation.prepare([cap.variant for cap in caps])
+    alone = _AloneRows(listener)
+    collector, _ = measure_runs(preparation, runs[:1], alone)
+    meter = StepMeter(group, means.steps, observers.progress, means.read_load)
+    job = job_facts(caps[0].variant.opened, identities)
+    bench = _OverlapBench(request, asked, meter, observers, job, collector)
+    own_seconds = {row.size_bytes: row.time_us / MICROSECONDS_PER_SECOND for row in alone.rows}
+    by_variant = {cap.variant.setting: cap for cap in caps if cap.ctas in asked.ctas}
+    shown = [run for run in runs if run.variant.setting in by_variant]
+    cases = list(runs[0].cases)
+    total, done, rows = len(asked.partners) * len(cases) * len(shown), 0, list[OverlapRow]()
+    again: dict[tuple[str, int], float] = {}
+    for partner in asked.partners:
+        operation = bench.learn(partner)
+        for case in cases:
+            count = asked.partner_count or partner_operations(own_seconds[case.size_bytes], operation)
+            for run in (each for each in shown if case in each.cases):
+                cap = by_variant[run.variant.setting]
+                listener.progress(done, total, f"{case.label}, {cap_name(cap.ctas)}, {partner}")
+                row = bench.row(_LATER + done, case, run, cap, partner, count, _of_size(alone.rows, case))
+                done += 1
+                if row is not None:
+                    rows.append(row)
+                    listener.row(row)
+            if len(shown) > 1 and shown[0].variant.setting is None:
+                listener.progress(done - 1, total, f"{case.label}, {cap_name(None)} again, {partner}")
+                again[partner, case.size_bytes] = bench.again(case, shown[0], partner, count)
+    report = finished(collector, observers)
+    return with_rows(report, alone.rows, rows, preparation.refused, again)
+
+
+@dataclass(frozen=True, slots=True)
+class _OverlapBench:
+    """The rows of one rank, which the first puts together."""
+
+    request: SweepRequest
+    asked: OverlapAsked
+    meter: StepMeter
+    observers: Observers
+    job: JobFacts
+    collector: RowCollector
+
+    def learn(self, partner: Partner) -> float:
+        """Seconds of one operation of a partner with nothing beside, on the slowest rank."""
+        self.observers.progress.enter(Phase.WARM_UP, f"{partner} alone")
+        phase = StepPhase(StepOrder.COMPUTATION, partner, (), _OPERATIONS_TO_LEARN)
+        sample = self.meter.measure(phase, self.asked.seconds * _SHORTER)
+        (seconds,) = self.meter.group.largest([fmean(step.partner for step in sample.steps)])
+        return seconds / _OPERATIONS_TO_LEARN
+
+    def again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
+        """Seconds of a step once more, on the slowest rank; every rank has the same."""
+        self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {cap_name(None)} again, {partner}")
+        phase = StepPhase(StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
+        sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
+        (seconds,) = self.meter.group.largest([fmean(step.period for step in sample.steps)])
+        return seconds
+
+    def row(
+        self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, alone: CollectiveRow
+    ) -> OverlapRow | None:
+        """Measure the phases of a row, and verify the data of its last one; the row, on the first rank."""
+        sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
+        launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
+        label = f"{case.label}, {cap_name(cap.ctas)}, {partner}"
+        self.observers.progress.enter(Phase.WARM_UP, label)
+        sweep.fill(number, case, len(launches))
+        self.observers.progress.enter(Phase.OPERATION, label)
+
+        def measured(order: StepOrder, part: float) -> PhaseOfRanks | None:
+            phase = StepPhase(order, partner, launches, count)
+            return self.meter.gathered(self.meter.measure(phase, seconds * part))
+
+        communication = measured(StepOrder.COMMUNICATION, _SHORTER)
+        first = measured(StepOrder.COMMUNICATION_FIRST, _SHORT)
+        computation = measured(StepOrder.COMPUTATION, _SHORT)
+        sweep.poison(case, len(launches))
+        together = measured(StepOrder.COMPUTATION_FIRST, 1.0)
+        wrong = sweep.verify(number, case, launches) if check else 0
+        wrong_partner = self.meter.steps.partner_wrong(partner) if check else 0
+        self.observers.progress.enter(Phase.OUTPUT, label)
+        counts = self.meter.group.collect((wrong, wrong_partner))
+        if communication is None or first is None or computation is None or together is None or counts is None:
+            return None
+        times = overlap_times(computation.steps, communication.steps, first.steps, together.steps)
+        periods, load = together.steps.periods, together.load
+        computed_wrong = sum(each for _, each in counts)
+        channels = self.collector.channels(replace(case, setting=run.variant.setting), alone)
+        sample = StepSample(
+            times=times,
+            partner_count=count,
+            steps=together.steps.count,
+            step_ci95_percent=None if periods.interval is None else 100 * periods.interval,
+            clock_mhz=load.clock_mhz,
+            clock_alone_mhz=computation.load.clock_mhz,
+            power_w=load.power_w,
+            throttled_by=", ".join(load.throttle_reasons) or None,
+            channels=channels,
+            capped_by=cap.asked_by,
+            wrong=sum(each for each, _ in counts) + computed_wrong if check else None,
+            note="; ".join(_notes(times, cap, channels, computed_wrong)) or None,
+        )
+        return row_of(overlap_case(case, self.request.collective.name, self.asked, partner, cap.ctas), self.job, sample)
+
+
+def _notes(times: OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:
+    if computed_wrong:
+        yield f"{computed_wrong} of the wrong elements are the partner's"
+    if cap.ctas is not None and channels is not None and channels > cap.ctas:
+        yield f"NCCL took {channels} channels, not {cap.ctas}"
+    if times.in_flight > _COVERED * times.partner_together:
+        yield "computation was over first: κm is of the collective beside it and after it"
+    if times.compute_slowdown is None:
+        yield "computation lost more than the time in flight: no κc"
+    if times.communication_first is None:
+        yield "too short to be met by computation that begins later: wait and share are not told apart"
+
+
+def _of_size(rows: Sequence[CollectiveRow], case: Case) -> CollectiveRow:
+    return next(row for row in rows if row.size_bytes == case.size_bytes)

@@ -1,1 +1,0 @@
-"""A collective beside computation: what each costs the other, and the cap that makes the shortest step."""

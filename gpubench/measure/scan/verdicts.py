@@ -1,0 +1,631 @@
+"""Verdicts of a scan: whether the usual speed of a rail is healthy, and which NIC, node, leaf, uplink or GPU is bad."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+from gpubench.measure.scan.judging import MEDIAN_ERROR, LeafLevel, local_parts, smallest_sure_loss
+from gpubench.measure.scan.rounds import ScanCourse
+from gpubench.model.facts.snapshot import NicFacts
+from gpubench.model.paths.topology import PATH_CLASSES, Topology
+from gpubench.model.results.rounds import BOTH_WAYS, LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
+from gpubench.model.results.scan import OF_ONE_NODE
+from gpubench.model.results.scan import PartKind as PartKind
+from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
+from gpubench.model.terms.statistics import robust_deviation
+from gpubench.model.terms.units import compress_names, counted, some_of
+from gpubench.model.terms.verdict import Finding, Verdict
+
+_ACTIVE = "active"
+
+
+def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:
+    """The RDMA NIC that is nearer than any other to the GPU of each rail; None where nodes do not agree on one."""
+    found = ({_only_name(node, rail) for node in nodes} for rail in range(rails))
+    return tuple(names.pop() if len(names) == 1 else None for names in found)
+
+
+def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...]:
+    """What the nearest RDMA NICs of each rail's GPU carry, GB/s each way, as on most nodes.
+
+    None where it is not known of one node, and where NVLinks join the GPUs of a rail on several nodes. Rails with the
+    same nearest NIC share its rate, as all of them are measured at once; the slots of GPU and NIC may carry less than
+    its port does.
+    """
+    by_node = [_rates_of_node(node, rails) for node in nodes]
+    found = ([own[rail] for own in by_node] if not _in_one_domain(nodes, rail) else [] for rail in range(rails))
+    return tuple(None if None in own or not own else median_low(filter(None, own)) for own in found)
+
+
+def _in_one_domain(nodes: Sequence[Topology], rail: int) -> bool:
+    gpus = [node.gpus[rail] for node in nodes if rail < len(node.gpus)]
+    domains = [gpu.fabric.domain for gpu in gpus if gpu.fabric is not None and gpu.fabric.domain is not None]
+    return len(set(domains)) < len(domains)
+
+
+def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
+    nearest = [[nic for nic in _nearest_nics(node, rail) if nic.state == _ACTIVE] for rail in range(rails)]
+    sharing = Counter(nic.name for own in nearest for nic in own)
+    rates: list[float | None] = []
+    for rail, own in enumerate(nearest):
+        by_slot: dict[str, float] = {}
+        slots = {_slot(nic): node.pcie_total(nic).gb_s for nic in own}
+        gpu_slot = node.pcie_total(node.gpus[rail]).gb_s if own else None
+        for nic in own:
+            gb_s = node.limit(node.gpus[rail], nic).gb_s or 0.0
+            by_slot[_slot(nic)] = by_slot.get(_slot(nic), 0.0) + gb_s / sharing[nic.name]
+        known = gpu_slot and all(slots.values()) and all(by_slot.values())
+        carried = sum(min(gb_s, slots[slot] or 0.0) for slot, gb_s in by_slot.items())
+        rates.append(min(carried, gpu_slot) if known and gpu_slot and carried else None)
+    return rates
+
+
+def _slot(nic: NicFacts) -> str:
+    """The PCIe slot of a NIC, which its ports share: its bus id without the function."""
+    return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
+
+
+def _only_name(node: Topology, rail: int) -> str | None:
+    names = [nic.name for nic in _nearest_nics(node, rail)]
+    return names[0] if len(names) == 1 else None
+
+
+def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
+    """The RDMA NICs with the shortest path to the GPU of a rail; none where no path is known."""
+    nics = [nic for nic in node.nics if nic.rdma]
+    if rail >= len(node.gpus) or not nics:
+        return []
+    places = {nic.name: node.path(node.gpus[rail], nic) for nic in nics}
+    nearest = next((each for each in PATH_CLASSES if each in places.values()), None)
+    return [nic for nic in nics if places[nic.name] == nearest] if nearest is not None else []
+
+
+GAIN_DEVIATIONS, LEAST_GAIN = 5.0, 0.1
+"""A cell or rail is faster than usual by so many deviations of a figure, and at least this share."""
+
+_LEAST_SHARE_OF_CELLS = 0.02
+"""Two nodes of a faster kind among hundreds do not make the others slow."""
+
+_DEVIATIONS_OF_PAIRS, _LEAST_GAIN_OF_NODES = 4.0, 0.03
+"""The same of the middle rail of two nodes, above slow pairs; of few pairs, whose lowest is what is usual, as above."""
+
+_MOST_SLOW_AMONG = 0.2
+"""Of the pairs among nodes that seem faster: where more are slow, the nodes are near to each other, and not faster."""
+
+_LEAST_RAILS, _LEAST_PAIRS = 4, 6
+"""From so many rails the spread within a pair tells the noise of its mean, from so many pairs their own spread does."""
+
+_LOWER_DEVIATIONS = 0.97
+"""Between the 5 % and the 25 % quantile of normal values."""
+
+_MOST_NAMES = 4
+
+
+def least_gain(course: ScanCourse) -> float:
+    """From which share above what is usual a cell is faster than noise makes it."""
+    return max(GAIN_DEVIATIONS * course.yardstick.deviation, LEAST_GAIN)
+
+
+def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
+    """The cells that delivered more in the screening than is usual, with their scores: others are slow, then."""
+    most = 1 + least_gain(course)
+    found = {cell: each.score for cell, each in course.screened.items() if each.score > most}
+    cells, faster = (Counter(cell.rail for cell in each) for each in (course.screened, found))
+    return {
+        cell: score for cell, score in found.items() if faster[cell.rail] >= _LEAST_SHARE_OF_CELLS * cells[cell.rail]
+    }
+
+
+def usual_by_rail(course: ScanCourse) -> Mapping[int, float]:
+    """GB/s that are usual of every rail that was measured."""
+    centres = course.yardstick.centres
+    found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
+    return {rail: median(own) for rail, own in found.items() if own}
+
+
+def faster_rails(course: ScanCourse) -> Mapping[int, float]:
+    """The rails that deliver more than most others on all nodes, with their shares of these."""
+    usual = usual_by_rail(course)
+    shares = {
+        rail: gb_s / median(others)
+        for rail, gb_s in usual.items()
+        if len(others := [each for other, each in usual.items() if other != rail]) >= 2
+    }
+    return {rail: share for rail, share in shares.items() if share > 1 + least_gain(course)}
+
+
+def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
+    """The nodes that are faster with each other, over all rails, than most pairs are, with the best of these shares.
+
+    A pair is as slow as its slower node: where a third of all nodes or more are slow alike, most pairs are slow, and
+    those of two healthy nodes stand out. Most pairs among the faster nodes have to be fast; else their place is.
+    """
+    shares: dict[tuple[int, int], list[float]] = {}
+    for sample in course.samples(ScanPhase.SCREENING):
+        if not sample.failure:
+            shares.setdefault((sample.first, sample.second), []).append(course.yardstick.share(course.fabric, sample))
+    pairs = {pair: median(own) for pair, own in shares.items() if len(own) == course.fabric.rails}
+    if len(pairs) < 2:
+        return {}
+    usual = _quantile(list(pairs.values()), 0.25)
+    deviations = GAIN_DEVIATIONS if len(pairs) < _LEAST_PAIRS else _DEVIATIONS_OF_PAIRS
+    gain = max(deviations * _deviation_of_pairs(course, shares, pairs), _LEAST_GAIN_OF_NODES)
+    fast = {pair: share for pair, share in pairs.items() if share > usual * (1 + gain)}
+    nodes = {node: max(share for pair, share in fast.items() if node in pair) for node in {*sum(fast, ())}}
+    among = [share for pair, share in pairs.items() if nodes.keys() >= {*pair}]
+    is_place = sum(share < usual * (1 + gain / 2) for share in among) > _MOST_SLOW_AMONG * len(among)
+    few = len(fast) < _LEAST_SHARE_OF_CELLS * len(pairs)
+    return {} if is_place or few else {node: share / usual for node, share in nodes.items()}
+
+
+def _deviation_of_pairs(
+    course: ScanCourse, shares: Mapping[tuple[int, int], list[float]], pairs: Mapping[tuple[int, int], float]
+) -> float:
+    """The deviation of the middle rail of a pair: from the rails' own spread and, of many pairs, from their lower ones.
+
+    Lower ones are of one kind, whether all pairs are or those of slow nodes.
+    """
+    rails, values = course.fabric.rails, list(pairs.values())
+    apart = [share - middle for pair, middle in pairs.items() for share in shares[pair]]
+    noise = robust_deviation(apart) if rails >= _LEAST_RAILS else None
+    own = course.yardstick.deviation if noise is None else noise.deviation * math.sqrt(rails / (rails - 1))
+    lower = _quantile(values, 0.25) - _quantile(values, 0.05) if len(values) >= _LEAST_PAIRS else 0.0
+    return max((MEDIAN_ERROR if rails > 2 else 1.0) * own / math.sqrt(rails), lower / _LOWER_DEVIATIONS)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool = False) -> frozenset[int]:
+    """The rails of which nobody knows what a healthy cell delivers; rails that are `named` explain faster ones.
+
+    Where any part is named, that has `explained` why some pairs are slower than others.
+    """
+    if not explained and faster_nodes(course):
+        return frozenset(range(course.fabric.rails))
+    faster = {} if named else faster_rails(course)
+    slower = set(range(course.fabric.rails)) - faster.keys() if faster else set()
+    return frozenset({cell.rail for cell in faster_cells(course)} | slower)
+
+
+def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = False) -> Iterator[Finding]:
+    """That some cells are faster than what is usual, so that many others have to be slow, which nobody can name."""
+    cells = faster_cells(course)
+    hosts = course.fabric.hosts
+    nodes = {} if explained or cells else faster_nodes(course)
+    if nodes:
+        names = some_of([hosts[node] for node in sorted(nodes)], _MOST_NAMES)
+        yield _finding("all rails", f"{names} with each other", max(nodes.values()))
+    for rail in sorted({cell.rail for cell in cells}):
+        own = {cell.node: score for cell, score in cells.items() if cell.rail == rail}
+        yield _finding(f"rail {rail}", some_of([hosts[node] for node in sorted(own)], _MOST_NAMES), max(own.values()))
+    rails = {} if named else faster_rails(course)
+    if rails:
+        yield _finding("rails", some_of([f"rail {rail}" for rail in sorted(rails)], _MOST_NAMES), max(rails.values()))
+
+
+def _finding(subject: str, faster: str, share: float) -> Finding:
+    return Finding(
+        "no-usual-level",
+        Verdict.INCONCLUSIVE,
+        subject,
+        f"{faster}: up to {share:.0%} of what is usual",
+        "nothing far above what is usual: what disturbs a figure only lowers it",
+        "a third of the others or more are slow, or nodes and NICs are of two kinds",
+        "gpubench scan with more nodes, or of one kind; gpubench allreduce against the NICs' rate",
+    )
+
+
+SLOW_SHARE, FAILED_SHARE = 0.8, 0.5
+"""Of the rate of the NICs. Others' figures, one way, are 90 to 98 % of it: Azure's health checks ask for 380 of 400
+Gb/s with GPUDirect RDMA, and RoCE was seen at 180 of 200 (NVIDIA/nccl-tests#112).
+What both ways at once reach was not measured here."""
+
+_BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
+
+
+@dataclass(frozen=True, slots=True)
+class RailLevel:
+    """What is usual of a rail, GB/s both ways together, in its slower class of pairs, and its share of the NICs' rate.
+
+    `inside` says whether that class is of pairs on one leaf, None where there is one leaf or none is known; `best` is
+    the share of the faster class.
+    """
+
+    gb_s: float
+    share: float
+    inside: bool | None
+    best: float
+
+    @property
+    def severity(self) -> Verdict:
+        """A spine that carries less than the leaves may be meant so: what fails is slow everywhere.
+
+        More than NICs carry is an ERROR: their rates, or the times, are wrong.
+        """
+        if 100 * self.best > MOST_PERCENT:
+            return Verdict.ERROR
+        if self.best < FAILED_SHARE:
+            return Verdict.FAIL
+        return Verdict.WARN if self.share < SLOW_SHARE else Verdict.PASS
+
+
+def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
+    """The levels of the rails of which the NICs' rate is known and something was measured."""
+    found: dict[int, RailLevel] = {}
+    several_leaves = len({*course.fabric.leaves}) > 1
+    for rail, rate in enumerate(course.fabric.rates):
+        own = [(gb_s, inside) for (of, inside), gb_s in course.yardstick.centres.items() if of == rail]
+        if rate is None or not rate > 0 or not own:
+            continue
+        gb_s, inside = min(own)
+        carried = BOTH_WAYS * rate
+        found[rail] = RailLevel(gb_s, gb_s / carried, inside if several_leaves else None, max(own)[0] / carried)
+    return found
+
+
+def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
+    """Those below what NICs carry, or well above it; not of rails that are `told`: slow, or without a usual level."""
+    levels = rail_levels(course)
+    return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
+
+
+def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
+    """What the slowest rail delivers of the NICs' rate; None where no rate is known, or no rail has a usual level."""
+    levels = rail_levels(course)
+    return min((100 * each.share for rail, each in levels.items() if rail not in without_level), default=None)
+
+
+def all_rates_known(course: ScanCourse) -> bool:
+    """True where every rail was held against the rate of its NICs, and not only nodes against each other."""
+    return len(rail_levels(course)) == course.fabric.rails
+
+
+def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
+    """That rails deliver less than their NICs carry, or more, the same on all nodes; `told` as above."""
+    by_severity: dict[Verdict, dict[int, RailLevel]] = {}
+    for rail, level in slow_levels(course, told).items():
+        by_severity.setdefault(level.severity, {})[rail] = level
+    for severity, levels in by_severity.items():
+        if severity is Verdict.ERROR:
+            yield _above_rate(course, levels)
+            continue
+        rail, worst = min(levels.items(), key=lambda each: each[1].share)
+        carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
+        share = FAILED_SHARE if severity is Verdict.FAIL else SLOW_SHARE
+        yield Finding(
+            "below-nic-rate",
+            severity,
+            f"{_rail_names(list(levels), course.fabric.rails)} between nodes",
+            f"{worst.gb_s:.4g} GB/s both ways{_BETWEEN[worst.inside]}, {worst.share:.0%} of what the NICs carry",
+            f"at least {share:.0%} of {carried:.4g} GB/s both ways, which the NICs and their slots carry",
+            "what all nodes share: sockets for RDMA, no GPUDirect RDMA, a setting of NCCL's, switches, other jobs",
+            "gpubench allreduce --sizes 256M on two of these nodes shows transport and GPUDirect RDMA of every pair",
+        )
+
+
+def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
+    rail, most = max(levels.items(), key=lambda each: each[1].best)
+    carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
+    return Finding(
+        ABOVE_LIMIT,
+        Verdict.ERROR,
+        f"{_rail_names(list(levels), course.fabric.rails)} between nodes",
+        f"{most.best * carried:.4g} GB/s both ways, {most.best:.1f} times the limit",
+        f"at most {carried:.4g} GB/s both ways: what the NICs and their slots carry, as the driver reports them",
+        "NICs that were not found, a rate that is not the port's, or NVLinks that join these nodes",
+        "gpubench topo on one of these nodes shows its NICs; gpubench allreduce --evidence shows the paths taken",
+    )
+
+
+def _rail_names(slow: Sequence[int], rails: int) -> str:
+    if len(slow) == rails:
+        return "all rails" if rails > 1 else "the rail"
+    return compress_names([f"rail{rail}" for rail in slow])
+
+
+LEAST_NODES_OF_A_RAIL = 8
+"""Of fewer, one bad node is a large part of what is usual of its rail, which then has to be slow by more."""
+
+_OF_NICS = (PartKind.NIC, PartKind.NODE)
+
+LEAF_SHARE = 0.9
+"""A leaf whose inside, on a slow rail, is below this share of the best leaf's is what slows it."""
+
+RAIL_SHARE = 0.95
+"""A rail whose usual figure is below this share of the other rails' is slow on every node."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyPart:
+    """A part that is bad. `share` is what it delivers of what is usual, None where it delivers nothing.
+
+    `nodes` are all that it slows; `rail`, `leaf` and `gpu` are None where it is not of one, and `partner` is the other
+    GPU of a pair. `seen` says what was seen beyond the share.
+    """
+
+    kind: PartKind
+    nodes: tuple[int, ...]
+    share: float | None = None
+    rail: int | None = None
+    leaf: str | None = None
+    gpu: int | None = None
+    partner: int | None = None
+    seen: str = ""
+    cells: frozenset[NodeRail] = frozenset()
+
+
+@dataclass
+class _Cells:
+    """What is not explained yet."""
+
+    fabric: ScanFabric
+    scores: dict[NodeRail, float]
+    local: dict[LocalFigure, float]
+    parts: list[FaultyPart] = field(default_factory=list)
+
+    def explain(self, part: FaultyPart) -> None:
+        self.parts.append(part)
+        for cell in part.cells:
+            self.scores.pop(cell, None)
+
+
+def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[FaultyPart]:
+    """The parts that are bad, the gravest first; each confirmed cell, leaf and GPU belongs to one of them."""
+    left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
+    _gone(course, left)
+    _hanging(course, left)
+    faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
+    slow = [each for each in course.slow_leaves if (each.leaf, each.rail) not in faster]
+    left.parts += leaf_parts(course.fabric, slow)
+    _cells_of_leaves(course, left)
+    _whole_nodes(course, left)
+    _inside(left)
+    _nics(left)
+    _one_of_two_leaves(course, left)
+    _rails(course, left)
+    return left.parts
+
+
+def _gone(course: ScanCourse, left: _Cells) -> None:
+    for node, (number, seen) in sorted(course.gone.items()):
+        cells = _cells([node], range(left.fabric.rails))
+        when = f"in round {number}" if number else "in phase 0"
+        left.explain(FaultyPart(PartKind.NODE_GONE, (node,), seen=f"{seen} {when}", cells=cells))
+        left.local = {figure: share for figure, share in left.local.items() if figure.node != node}
+
+
+def _hanging(course: ScanCourse, left: _Cells) -> None:
+    """Cells that failed with several partners; all rails of a node are the node."""
+    by_node: dict[int, dict[int, list[PairSample]]] = {}
+    for cell, own in course.retired().items():
+        if cell.node not in course.gone:
+            by_node.setdefault(cell.node, {})[cell.rail] = own
+    for node, rails in sorted(by_node.items()):
+        whole = len(rails) == left.fabric.rails
+        for rail, own in [(None, next(iter(rails.values())))] if whole else list(rails.items()):
+            kind = PartKind.NODE_HANGS if rail is None else PartKind.RAIL_HANGS
+            cells = _cells([node], range(left.fabric.rails) if rail is None else [rail])
+            left.explain(FaultyPart(kind, (node,), rail=rail, seen=_failed(left.fabric, node, own), cells=cells))
+
+
+def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
+    seen = next((each.failure for each in own if each.culprit == node), own[0].failure)
+    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own if each.partner(node) != node))
+    return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
+
+
+def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
+    """Leaves that are slow as a whole; all rails of one alike are the leaf, and what only leaves it is the uplink."""
+    by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
+    for level in levels:
+        by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
+    for (leaf, is_uplink), own in sorted(by_leaf.items()):
+        whole = len(own) == fabric.rails and fabric.rails > 1
+        for group in [own] if whole else [[each] for each in own]:
+            share = median(each.across if each.across is not None else each.inside or 0.0 for each in group)
+            kind = PartKind.UPLINK if is_uplink else PartKind.LEAF if whole else PartKind.LEAF_RAIL
+            yield FaultyPart(kind, _members(fabric, leaf), share, None if whole else group[0].rail, leaf)
+
+
+def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
+    """Slow cells that are all that a leaf of few nodes has on a rail."""
+    for leaf in dict.fromkeys(filter(None, left.fabric.leaves)):
+        nodes = [node for node in _members(left.fabric, leaf) if node not in course.gone]
+        if len(nodes) < 2 or len(nodes) == len(course.living()):
+            continue
+        slow = {rail for rail in range(left.fabric.rails) if all(NodeRail(node, rail) in left.scores for node in nodes)}
+        whole = len(slow) == left.fabric.rails and left.fabric.rails > 1
+        for rails in [sorted(slow)] if whole else [[rail] for rail in sorted(slow)]:
+            cells = _cells(nodes, rails)
+            share = median(left.scores[cell] for cell in cells)
+            kind = PartKind.LEAF if whole else PartKind.LEAF_RAIL
+            left.explain(FaultyPart(kind, tuple(nodes), share, None if whole else rails[0], leaf, cells=cells))
+
+
+def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
+    """Most rails of a node that are slow are the node, where all its rails together are as slow."""
+    by_node: dict[int, list[NodeRail]] = {}
+    for cell in left.scores:
+        by_node.setdefault(cell.node, []).append(cell)
+    for node, own in sorted(by_node.items()):
+        everything = [NodeRail(node, rail) for rail in range(left.fabric.rails)]
+        known = [left.scores.get(cell, course.judged[cell].score) for cell in everything if cell in course.judged]
+        slow = median(left.scores[cell] for cell in own)
+        if len(own) * 2 > len(everything) and (len(everything) == 1 or median(known) < (1 + slow) / 2):
+            left.explain(FaultyPart(PartKind.NODE, (node,), slow, cells=frozenset(everything)))
+
+
+def _inside(left: _Cells) -> None:
+    """What phase 0 saw: GPUs, each with its rail where that is slow as well, ways between two, whole nodes."""
+    for part in local_parts(left.local, left.fabric.rails):
+        own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
+        cells = frozenset(() if part.partner is not None else own)
+        kind = PartKind.NODE if part.gpu is None else PartKind.GPU if part.partner is None else PartKind.GPU_PAIR
+        figure, share = min(part.figures.items(), key=lambda each: each[1])
+        ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
+        more = len(part.figures) - 1
+        seen = f"{figure.quantity.value}{ends}: {figure.failure or f'{figure.gb_s:.4g} GB/s'}"
+        seen += f", and {counted(more, 'more figure')}" if more else ""
+        left.explain(
+            FaultyPart(
+                kind,
+                (part.node,),
+                None if figure.failure else share,
+                rail=next((cell.rail for cell in cells), None) if part.gpu is not None else None,
+                gpu=part.gpu,
+                partner=part.partner,
+                seen=seen,
+                cells=cells,
+            )
+        )
+
+
+def _nics(left: _Cells) -> None:
+    """Every cell that is left, rails with one NIC together."""
+    by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
+    for cell in sorted(left.scores):
+        by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
+    for (node, _), cells in by_nic.items():
+        share = median(left.scores[cell] for cell in cells)
+        left.explain(FaultyPart(PartKind.NIC, (node,), share, cells[0].rail, cells=frozenset(cells)))
+
+
+def _rails(course: ScanCourse, left: _Cells) -> None:
+    """Rails that are slow on every node, which no comparison between nodes shows."""
+    usual, faster = usual_by_rail(course), {cell.rail for cell in faster_cells(course)}
+    few = len(course.living()) < LEAST_NODES_OF_A_RAIL
+    least = 1 - smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
+    named = Counter(cell.rail for part in left.parts for cell in part.cells if part.kind in _OF_NICS)
+    if not course.has_confirmed:
+        named = Counter(cell.rail for cell in course.suspects if course.screened[cell].score < least)
+    most_named = len(course.living()) // LEAST_NODES_OF_A_RAIL
+    for rail, gb_s in usual.items():
+        others = [each for other, each in usual.items() if other != rail]
+        if len(others) < 2 or gb_s >= least * median(others):
+            continue
+        if part := _slow_leaf_inside(course, rail):
+            if not any(each.leaf == part.leaf and each.rail in (None, rail) for each in left.parts):
+                left.explain(part)
+        elif rail not in faster and named[rail] <= most_named:
+            nodes = tuple(course.living())
+            seen = f"{gb_s:.4g} GB/s on every node, {median(others):.4g} on the other rails"
+            left.explain(FaultyPart(PartKind.RAIL, nodes, gb_s / median(others), rail, seen=seen))
+
+
+def _one_of_two_leaves(course: ScanCourse, left: _Cells) -> None:
+    """The leaf that is slow inside on all rails, where there are two: half of all is no odd one out."""
+    leaves = set(filter(None, course.fabric.leaves))
+    if len(leaves) != 2 or any(part.leaf in leaves for part in left.parts):
+        return
+    found = [_slow_leaf_inside(course, rail) for rail in range(course.fabric.rails)]
+    slow = [part for part in found if part is not None]
+    if len(slow) == len(found) and len({part.leaf for part in slow}) == 1:
+        kind = PartKind.LEAF if len(slow) > 1 else PartKind.LEAF_RAIL
+        rail = None if len(slow) > 1 else slow[0].rail
+        left.explain(FaultyPart(kind, slow[0].nodes, median(part.share or 0.0 for part in slow), rail, slow[0].leaf))
+
+
+def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
+    """The leaf whose inside is slow as a whole on a rail, as of two leaves, where one is half of all."""
+    inside: dict[str, list[float]] = {}
+    for sample in course.samples(ScanPhase.SCREENING):
+        leaf = course.fabric.leaves[sample.first]
+        is_inside = leaf is not None and course.fabric.leaves[sample.second] == leaf
+        if leaf is not None and is_inside and sample.rail == rail and not sample.failure:
+            inside.setdefault(leaf, []).append(sample.gb_s)
+    levels = {leaf: median(values) for leaf, values in inside.items() if len(values) >= LEAST_NODES_OF_A_RAIL // 2}
+    if len(levels) < 2:
+        return None
+    leaf, best = min(levels, key=lambda each: levels[each]), max(levels.values())
+    noise = robust_deviation(inside[leaf])
+    is_whole = noise is not None and max(inside[leaf]) - levels[leaf] <= max(
+        GAIN_DEVIATIONS * noise.deviation, LEAST_GAIN * levels[leaf]
+    )
+    is_sure = noise is not None and best - levels[leaf] > GAIN_DEVIATIONS * noise.deviation / math.sqrt(
+        len(inside[leaf])
+    )
+    if levels[leaf] >= LEAF_SHARE * best or not is_whole or not is_sure:
+        return None
+    return FaultyPart(PartKind.LEAF_RAIL, _members(course.fabric, leaf), levels[leaf] / best, rail, leaf)
+
+
+def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:
+    return tuple(node for node, own in enumerate(fabric.leaves) if own == leaf)
+
+
+def _cells(nodes: Iterable[int], rails: Iterable[int]) -> frozenset[NodeRail]:
+    wanted = list(rails)
+    return frozenset(NodeRail(node, rail) for node in nodes for rail in wanted)
+
+
+_MOST_LEAF_NAMES = 8
+_ACROSS_SHARE = 0.9
+_LEAF_PAIR_SHARE = 0.9
+_LEAST_OF_A_LEAF_PAIR = 8
+"""Figures between two leaves, whose median neither bad nodes nor noise moves by a tenth."""
+
+
+def between_leaves(course: ScanCourse) -> Iterator[Finding]:
+    """That what passes between leaves is slower than what stays inside, on all of them alike."""
+    centres = course.yardstick.centres
+    shares = [
+        centres[rail, False] / inside for (rail, is_in), inside in centres.items() if is_in and (rail, False) in centres
+    ]
+    if shares and median(shares) < _ACROSS_SHARE:
+        yield Finding(
+            "between-leaves-slow",
+            Verdict.WARN,
+            "what passes between leaves",
+            f"{median(shares):.0%} of what stays inside a leaf",
+            f"at least {_ACROSS_SHARE:.0%}, where leaves have as many uplinks as ports",
+            "fewer uplinks by design, or all uplinks of one of few leaves: of two nobody can say which",
+            "ibdiagnet; the counters of the uplinks",
+        )
+
+
+def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
+    """Leaves between which less passes than between others, where no leaf or uplink was named that explains it.
+
+    Of few leaves most pairs across touch a slow uplink, and it becomes what is usual; between two others it shows.
+    """
+    named = {part.leaf for part in parts if part.leaf is not None and part.kind not in OF_ONE_NODE}
+    levels = dict(_between_pairs_of_leaves(course))
+    if len(levels) < 2:
+        return
+    best, most = max(levels.items(), key=lambda each: each[1][0])
+    slow = {
+        pair: gb_s
+        for pair, (gb_s, _) in levels.items()
+        if gb_s < _LEAF_PAIR_SHARE * most[0] and not named.intersection(pair)
+    }
+    if slow:
+        pairs = [f"{one} and {other}" for one, other in slow]
+        common = set.intersection(*(set(pair) for pair in slow))
+        yield Finding(
+            "leaf-pairs-differ",
+            Verdict.FAIL,
+            f"between {some_of(pairs, _MOST_LEAF_NAMES)}",
+            f"{min(slow.values()) / most[0]:.0%} of what passes between {best[0]} and {best[1]}",
+            f"at least {_LEAF_PAIR_SHARE:.0%} between any two leaves",
+            f"the uplinks of {' or '.join(sorted(common)) if common else 'one of them'}; or fewer of them by design",
+            "ibdiagnet; the counters of the leaves' uplinks",
+            subjects=tuple(pairs),
+        )
+
+
+def _between_pairs_of_leaves(course: ScanCourse) -> Iterator[tuple[tuple[str, str], tuple[float, int]]]:
+    """The median GB/s of all figures between two leaves, and their number."""
+    leaves = course.fabric.leaves
+    found: dict[tuple[str, str], list[float]] = {}
+    for outcome in course.outcomes:
+        for sample in outcome.samples:
+            one, other = leaves[sample.first], leaves[sample.second]
+            if one is not None and other is not None and one != other and not sample.failure:
+                found.setdefault((min(one, other), max(one, other)), []).append(sample.gb_s)
+    for pair, values in found.items():
+        if len(values) >= _LEAST_OF_A_LEAF_PAIR:
+            yield pair, (median(values), len(values))

@@ -1,0 +1,293 @@
+"""Report on machines: matrices, limits and findings, and the path to expect for every pair of GPUs."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+from gpubench.conditions.checks import WIRING, merged, run
+from gpubench.conditions.definition.circumstances import Circumstances, Facts, users_settings
+from gpubench.conditions.definition.policy import Medium, PathKind, Relation
+from gpubench.conditions.profile import GPU_MISSING, SURPLUS
+from gpubench.conditions.ranking import UNKNOWN
+from gpubench.conditions.registry import CAUSES
+from gpubench.measure.paths.diagnosis import Explained
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.nodes import MachineKind, group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import Conclusion, Confidence, Pair
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.fallback import Explanation, shown
+from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    FALLBACK_SECTION,
+    PAIRS_SECTION,
+    UNREAD_SECTION,
+    CauseRow,
+    Effect,
+    FallbackRow,
+    PairRow,
+    Record,
+    Report,
+    Section,
+    Table,
+    UnreadRow,
+)
+from gpubench.model.results.report import Matrix as MatrixSection
+from gpubench.model.results.topo import (
+    GpuRow,
+    KindRow,
+    NicRow,
+    NodeRow,
+    NvlinkRow,
+    RankRow,
+    TreeRow,
+    gpu_rows_of,
+    kind_rows,
+    limits,
+    link_rows,
+    nic_rows,
+    node_rows,
+    pair_rows_of,
+    peer_access,
+    rank_rows,
+    rows_by_node,
+    tree_rows,
+)
+from gpubench.model.terms.verdict import Finding, Verdict, overall
+
+_EXPECTED = PathKind(Relation.ONE_NODE, Medium.HOST_MEMORY)
+_BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
+_BY_ID = {cause.id: cause for cause in CAUSES}
+_MOST_NAMED = 1000
+_MOST_SURVEYED = 64
+_ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
+
+
+class _Prospect(NamedTuple):
+    """The expected path of a pair, and why; what is seen of it is another thing."""
+
+    conclusion: Conclusion
+    verdict: Verdict
+    cause: Explanation | None = None
+    confidence: Confidence = Confidence.WEAK
+
+
+class _FallbackPairs(NamedTuple):
+    """A pair by the names of both ends, and what is seen of it."""
+
+    name: tuple[str, str]
+    path: str
+    access: str
+    lead: str = ""
+
+    def named(self, lead: str) -> "_FallbackPairs":
+        """The same with the name of its node."""
+        return self._replace(lead=f"{lead} " if lead else "")
+
+    def __str__(self) -> str:
+        return " → ".join(f"{self.lead}{each}" for each in self.name)
+
+
+def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Sequence[RankFacts]) -> Explained:
+    """The causes of how bytes would travel. Of nodes that are alike, the GPUs of the first ones are looked at."""
+    looked_at = dict.fromkeys(kind.representative for kind in kinds)
+    looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
+    places = [
+        GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id or gpu.device)
+        for node in sorted(looked_at)
+        if node < len(nodes)
+        for gpu in nodes[node].gpus
+    ]
+    wiring = Wiring(places, dict(enumerate(nodes)))
+    return Explained(Circumstances(wiring=wiring, facts=ranks, settings=users_settings(ranks)))
+
+
+def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained) -> list[FallbackRow]:
+    """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected.
+
+    Of nodes of one kind, the pairs of the first, and of odd ones those that fare otherwise; named with their node where
+    there are several kinds, or a pair is an odd node's.
+    """
+    groups: dict[_Prospect, list[_FallbackPairs]] = {}
+    for kind in kinds:
+        usual: dict[tuple[str, str], _Prospect] = {}
+        for number in _looked_at(kind, explained):
+            first = number == kind.representative
+            lead = "" if first and len(kinds) == 1 else nodes[number].snapshot.host
+            for seen, prospect in _seen(nodes, number, explained):
+                if first or not _is_alike(prospect, usual.get(seen.name)):
+                    groups.setdefault(prospect, []).append(seen.named(lead))
+                if first:
+                    usual[seen.name] = prospect
+    origin = nodes[0].snapshot.origin if nodes else ""
+    rows = [_row(prospect, pairs, origin, explained) for prospect, pairs in groups.items()]
+    return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
+
+
+def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[Finding]) -> Iterator[Finding]:
+    """Conditions in the way of paths, in a node or between, that no check reported, nor anything that follows.
+
+    Of a node that has to do with no other, its network is nobody's fault: containers for one node have no RDMA.
+    """
+    known = {each.id for each in told}
+    for row in rows:
+        cause = _BY_ID.get(row.cause or "")
+        if cause is not None and row.verdict == Verdict.FAIL and known.isdisjoint((cause.id, *cause.implies)):
+            yield Finding(
+                id=cause.id,
+                severity=Verdict.FAIL,
+                subject=shown(row),
+                seen=str(row.cause_seen),
+                expected=f"nothing in the way of a direct path: {row.how}",
+                cause="NCCL will take host memory or sockets instead, and not say so",
+                next_command=str(row.advice),
+                subjects=row.pairs,
+            )
+    several = len(explained.circumstances.nodes) > 1
+    for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
+        if named.gravity is Verdict.FAIL and named.effects[0] in _BETWEEN_NODES:
+            yield Finding(
+                id=named.cause.id,
+                severity=Verdict.FAIL,
+                subject=f"{named.subject} → other nodes",
+                seen=named.seen,
+                expected="nothing in the way of RDMA from GPU to GPU",
+                cause=f"NCCL will take {' or '.join(named.effects)} instead, and not say so",
+                next_command=named.with_ids(named.cure),
+            )
+
+
+def _prospect(explained: Explained, pair: Pair) -> _Prospect:
+    """The expected path of a pair: a cause that is no more than weak does not take a granted path away."""
+    possible = explained.circumstances.wiring.peer_access(pair).possible
+    found = explained.diagnosis.explaining({pair: _EXPECTED})
+    sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
+    if possible is None:
+        # What NCCL keeps off peer access anyway needs none; nothing else is known of such a pair.
+        sure = [named for named in sure if named.explanation.by_design]
+    if possible is None and not sure:
+        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
+    if possible and not sure:
+        return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
+    cause = sure[0].explanation if sure else UNKNOWN
+    node, ends = explained.circumstances.node_of(pair), [explained.circumstances.wiring.gpu(each) for each in pair]
+    unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
+    if cause.by_design and (node.snapshot.failures or unread):
+        # NVLinks of which nothing tells may join them: nothing is by design for want of an answer.
+        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
+    return _Prospect(Conclusion.IMPOSSIBLE, Verdict.SKIP if cause.by_design else Verdict.FAIL, cause)
+
+
+def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:
+    """The ordered pairs of a node, and what is to be expected of each."""
+    wiring = explained.circumstances.wiring
+    positions = zip(sorted(explained.circumstances.gpus_of(number)), nodes[number].gpus, strict=True)
+    for pair, ends in _pairs(dict(positions)):
+        yield _FallbackPairs(ends, wiring.path(pair), wiring.peer_access(pair).reason), _prospect(explained, pair)
+
+
+def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
+    """The nodes of a kind whose GPUs were looked at, its representative first."""
+    others = sorted({*kind.alike, *kind.odd} - {kind.representative})
+    return [kind.representative, *(number for number in others if explained.circumstances.gpus_of(number))]
+
+
+def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
+    """True if a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
+    if usual is None:
+        return prospect.conclusion is Conclusion.POSSIBLE
+    causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]
+    return prospect.conclusion is usual.conclusion and causes[0] == causes[1]
+
+
+def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]]]:
+    """The ordered pairs of some GPUs, by position and by name."""
+    for one, source in devices.items():
+        for other, destination in devices.items():
+            if one != other:
+                yield (one, other), (source.device, destination.device)
+
+
+def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> FallbackRow:
+    cause = None if prospect.cause is None else explained.diagnosis.with_ids(prospect.cause)
+    paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:3] for each in pairs), strict=True))
+    return FallbackRow(
+        conclusion=prospect.conclusion,
+        verdict=prospect.verdict,
+        confidence=prospect.confidence,
+        origin=origin,
+        count=len(pairs),
+        pairs=tuple(map(str, pairs[:_MOST_NAMED])),
+        transport=None,
+        bandwidth_gb_s=None,
+        limit_gb_s=None,
+        times_slower=None,
+        cause=None if cause is None else cause.id,
+        cause_seen=None if cause is None else cause.evidence,
+        advice=None if cause is None else cause.advice,
+        how=f"{paths}; peer access {access}",
+    )
+
+
+def examine(
+    nodes: Sequence[Topology],
+    ranks: Sequence[RankFacts] = (),
+    profiles: Sequence[Profile | None] = (),
+    *,
+    strict: bool = False,
+    asked: bool = False,
+    expected_gpus: int | None = None,
+) -> Report:
+    """The report on some nodes, each with the profile that it matches, or, where that was `asked` for, has to.
+
+    Matrices are those of the largest kind of node; the section `kinds` has every kind's. With `strict`
+    a node without GPUs is an error, else it is not judged.
+    """
+    kinds = group(nodes)
+    explained = survey(nodes, kinds, ranks)
+    expected = prospects(nodes, kinds, explained)
+    facts = Facts(nodes, kinds, ranks, profiles, asked=asked, expected_gpus=expected_gpus)
+    found = run(WIRING, facts)
+    found += merged(SURPLUS.findings(facts.circumstances))
+    found += tuple(prospect_findings(expected, explained, found))
+    findings = found if strict else tuple(map(_without_gate, found))
+    judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
+    verdict = overall([judged, *(finding.severity for finding in findings)])
+    first = nodes[kinds[0].representative]
+    sections: dict[str, Section] = {
+        "gpus": _table(GpuRow, cache(lambda: gpu_rows_of(nodes))),
+        "nvlinks": Table.of_nodes(NvlinkRow.columns(), lambda: rows_by_node(nodes, link_rows)),
+        "nics": Table.of_nodes(NicRow.columns(), lambda: rows_by_node(nodes, nic_rows)),
+        "nodes": _table(NodeRow, lambda: node_rows(nodes, kinds)),
+        "kinds": _table(KindRow, lambda: kind_rows(nodes, kinds)),
+        "matrix": MatrixSection(first.matrix),
+        "peer_access": MatrixSection(peer_access(first)),
+        "limits": MatrixSection(limits(first)),
+        PAIRS_SECTION: Table.of_nodes(PairRow.columns(), lambda: pair_rows_of(nodes)),
+        "ranks": _table(RankRow, lambda: rank_rows(ranks)),
+        "tree": _table(TreeRow, lambda: chain.from_iterable(tree_rows(nodes[kind.representative]) for kind in kinds)),
+        FALLBACK_SECTION: _table(FallbackRow, lambda: expected),
+        CAUSES_SECTION: _table(CauseRow, explained.conditions),
+        UNREAD_SECTION: _table(UnreadRow, explained.unread),
+    }
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
+
+
+_NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}
+"""Errors by id that are less where there is no gate."""
+
+
+def _without_gate(finding: Finding) -> Finding:
+    """A node without GPUs, or without their driver, is no error of a look at wiring where nobody asked for a gate."""
+    softer = _NO_GATE.get(finding.id) if finding.severity is Verdict.ERROR else None
+    return finding if softer is None else replace(finding, severity=softer)
+
+
+def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:
+    return Table(row.columns(), rows)

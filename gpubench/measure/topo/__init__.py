@@ -1,1 +1,0 @@
-"""The report on machines, and the fallbacks to expect on them."""

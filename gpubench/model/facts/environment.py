@@ -1,0 +1,162 @@
+"""The environment of a process: the launcher that started it, and variables that affect GPU transfers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpubench.errors import UsageError
+
+MPS = "MPS"
+MPS_SETTINGS = "CUDA_MPS_"
+"""What the names of MPS's variables begin with."""
+
+CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
+"""Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
+
+DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
+NO_DEFAULTS_TO_READ = "off"
+"""With it options have no defaults from the environment or a file: those of a command that runs another are its own."""
+
+SECONDS_FOR_THE_FIRST_RANK = 1.0
+"""Other ranks wait this long before they end with an error that the first one reports: launchers kill all ranks as soon
+as one has failed, also the one that is about to report it."""
+
+_PMI = "a PMI launcher (mpiexec or srun)"
+
+_SLURM_INTERACTIVE_STEP = 0xFFFFFFF0
+"""Step numbers from here on are Slurm's own (batch, interactive, external): no job step of the user's."""
+
+_OF_RANKS = (
+    *("SLURM_", "PBS_", "PALS_", "LSB_", "SGE_", "PE_HOSTFILE"),
+    *("PMI_", "PMIX_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_"),
+    *("OMPI_COMM_WORLD_", "OMPI_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_CTX_", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS"),
+    *("OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs"),
+    *("OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_orte_ess_", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
+    *("OMPI_MCA_orte_app_num", "OMPI_MCA_orte_launch", "OMPI_MCA_orte_num_nodes", "OMPI_MCA_orte_bound_at_launch"),
+)
+"""Prefixes of the variables that schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for their ranks."""
+
+_SETTINGS = ("PMIX_MCA_",)
+
+TORCHRUN = "torchrun"
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets for each of its processes. Kubernetes operators set some of them for a whole pod, but no
+LOCAL_RANK: there nobody has started ranks yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedBy:
+    """A launcher as the environment names it, with this process's rank and the number of processes."""
+
+    launcher: str
+    rank: int
+    size: int
+
+    @property
+    def without_it(self) -> str:
+        """What to do in the place of a command that is for one process."""
+        shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
+        return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
+
+
+def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
+    """The launcher that started this process as one of its ranks, or None for a process started alone.
+
+    A shell that `srun --pty` opened inside an allocation is not a rank, and neither is one task, also where srun speaks
+    PMI to it: there, gpubench launches itself. Raises UsageError: what torchrun sets is there, and is no number.
+    """
+    claims = (
+        ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        (_PMI, "PMI_RANK", "PMI_SIZE"),
+        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    )
+    for launcher, rank_variable, size_variable in claims:
+        rank, size = _number(environment, rank_variable), _number(environment, size_variable)
+        if rank is None or size is None:
+            continue
+        if size == 1 and launcher in (_PMI, "srun") and environment.get("SLURM_STEP_NUM_TASKS") == "1":
+            continue
+        if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP:
+            continue
+        return LaunchedBy(launcher, rank, size)
+    return _by_torchrun(environment) if all(environment.get(name) for name in OF_TORCHRUN) else None
+
+
+def _by_torchrun(environment: Mapping[str, str]) -> LaunchedBy:
+    """Raises UsageError: what torchrun sets is there, and is no number."""
+    found = {name: _number(environment, name) for name in OF_TORCHRUN if name != "MASTER_ADDR"}
+    for name in (each for each, number in found.items() if number is None or (each == "WORLD_SIZE" and number == 0)):
+        raise UsageError(
+            f"{name}={environment[name]} beside {', '.join(each for each in OF_TORCHRUN if each != name)}",
+            expected="numbers, as torchrun sets them for each of its processes",
+            reason="the variables were set by hand, or by a script",
+            next_step=f"torchrun --nproc-per-node N -m gpubench ...; alone: unset {' '.join(OF_TORCHRUN[:3])}",
+        )
+    return LaunchedBy(TORCHRUN, found["RANK"] or 0, found["WORLD_SIZE"] or 0)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def as_if_alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a launcher or an allocation set, for a child that is to start ranks on this host.
+
+    Else its mpirun would start them on an allocation's other hosts, or believe that it is a rank itself. The user's own
+    settings of MPI stay: without OMPI_MCA_plm_rsh_agent, or another way to start, mpirun fails where there is no ssh.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS) or not (name.startswith(_OF_RANKS) or name in OF_TORCHRUN)
+    }
+
+
+_BEARING = (
+    *("NCCL_", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"),
+    *("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_MPS_"),
+    *("OMPI_MCA_", "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_", "MPICH_RDMA_ENABLED_CUDA", "MV2_USE_CUDA", "MVP_USE_CUDA"),
+    *("UCX_", "FI_", "OFI_NCCL_"),
+)
+_HARMLESS = (
+    *("NCCL_DEBUG", "NCCL_COMM_ID", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_"),
+    *("NCCL_HOME", "NCCL_ROOT", "NCCL_LIB", "NCCL_INCLUDE", "NCCL_VERSION"),
+    *("UCX_LOG_LEVEL", "FI_LOG_LEVEL"),
+)
+_USUAL = {"CUDA_LAUNCH_BLOCKING": ("", "0"), "CUDA_DEVICE_MAX_CONNECTIONS": ("", "8")}
+"""The values that CUDA has when the variable is not set (CUDA C++ Programming Guide, environment variables)."""
+
+_DEBUG = "NCCL_DEBUG"
+_SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
+
+_OF_EVERY_OPERATION = frozenset(("COLL", "CALL", "TUNING", "ALL"))
+"""The subsystems of NCCL's log that write a line for every operation; those of its start write none."""
+
+_LOGGED_UNASKED = frozenset(("INIT", "BOOTSTRAP", "ENV"))
+
+
+def logs_every_operation(level: str, subsystems: str) -> bool:
+    """True where NCCL writes a line for every operation, which a rank does before it goes on: it costs time.
+
+    `level` and `subsystems` are the values of NCCL_DEBUG and NCCL_DEBUG_SUBSYS.
+    """
+    level = level.upper()
+    if level != "INFO":
+        return level == "TRACE"
+    named = frozenset(subsystems.lstrip("^").upper().split(","))
+    inverted = subsystems.startswith("^")
+    return bool(((_LOGGED_UNASKED | _OF_EVERY_OPERATION) - named if inverted else named) & _OF_EVERY_OPERATION)
+
+
+def bearing_on_performance(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that can make transfers slower or faster, in their order; NCCL's log where it costs time."""
+    logged = logs_every_operation(environment.get(_DEBUG, ""), environment.get(_SUBSYSTEMS, ""))
+    return {
+        name: value
+        for name, value in environment.items()
+        if (logged if name in (_DEBUG, _SUBSYSTEMS) else _bears(name, value))
+    }
+
+
+def _bears(name: str, value: str) -> bool:
+    return name.startswith(_BEARING) and not name.startswith(_HARMLESS) and value not in _USUAL.get(name, ())

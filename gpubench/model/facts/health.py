@@ -1,0 +1,315 @@
+"""Health of a node's devices: counted errors, fabric registration, clocks under load, and GPUs hidden from the job.
+
+A counter that was read once does not tell when: drivers stay loaded for months, links train, cables are plugged, and
+a bus is searched at boot. So a total counts only where it stands out from those of siblings, and is weak; growth during
+a run shows a fault that is there now. Links correct errors by design (PCIe allows one bit in 10^12, which is one in two
+seconds on a busy x16 of generation 5), so a few that were corrected are nothing either.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
+
+ErrorCounts = Mapping[str, Mapping[str, int]]
+"""By device, as people name it (a bridge by its bus id), and by counter."""
+
+REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
+_OF_GPUS = (REPLAYS, MEMORY_ERRORS)
+"""Counters of a GPU that are not its NVLinks'."""
+_GRAVE = ("nonfatal", "fatal")
+_ENUMERATION = "nonfatal.UnsupReq"
+"""The error of a device that is asked for functions it does not have, as when the bus is searched at boot."""
+
+PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
+
+FEW_MEANWHILE = 10
+"""Errors of a device that are nothing: corrected ones during a run, and before it those that stopped nothing."""
+
+MOST_REPLAYS, MOST_CORRECTED, MOST_LINK_ERRORS, MOST_PORT_ERRORS = 100, 1000, 100, 10
+"""Totals that are nothing, whatever siblings have: links that train and cables that are plugged leave them behind."""
+
+_TIMES_SIBLINGS = 10
+_SINCE_BOOT = "since boot, when is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of a device that are worth a word.
+
+    `meanwhile` is whether they came between two readings, `grave` whether any could not be corrected; `usual` is what
+    siblings have, None where nothing is compared.
+    """
+
+    device: str
+    counts: Mapping[str, int]
+    meanwhile: bool
+    grave: bool = False
+    usual: float | None = None
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.counts.values())
+
+    @property
+    def expected(self) -> str:
+        """The usual count, in words."""
+        if self.usual is not None:
+            return f"few; its siblings have {self.usual:g}"
+        return "none" if self.grave else f"no more than {FEW_MEANWHILE} while it is used"
+
+    @property
+    def seen(self) -> str:
+        """In words: '5,000 PCIe replays since boot, when is not known'."""
+        counted = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
+        return f"{counted} {'during this run' if self.meanwhile else _SINCE_BOOT}"
+
+
+def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
+    """All that devices of a node have counted, as far as it could be read."""
+    found: dict[str, dict[str, int]] = {}
+    for gpu in snapshot.gpus:
+        known = {REPLAYS: gpu.pcie_replays, MEMORY_ERRORS: gpu.memory_errors}
+        found[gpu.device] = {name: count for name, count in known.items() if count is not None} | _link_errors(gpu)
+    for device in snapshot.pci_devices:
+        if device.errors is not None:
+            found[device.bus_id] = _severities(device.errors)
+    for port in snapshot.rdma_ports:
+        found[port.nic] = _port_errors(port)
+    return found
+
+
+def growth(before: ErrorCounts, after: ErrorCounts) -> dict[str, dict[str, int]]:
+    """The growth of counters that two readings have; of a counter that began anew, all that it shows."""
+    return {
+        device: {
+            name: count - earlier[name] if count >= earlier[name] else count
+            for name, count in counts.items()
+            if name in earlier
+        }
+        for device, counts in after.items()
+        if (earlier := before.get(device)) is not None
+    }
+
+
+def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
+    """Of GPUs that replay packets, and of devices on the way that had errors."""
+    grown = snapshot.errors_grown
+    for gpu in snapshot.gpus:
+        if grown is None:
+            others = [each.pcie_replays for each in snapshot.gpus if each is not gpu and each.pcie_replays is not None]
+            yield from _standing_out(gpu.device, {REPLAYS: gpu.pcie_replays or 0}, others, MOST_REPLAYS)
+        else:
+            yield from _many(gpu.device, {REPLAYS: grown.get(gpu.device, {}).get(REPLAYS, 0)})
+    for device in snapshot.pci_devices:
+        if grown is not None:
+            counts = grown.get(device.bus_id, {})
+            grave = {name: counts[name] for name in _GRAVE if counts.get(name)}
+            yield from _many(device.bus_id, grave or {CORRECTED: counts.get(CORRECTED, 0)}, grave=bool(grave))
+        elif device.errors is not None:
+            yield from _counted_once(device.bus_id, device.errors)
+
+
+def _counted_once(bus_id: str, errors: PcieErrors) -> Iterator[Errors]:
+    """Those of a device that were read once, without what searching the bus leaves behind."""
+    harmless = errors.named.get(_ENUMERATION, 0)
+    survived = max((errors.nonfatal or 0) - harmless, 0)
+    if errors.fatal or survived > FEW_MEANWHILE or (errors.correctable or 0) >= MOST_CORRECTED:
+        named = {name: count for name, count in errors.named.items() if name != _ENUMERATION}
+        yield Errors(bus_id, named or _severities(errors), meanwhile=False, grave=bool(errors.fatal))
+
+
+def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
+    """Of GPUs whose NVLinks replayed, recovered or saw damaged data."""
+    grown = snapshot.errors_grown
+    totals = {gpu.device: _link_errors(gpu) for gpu in snapshot.gpus}
+    for device, counts in totals.items():
+        if grown is None:
+            others = [sum(each.values()) for other, each in totals.items() if other != device and each]
+            yield from _standing_out(device, counts, others, MOST_LINK_ERRORS)
+        else:
+            came = {name: count for name, count in grown.get(device, {}).items() if name not in _OF_GPUS}
+            recovered = any(count and name.startswith("recovery ") for name, count in came.items())
+            yield from _many(device, came, grave=recovered)
+
+
+def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
+    """Of RDMA ports."""
+    grown = snapshot.errors_grown
+    totals = {port.nic: _port_errors(port) for port in snapshot.rdma_ports}
+    for nic, counts in totals.items():
+        if grown is None:
+            others = [sum(each.values()) for other, each in totals.items() if other != nic]
+            yield from _standing_out(nic, counts, others, MOST_PORT_ERRORS)
+        else:
+            came = {name: count for name, count in grown.get(nic, {}).items() if count}
+            yield from _many(nic, came, grave="link_downed" in came)
+
+
+def _many(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Iterator[Errors]:
+    """Errors during a run: grave ones, and corrected ones where they are more than a few."""
+    if grave or sum(counts.values()) > FEW_MEANWHILE:
+        yield Errors(device, counts, meanwhile=True, grave=grave)
+
+
+def _standing_out(device: str, counts: Mapping[str, int], others: list[int], most: int) -> Iterator[Errors]:
+    """Totals that are large, and far above those of siblings."""
+    usual = median(others) if others else 0
+    if sum(counts.values()) > max(most, _TIMES_SIBLINGS * usual):
+        yield Errors(device, counts, meanwhile=False, usual=usual)
+
+
+def _link_errors(gpu: GpuFacts) -> dict[str, int]:
+    return {f"{name} on link {link.number}": count for link in gpu.nvlinks or () for name, count in link.errors.items()}
+
+
+def _port_errors(port: RdmaPort) -> dict[str, int]:
+    return {name: count for name, count in (port.counters or {}).items() if name in PORT_ERRORS}
+
+
+def _severities(errors: PcieErrors) -> dict[str, int]:
+    known = {CORRECTED: errors.correctable, "nonfatal": errors.nonfatal, "fatal": errors.fatal}
+    return {name: count for name, count in known.items() if count is not None}
+
+
+_CONDITION_SHIFTS = {
+    "degraded_bandwidth": 0,
+    "route_recovery": 2,
+    "route_unhealthy": 4,
+    "access_timeout_recovery": 6,
+    "partition_missing": 12,
+    "fabric_manager_disconnected": 14,
+}
+_CONFIGURATION_SHIFT = 8
+_CONFIGURATIONS = {
+    2: "incorrect system GUID",
+    3: "incorrect chassis serial number",
+    4: "no partition",
+    5: "insufficient NVLinks",
+    6: "incompatible GPU firmware",
+    7: "invalid location",
+    8: "GPU state invalid",
+}
+HEALTH_CONDITIONS = (*_CONDITION_SHIFTS, "incorrect_configuration")
+_GOOD_WHEN_TRUE = ("partition_missing", "fabric_manager_disconnected")
+
+
+def decode_health(mask: int) -> dict[str, bool | None]:
+    """The bad conditions in a fabric's health mask: true, false, or None where driver or GPU do not tell.
+
+    Fields are two bits wide, 1 for true and 2 for false, so 0xaa is healthy. In the two that name something good (a
+    partition is assigned, the fabric manager is connected) true and false change places here. From bit 8 on stands a
+    number of four bits, 1 for a correct configuration (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
+    """
+    conditions: dict[str, bool | None] = {}
+    for name, shift in _CONDITION_SHIFTS.items():
+        value = {1: True, 2: False}.get(mask >> shift & 3)
+        conditions[name] = not value if name in _GOOD_WHEN_TRUE and value is not None else value
+    configuration = mask >> _CONFIGURATION_SHIFT & 0xF
+    conditions["incorrect_configuration"] = None if configuration == 0 else configuration != 1
+    return conditions
+
+
+def describe_health(mask: int) -> str:
+    """A health mask in words: 'healthy', 'not reported', or the bad conditions."""
+    conditions = decode_health(mask)
+    configuration = _CONFIGURATIONS.get(mask >> _CONFIGURATION_SHIFT & 0xF)
+    bad = [
+        name.replace("_", " ") + (f" ({configuration})" if name == "incorrect_configuration" and configuration else "")
+        for name, holds in conditions.items()
+        if holds
+    ]
+    if bad:
+        return ", ".join(bad)
+    return "not reported" if all(holds is None for holds in conditions.values()) else "healthy"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLoad:
+    """A reading of a GPU at work; None is what nobody tells."""
+
+    clock_mhz: int | None = None
+    power_w: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
+    """Several readings of one GPU as one: means, and every reason that was met."""
+    clocks = [each.clock_mhz for each in readings if each.clock_mhz is not None]
+    powers = [each.power_w for each in readings if each.power_w is not None]
+    return GpuLoad(
+        clock_mhz=round(fmean(clocks)) if clocks else None,
+        power_w=fmean(powers) if powers else None,
+        throttle_reasons=tuple(dict.fromkeys(reason for each in readings for reason in each.throttle_reasons)),
+    )
+
+
+def load_of_ranks(loads: Sequence[GpuLoad]) -> GpuLoad:
+    """The GPUs of a job as one: the clock of the slowest, the mean of powers, every reason that was met."""
+    clocks = [each.clock_mhz for each in loads if each.clock_mhz is not None]
+    together = mean_load(loads)
+    return GpuLoad(min(clocks, default=None), together.power_w, together.throttle_reasons)
+
+
+HIDDEN = "CUDA_VISIBLE_DEVICES hides it"
+"""The reason why CUDA tells nothing of a GPU, or of a pair with it, that the driver has all the same."""
+
+HIDDEN_GPUS = "hidden_gpus"
+"""The option in the metadata of a report that says how many GPUs were hidden from it, and so not judged."""
+
+
+def is_hidden(gpu: GpuFacts) -> bool:
+    """True of a GPU that CUDA_VISIBLE_DEVICES hides from the process that read the node."""
+    return gpu.unknown.get("cuda_index") == HIDDEN
+
+
+def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
+    """The node without its hidden GPUs, which count as those of others, as in a container that lacks them.
+
+    `processes` are those on the node. Where each has a setting of its own, as of one GPU a rank, what one of them does
+    not see another may have: hidden is what none of them names.
+    """
+    hidden = {gpu.device for gpu in node.gpus if is_hidden(gpu)}
+    settings = {each.visible_devices for each in processes}
+    if len(settings) > 1:
+        hidden -= {device for each in settings for device in _named(node, each)}
+    if not hidden:
+        return node
+    return replace(
+        node,
+        gpus=tuple(gpu for gpu in node.gpus if gpu.device not in hidden),
+        gpus_of_others=node.gpus_of_others + len(hidden),
+        pairs=tuple(pair for pair in node.pairs if hidden.isdisjoint((pair.source, pair.destination))),
+    )
+
+
+def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
+    """True if each process has a setting of which every entry names a GPU of the node: so many were asked for."""
+    settings = [each.visible_devices for each in processes]
+    return bool(settings) and all(
+        setting is not None
+        and all(any(_is_named(gpu, entry.strip()) for gpu in node.gpus) for entry in setting.split(","))
+        for setting in settings
+    )
+
+
+def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
+    """The GPUs that a setting names, up to the first entry that CUDA does not know; all of them where that is open."""
+    everything = [gpu.device for gpu in node.gpus]
+    if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
+        yield from everything
+        return
+    for entry in map(str.strip, setting.split(",")):
+        known = [gpu.device for gpu in node.gpus if _is_named(gpu, entry)]
+        if len(known) != 1:
+            return
+        yield from known
+
+
+def _is_named(gpu: GpuFacts, entry: str) -> bool:
+    if entry.startswith("GPU-"):
+        return (gpu.uuid or "").startswith(entry)
+    return entry.isdecimal() and int(entry) == gpu.index

@@ -1,0 +1,328 @@
+"""Facts of one process: namespaces, limits, settings, the libraries it can load, and the backends of a collective."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpubench.model.terms.operation import DataType, NumberKind, Placement, ReduceOp
+from gpubench.model.terms.units import format_size
+
+ENVIRONMENT = "the environment"
+
+
+class PlacedValue(NamedTuple):
+    """A variable's value, and where it stands: the environment, or a file."""
+
+    value: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiFacts:
+    """The MPI library that is loaded and started. None is unknown, and `unknown` says why, by field.
+
+    `cuda_built` says whether it was built for memory of GPUs, `cuda_aware` whether it takes such memory in this run:
+    one that does not copies through the host, or crashes. `pml` and `accelerator` are the components that Open MPI
+    chose: `ucx`, `ob1` or `cm` carry the messages, and `null` means that no accelerator is supported.
+    """
+
+    version: str | None = None
+    cuda_built: bool | None = None
+    cuda_aware: bool | None = None
+    pml: str | None = None
+    accelerator: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyFile:
+    """The file from which NCCL takes a machine's topology; `by` says who names it (NCCL_TOPO_FILE, or NCCL's default).
+
+    `links` are the PCI devices in it with their links as they are written ('32.0 GT/s PCIe x16'), by bus id: a file of
+    another machine names devices that are not there. `numa_nodes` are its memory nodes, -1 for none. `unusable` says
+    why it could not be read, which NCCL itself only logs.
+    """
+
+    path: str
+    by: str
+    links: Mapping[str, str] = field(default_factory=dict)
+    numa_nodes: tuple[int, ...] = ()
+    unusable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuQuota:
+    """The time that a control group grants its processes together: `cpus` of so many CPUs, by the file that says it."""
+
+    cpus: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One rank. None is unknown.
+
+    `node` numbers the hosts of the job by their first rank. `namespaces` are the inode numbers of /proc/self/ns by
+    kind: two processes share one where the numbers are equal and the boot id is. `shm_device` is st_dev of /dev/shm,
+    by which NCCL decides whether two ranks share memory. `affinity` is a list of CPU ranges. `libraries` are the files
+    of libraries that carry data (NCCL, MPI, UCX, CUDA, verbs), by name. `environment` is an allow-list.
+
+    `nccl_files` are the NCCL_ variables of NCCL's configuration files, by file and in NCCL's order: those of the
+    environment count before them. `denied_device_files` are the device files that are there and may not be used;
+    `driver_gpus` the bus ids of the GPUs that the driver has, which device files for fewer GPUs leave out of reach.
+    `container` are signs of what contains the process. `memory_nodes` are the ranges that it may take memory from,
+    `memory_policy` what it was told to ('bind 0'). `loadable` says where the
+    dynamic loader would find libraries, None for nowhere; `verbs_providers` which NICs libibverbs has drivers for.
+    `tracer` is the process that traces it ('4711 (gdb)'), `tools` the files of libraries of sanitizers and profilers in
+    it, by the tool's name. `cpu_quota` is the least that its control groups grant, None for without limit.
+    `unknown` says why a field is None or empty.
+    """
+
+    rank: int
+    host: str
+    node: int
+    local_rank: int
+    pid: int
+    boot_id: str | None = None
+    namespaces: Mapping[str, int] = field(default_factory=dict)
+    shm_device: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    visible_devices: str | None = None
+    device_files: tuple[str, ...] = ()
+    memlock_bytes: int | None = None
+    affinity: str | None = None
+    ptrace_scope: int | None = None
+    seccomp: int | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    topology_file: TopologyFile | None = None
+    denied_device_files: tuple[str, ...] = ()
+    imex_channels: tuple[str, ...] | None = None
+    driver_gpus: tuple[str, ...] | None = None
+    container: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] | None = None
+    pidfd_getfd: bool | None = None
+    memory_nodes: str | None = None
+    memory_policy: str | None = None
+    loadable: Mapping[str, str | None] = field(default_factory=dict)
+    verbs_providers: tuple[str, ...] | None = None
+    mpi: MpiFacts | None = None
+    ucx_cuda: bool | None = None
+    tracer: str | None = None
+    tools: Mapping[str, str] = field(default_factory=dict)
+    cpu_quota: CpuQuota | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nccl_settings(self) -> dict[str, PlacedValue]:
+        """NCCL's variables by name, as NCCL sees them: those of the environment, then those of its files in order."""
+        found = {
+            name: PlacedValue(value, ENVIRONMENT)
+            for name, value in self.environment.items()
+            if name.startswith("NCCL_")
+        }
+        for file, variables in self.nccl_files.items():
+            for name, value in variables.items():
+                found.setdefault(name, PlacedValue(value, file))
+        return found
+
+
+LIBRARIES_VERSION = 1
+
+NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB = "NCCL", "RCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++"
+
+LOADER = "other programs"
+"""Who takes what the dynamic loader finds, with nothing else to go by: nccl-tests, and whatever was linked so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryFile:
+    """One library. `package` is the wheel that brought it; `version` is its own word, None with the reason in `unread`.
+
+    Several names of one file are one library: `path` is the first that somebody would load it by.
+    """
+
+    library: str
+    path: str
+    package: str | None = None
+    version: str | None = None
+    unread: str = ""
+    cuda: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryUser:
+    """Somebody who would load libraries: a package, or what the loader alone serves.
+
+    `purpose` says what it would move data for; `loads` are files by library; `inside` are libraries that are part of
+    it, with their versions where it tells; `unread` is why it could not be asked.
+    """
+
+    name: str
+    version: str | None = None
+    path: str | None = None
+    purpose: str = ""
+    note: str = ""
+    loads: Mapping[str, str] = field(default_factory=dict)
+    inside: Mapping[str, str] = field(default_factory=dict)
+    unread: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name and version."""
+        return " ".join(filter(None, (self.name, self.version)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelModule:
+    """A kernel module by which NICs or disks reach GPU memory; `version` where it tells."""
+
+    name: str
+    loaded: bool
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibrariesFacts:
+    """One environment on one host. `python` is the interpreter; `failures` are parts that gave no answer, by name."""
+
+    host: str
+    python: str
+    files: tuple[LibraryFile, ...] = ()
+    users: tuple[LibraryUser, ...] = ()
+    modules: tuple[KernelModule, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    schema_version: int = LIBRARIES_VERSION
+
+
+class TrialOutcome(StrEnum):
+    """The end of an operation that was handed GPU memory."""
+
+    RIGHT = "right"
+    WRONG = "wrong data"
+    CRASHED = "crashed"
+    REFUSED = "refused"
+    HUNG = "hung"
+    UNKNOWN = "not tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTrial:
+    """One operation at one size: how it ended, after how many seconds of its job, and in whose words."""
+
+    operation: str
+    size_bytes: int
+    outcome: TrialOutcome
+    seconds: float | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiSupport:
+    """All trials of an MPI, and what it says of itself: `claims` by where that stands. `asked` is what matters most."""
+
+    library: str
+    asked: str
+    trials: Sequence[OperationTrial]
+    claims: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def of(self, operation: str) -> Sequence[OperationTrial]:
+        """The trials of an operation, by size."""
+        return [each for each in self.trials if each.operation == operation]
+
+    def works(self, operation: str) -> bool:
+        """True if it was tried, and gave right data at all sizes."""
+        trials = self.of(operation)
+        return bool(trials) and all(each.outcome is TrialOutcome.RIGHT for each in trials)
+
+    @property
+    def operations(self) -> Sequence[str]:
+        """All operations, in the order in which they were tried."""
+        return list(dict.fromkeys(each.operation for each in self.trials))
+
+    @property
+    def working(self) -> Sequence[str]:
+        """Those that work."""
+        return [each for each in self.operations if self.works(each)]
+
+    @property
+    def failing(self) -> Sequence[str]:
+        """Those that were tried and do not."""
+        bad = {each.operation for each in self.trials if each.outcome not in (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)}
+        return [each for each in self.operations if each in bad]
+
+    @property
+    def said(self) -> str:
+        """'Open MPI v4.1.6: MPIX_Query_cuda_support no; built with CUDA no'."""
+        claims = "; ".join(f"{name} {value}" for name, value in self.claims.items())
+        return f"{self.library}: {claims}" if claims else self.library
+
+    def why_not(self, operation: str) -> str:
+        """'allreduce of 1K crashed: signal 11 (Segmentation fault)'; empty where it works."""
+        bad = next((each for each in self.of(operation) if each.outcome is not TrialOutcome.RIGHT), None)
+        if bad is None:
+            return "" if self.of(operation) else f"{operation} was not tried"
+        said = f": {bad.said}" if bad.said else ""
+        return f"{operation} of {format_size(bad.size_bytes)} on GPU memory {bad.outcome}{said}"
+
+
+TORCH = "torch:"
+"""Before the name of torch.distributed's own backend."""
+
+TORCH_NCCL, TORCH_GLOO = "torch:nccl", "torch:gloo"
+NCCL, MPI, HOST = "nccl", "mpi", "host"
+
+NCCL_ALONE = "NCCL without torch"
+"""Among the libraries of a run: what the nccl backend would load if torch, which is measured too, were not first."""
+
+BACKEND_NAMES = (NCCL, TORCH_NCCL, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
+"""Those that can be asked for; of several in one table the first in this order is what the others are held against."""
+
+ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")
+"""Those that rows name: read from other programs' results, or of a model, too."""
+
+_ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
+"""Collectives of torch.distributed that leave their result in the buffer that they read."""
+
+_ENQUEUED = (NCCL, TORCH_NCCL)
+"""Those whose operations wait in a stream, so that a gate can hold them until all are issued."""
+
+GATE = "gate"
+"""In the metadata, the clock of a table in which operations that can wait behind a gate do so."""
+
+
+def gated(backends: Sequence[str], *, alone: bool = False) -> tuple[str, ...]:
+    """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others.
+
+    torch:nccl has to be timed so, but for operations that are timed `alone`, with their launch; and what stands beside
+    it, where it can be, too.
+    """
+    if alone or TORCH_NCCL not in backends:
+        return ()
+    return tuple(each for each in _ENQUEUED if each in backends)
+
+
+def composed(backend: str, collective: str, dtype: DataType, op: ReduceOp | None, placement: Placement) -> str:
+    """A row's note on what its backend makes of smaller operations, which its time has in it; empty for a single one.
+
+    NCCL's are single calls, or groups of sends that NCCL itself runs as one.
+    """
+    parts = []
+    if backend.startswith(TORCH) and collective in _ONE_BUFFER:
+        name = _ONE_BUFFER[collective]
+        if placement is Placement.OUT_OF_PLACE:
+            parts.append(f"torch's {name} has one buffer: copied into it first")
+    if backend == TORCH_GLOO and collective == "sendrecv":
+        parts.append("Gloo sends no CUDA tensors: from GPUs by way of tensors of the host")
+    if op is ReduceOp.AVG and divides(backend, dtype):
+        parts.append(f"{backend} has no average of {dtype}: a sum, divided afterwards")
+    return "; ".join(parts)
+
+
+def divides(backend: str, dtype: DataType) -> bool:
+    """True where an average is a sum that is divided by hand: MPI has none, and Gloo none of integers."""
+    return backend == MPI or (backend == TORCH_GLOO and dtype.kind is not NumberKind.FLOAT)

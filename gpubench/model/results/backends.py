@@ -1,0 +1,497 @@
+"""Ways to run a collective, compared size by size: backends, algorithms, the fastest; and the rows of `libraries`."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import takewhile
+from statistics import fmean, median
+from typing import Annotated
+
+from gpubench.model.facts.process import NCCL, TORCH_NCCL, MpiSupport, TrialOutcome
+from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
+from gpubench.model.terms.operation import AGAIN, OWN_CHOICE, DataType, NcclChoice, Placement, ReduceOp, taken_name
+from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
+from gpubench.model.terms.units import format_size, grouped
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseKey(Record):
+    """The columns that say which size of a sweep a row is of, in which ways of running it stand beside each other."""
+
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    origin: Annotated[str, Origin]  #: where the numbers come from
+    ranks: int  #: ranks in the group
+    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
+    dtype: Annotated[str, DataType]  #: element type
+    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
+    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+
+
+BACKENDS_SECTION = "backends"
+MPI_SUPPORT_SECTION = "mpi_support"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRow(CaseKey):
+    """One size with one backend, against the first backend of the table at the same size."""
+
+    backend: Annotated[str, BACKENDS]  #: what moved the data
+    time_us: float  #: microseconds an operation
+    busbw_gb_s: float  #: GB/s of 1e9 bytes
+    issue_us: float | None  #: host time to issue one operation; null: it is in time_us
+    first: Annotated[str, BACKENDS]  #: the backend that it is held against
+    first_time_us: float  #: mean of before and after all others
+    first_issue_us: float | None  #: host time to issue one of its operations
+    speed_percent: float  #: first_time_us over time_us: 100 is as fast, more is faster
+    first_drift_percent: Annotated[float | None, SIGNED]  #: by how much the first was slower the second time
+    transport: str | None  #: as NCCL names it
+    first_transport: str | None  #: of the first
+    host_staged: bool | None  #: whether data went through host memory
+    note: str | None  #: what the operation is made of, where it is not one call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiTrialRow(Record):
+    """One operation of MPI on GPU memory, in a job of its own."""
+
+    operation: str  #: the collective
+    size_bytes: int  #: bytes of the larger buffer
+    outcome: Annotated[str, TrialOutcome]  #: right, wrong data, crashed, refused, hung, or not tried
+    seconds: float | None  #: of the job, start included
+    said: str  #: its last words
+
+
+def trial_rows(support: MpiSupport) -> list[MpiTrialRow]:
+    """The rows of all trials."""
+    return [
+        MpiTrialRow(
+            operation=each.operation,
+            size_bytes=each.size_bytes,
+            outcome=each.outcome,
+            seconds=each.seconds,
+            said=each.said,
+        )
+        for each in support.trials
+    ]
+
+
+def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
+    """Every row of another backend in its own choice, held against the first row's backend at the same size.
+
+    Rows with wrong data, on either side, are left out.
+    """
+    found: list[BackendRow] = []
+    for here in grouped(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
+        own = [row for row in here if row.backend == rows[0].backend and row.setting in (None, AGAIN) and not row.wrong]
+        others = [row for row in here if row.backend != rows[0].backend and row.setting is None and not row.wrong]
+        found += [_against(row, own) for row in others if own]
+    return found
+
+
+def _against(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
+    first = own[0]
+    time_us = fmean(map(_time_us, own))
+    issued = [each.issue_us for each in own if each.issue_us is not None]
+    return made_of(
+        BackendRow,
+        row,
+        time_us=_time_us(row),
+        first=first.backend,
+        first_time_us=time_us,
+        first_issue_us=min(issued, default=None),
+        speed_percent=100 * time_us / _time_us(row),
+        first_drift_percent=100 * (_time_us(own[1]) / _time_us(first) - 1) if len(own) > 1 else None,
+        first_transport=first.transport,
+    )
+
+
+def _time_us(row: CollectiveRow) -> float:
+    return row.time_us if row.p50_us is None else row.p50_us
+
+
+FRAMEWORK_SLOWER = "framework-slower"
+"""The finding on a framework that is slower than the library that it calls."""
+
+LARGE_BYTES = 16 * 2**20
+"""From here on Python issues an operation in less time than an H200 takes for it: it is no reason to be slower."""
+
+_SMALL_BYTES = 64 * 2**10
+_WITHIN_PERCENT = 2.0
+"""Within which one backend is as fast as another."""
+
+_SLOWER_PERCENT = 95.0
+"""Of the slower of the library's own two times; on two H200s these differed by up to 4 % at 16M."""
+
+
+def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
+    """The findings on backends that go through host memory, by their own log, where the first goes another way."""
+    found = []
+    for backend, here in grouped(rows, lambda row: row.backend).items():
+        staged = [row for row in here if row.host_staged and row.transport != row.first_transport]
+        if staged:
+            worst = min(staged, key=lambda row: row.speed_percent)
+            found.append(
+                Finding(
+                    id=HOST_STAGED,
+                    severity=Verdict.FAIL,
+                    subject=backend,
+                    seen=f"{worst.transport} through host memory, {worst.speed_percent:.3g} % of the speed of "
+                    f"{worst.first}, which takes {worst.first_transport}",
+                    expected=f"the path that {worst.first} takes in the same process",
+                    cause="settings that came between the two communicators, or another libnccl",
+                    next_command=f"gpubench {worst.collective} --backend {backend} --evidence",
+                )
+            )
+    return tuple(found)
+
+
+def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
+    """The finding on torch.distributed where it is slower than the NCCL that it calls, at large sizes, in one call.
+
+    Of operations alone it is none: there the framework's own start-up belongs to the time.
+    """
+    slow = [row for row in rows if _is_slower(row)]
+    if not slow:
+        return ()
+    worst = min(slow, key=lambda row: row.speed_percent)
+    finding = Finding(
+        id=FRAMEWORK_SLOWER,
+        severity=Verdict.WARN,
+        subject=worst.backend,
+        seen=f"{_percent(slow)} of the speed of {worst.first} {_span(slow)}, {_placements(slow)}",
+        expected=f"{_SLOWER_PERCENT:g} % of the slower of the two times of {worst.first}, at the least",
+        cause="work on the GPU that torch adds around NCCL's call, such as a copy",
+        next_command=f"gpubench {worst.collective} --backend {worst.first},{worst.backend} "
+        f"--sizes {format_size(worst.size_bytes)}",
+    )
+    return (finding,)
+
+
+def _is_slower(row: BackendRow) -> bool:
+    counts = (row.backend, row.first) == (TORCH_NCCL, NCCL) and row.note is None and row.mode != Mode.LATENCY
+    return counts and row.size_bytes >= LARGE_BYTES and _slower_first_us(row) < row.time_us * _SLOWER_PERCENT / 100
+
+
+def _slower_first_us(row: BackendRow) -> float:
+    """The slower of the first's two times, of which the row has the mean, and by how much the second was slower."""
+    drift = (row.first_drift_percent or 0.0) / 100
+    return row.first_time_us * max(1.0, 1 + drift) / (1 + drift / 2)
+
+
+def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
+    """'torch:nccl is as fast as nccl, within 2 %, from 1M to 1G in place, and has 94 to 103 % of its speed from 1K to
+    64K; its host takes 24 µs to issue an operation, nccl 5'.
+
+    `rows` are of one backend. What is made of several calls is told apart, or, without `composed`, only where there is
+    nothing else.
+    """
+    single = [row for row in rows if row.note is None]
+    several = [row for row in rows if row.note is not None] if composed or not single else []
+    said = [_series_words(rows[0].backend, single)] if single else []
+    if several:
+        said.append(_series_words(f"made of several calls {'it' if single else rows[0].backend}", several))
+    return "; ".join(filter(None, (*said, _drift_words([*single, *several]), _issue_words([*single, *several]))))
+
+
+def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
+    """Every size is either among the largest, at all of which both are as fast, or in the range that is named."""
+    by_size = [here for _, here in sorted(grouped(rows, lambda row: row.size_bytes).items())]
+    first, where = rows[0].first, _placements(rows)
+    alike = list(takewhile(lambda here: all(map(_is_as_fast, here)), reversed(by_size)))
+    if alike:
+        rest = by_size[: len(by_size) - len(alike)]
+        said = f"{subject} is as fast as {first}, within {_WITHIN_PERCENT:g} %, {_span(_flat(alike))} {where}"
+        return f"{said}, and has {_percent(_flat(rest))} of its speed {_span(_flat(rest))}" if rest else said
+    smallest_large = min(LARGE_BYTES, by_size[-1][0].size_bytes)
+    large = [row for row in rows if row.size_bytes >= smallest_large]
+    small = [row for row in rows if row.size_bytes < smallest_large]
+    said = f"{subject} has {_percent(large)} of the speed of {first} {_span(large)} {where}"
+    return f"{said}, and {_percent(small)} {_span(small)}" if small else said
+
+
+def _is_as_fast(row: BackendRow) -> bool:
+    return abs(row.speed_percent - 100) <= _WITHIN_PERCENT
+
+
+def _flat(sizes: Sequence[Sequence[BackendRow]]) -> list[BackendRow]:
+    return [row for here in sizes for row in here]
+
+
+def _percent(rows: Sequence[BackendRow]) -> str:
+    """'88.4 to 101 %', from the slowest to the fastest."""
+    speeds = [row.speed_percent for row in rows]
+    return " to ".join(dict.fromkeys(_digits(each) for each in (min(speeds), max(speeds)))) + " %"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _span(rows: Sequence[BackendRow]) -> str:
+    """'from 1K to 64M', 'at 64M'."""
+    sizes = [row.size_bytes for row in rows]
+    smallest, largest = format_size(min(sizes)), format_size(max(sizes))
+    return f"at {largest}" if smallest == largest else f"from {smallest} to {largest}"
+
+
+def _placements(rows: Sequence[BackendRow]) -> str:
+    found = {row.placement for row in rows}
+    return "in and out of place" if len(found) > 1 else found.pop().replace("_", " ")
+
+
+def _drift_words(rows: Sequence[BackendRow]) -> str:
+    """That the first was not as fast as itself either."""
+    worst = max(rows, key=lambda row: abs(row.first_drift_percent or 0.0))
+    drift = abs(worst.first_drift_percent or 0.0)
+    if drift <= _WITHIN_PERCENT:
+        return ""
+    return f"{worst.first}'s own two times differ by up to {_digits(drift)} %, at {format_size(worst.size_bytes)}"
+
+
+def _issue_words(rows: Sequence[BackendRow]) -> str:
+    small = [row for row in rows if row.size_bytes <= _SMALL_BYTES and row.issue_us is not None] or [
+        row for row in rows if row.issue_us is not None
+    ]
+    if not small:
+        return ""
+    own = median(row.issue_us for row in small if row.issue_us is not None)
+    firsts = [row.first_issue_us for row in small if row.first_issue_us is not None]
+    beside = f", {rows[0].first} {_microseconds(median(firsts))}" if firsts else ""
+    return f"its host takes {_microseconds(own)} µs to issue an operation{beside}"
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def path_words(rows: Sequence[BackendRow]) -> str:
+    """'over the same path (P2P/CUMEM)', or that paths differ; empty where either was not heard."""
+    pairs = {(row.transport, row.first_transport) for row in rows}
+    if any(None in pair for pair in pairs):
+        return ""
+    if all(one == other for one, other in pairs):
+        return f"over the same path ({', '.join(sorted({str(one) for one, _ in pairs}))})"
+    one, other = next(pair for pair in pairs if pair[0] != pair[1])
+    return f"over another path: {one}, {rows[0].first} {other}"
+
+
+WINNERS_SECTION = "winners"
+REFUSED_SECTION = "refused"
+
+_NEAREST_PAIRS = 16
+_FEWEST_PAIRS = 6
+_REACH = math.log2(16)
+"""Times of sizes further away, in powers of two, vary in another way: of 10 µs by more than of a millisecond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WinnerRow(CaseKey):
+    """The fastest way at one size of a sweep over settings, and what the library's own choice loses."""
+
+    candidates: Annotated[int, {"minimum": 1}]  #: ways that ran right and as they were asked to
+    fastest: str  #: name of the fastest: a setting, a backend, or own choice
+    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    setting: str | None  #: as in its row
+    time_us: float  #: of the fastest, microseconds an operation; in latency mode the median
+    algorithm: str | None  #: that it took, as NCCL names it
+    protocol: str | None  #: that it took, as NCCL names it
+    own_backend: str  #: whose own choice is beside it
+    own_algorithm: str | None  #: that NCCL takes by itself
+    own_protocol: str | None  #: that NCCL takes by itself
+    #: of the own choice: mean of before and after all others, or median with the setting that it took
+    own_time_us: float
+    own_drift_percent: Annotated[float | None, SIGNED]  #: by how much the own choice was slower the second time
+    loss_percent: Annotated[float, SIGNED]  #: by how much the own choice takes longer than the fastest
+    noise_percent: float | None  #: what chance alone may make of that; null: not known
+    beyond_noise: bool | None  #: whether the loss is more than that
+    displaces: str | None = None  #: what was the fastest at smaller sizes, and is beaten here beyond the noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow(Record):
+    """A setting of a sweep that could not run."""
+
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    setting: str  #: what was asked for
+    dtype: str | None  #: element type; null: it could not even begin
+    op: str | None  #: reduction
+    size_bytes: int | None  #: from which size on
+    reason: str  #: in the library's words
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took."""
+
+    ways: Mapping[str, CollectiveRow]
+    own: CollectiveRow
+    again: CollectiveRow | None
+    own_way: str | None
+
+    @property
+    def own_time_us(self) -> float:
+        """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
+        chosen = None if self.own_way is None else self.ways[self.own_way]
+        return median(_time_of_way_us(row) for row in (self.own, self.again, chosen) if row is not None)
+
+    @property
+    def drift(self) -> float | None:
+        """By how much the own choice was slower the second time, as a part of the first."""
+        return None if self.again is None else _time_of_way_us(self.again) / _time_of_way_us(self.own) - 1
+
+    def time_us(self, name: str) -> float:
+        """The time of a way; of the own choice all its measurements count."""
+        row = self.ways[name]
+        return self.own_time_us if row is self.own or name == self.own_way else _time_of_way_us(row)
+
+
+def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
+    """Of the rows of a sweep over settings; of each size the first without one is the library's own choice.
+
+    Rows with wrong data, and those that did not run as they were asked to, are no candidates.
+    """
+    several = len({row.backend for row in rows}) > 1
+    found: list[WinnerRow] = []
+    for alike in grouped(rows, lambda row: (row.dtype, row.op)).values():
+        series = [_places(same, several=several) for same in grouped(alike, lambda row: row.placement).values()]
+        drifts = [(place.own.size_bytes, place.drift) for places in series for place in places]
+        known = [(size, drift) for size, drift in drifts if drift is not None]
+        for places in series:
+            found += _series(places, known)
+    return found
+
+
+def took_another(row: CollectiveRow) -> bool:
+    """True where NCCL's log names another algorithm or protocol than the row was to have."""
+    return NcclChoice.of(row.setting).differs(row.algorithm, row.protocol)
+
+
+def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
+    """By ascending size, where the own choice and anything else ran right; of several backends, names have them.
+
+    What the own choice took is a way of its own only where it is not known to be one of the others.
+    """
+    found = []
+    for here in grouped(rows, lambda row: row.size_bytes).values():
+        own = next((row for row in here if row.setting is None), here[0])
+        others = [row for row in here if row is not own]
+        again = next((row for row in others if row.setting == AGAIN and not row.wrong), None)
+        right = [row for row in others if row.setting != AGAIN and not row.wrong and not took_another(row)]
+        if right and own.setting is None and not own.wrong:
+            chosen = next((row for row in right if _took_the_same(row, own)), None)
+            ways = right if chosen is not None else [own, *right]
+            names = {_name(row, several=several): row for row in ways}
+            own_way = None if chosen is None else _name(chosen, several=several)
+            found.append(_Place(names, own, again, own_way))
+    return sorted(found, key=lambda place: place.own.size_bytes)
+
+
+def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
+    taken = taken_name(own.algorithm, own.protocol)
+    return row.backend == own.backend and taken is not None and taken == taken_name(row.algorithm, row.protocol)
+
+
+def _name(row: CollectiveRow, *, several: bool) -> str:
+    if not several:
+        return row.setting or OWN_CHOICE
+    return " ".join(filter(None, (row.backend, row.setting)))
+
+
+def _series(places: Sequence[_Place], drifts: Sequence[tuple[int, float]]) -> Iterator[WinnerRow]:
+    """Size by size, with what is displaced: the fastest of the smallest size holds until it is beaten beyond noise."""
+    incumbent = ""
+    for place in places:
+        name = min(place.ways, key=place.time_us)
+        noise = _noise(place, place.ways[name], drifts)
+        holds = incumbent in place.ways and _lost(place.time_us(incumbent), place.time_us(name)) <= (noise or 0.0)
+        yield _winner(place, name, noise, None if holds else incumbent or None)
+        incumbent = incumbent if holds else name
+
+
+def _winner(place: _Place, name: str, noise: float | None, displaced: str | None) -> WinnerRow:
+    own, fastest = place.own, place.ways[name]
+    lost = _lost(place.own_time_us, place.time_us(name))
+    return made_of(
+        WinnerRow,
+        fastest,
+        origin=own.origin,
+        candidates=len(place.ways),
+        fastest=name,
+        time_us=place.time_us(name),
+        own_backend=own.backend,
+        own_algorithm=own.algorithm,
+        own_protocol=own.protocol,
+        own_time_us=place.own_time_us,
+        own_drift_percent=None if place.drift is None else 100 * place.drift,
+        loss_percent=100 * lost,
+        noise_percent=None if noise is None else 100 * noise,
+        beyond_noise=None if noise is None else lost > noise,
+        displaces=displaced,
+    )
+
+
+def _lost(time_us: float, best_us: float) -> float:
+    return time_us / best_us - 1
+
+
+def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[tuple[int, float]]) -> float | None:
+    """By how much the own choice may seem slower by chance than the fastest of so many ways; None where nobody knows.
+
+    How much a time differs when it is measured again is known from the own choice, which was measured twice at every
+    size: of two independent values with deviation s the difference has √2 s, and a mean of two against one value
+    √1.5 s; the nearest sizes count, of both placements, and further ones where those are too few. Bonferroni's share
+    is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open.
+    """
+    away = sorted((abs(math.log2(size / place.own.size_bytes)), drift) for size, drift in drifts)
+    near = [each for number, each in enumerate(away) if number < _FEWEST_PAIRS or each[0] <= _REACH][:_NEAREST_PAIRS]
+    bounds = []
+    noise = robust_deviation([drift for _, drift in near]) if len(near) >= _FEWEST_PAIRS else None
+    if noise is not None:
+        bounds.append(Noise(math.sqrt(1.5 / 2) * noise.deviation, noise.freedom).bound(len(place.ways)))
+    owns = [row.ci95_percent for row in (place.own, place.again) if row is not None]
+    if fastest.ci95_percent is not None and None not in owns:
+        own = math.hypot(*(each for each in owns if each is not None)) / len(owns)
+        bounds.append(math.hypot(own, fastest.ci95_percent) / 100)
+    return max(bounds, default=None)
+
+
+def _time_of_way_us(row: CollectiveRow) -> float:
+    """The time that is compared: the mean; of operations timed alone the median, which late ones do not move."""
+    return row.time_us if row.p50_us is None else row.p50_us
+
+
+def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
+    """The sizes from which on another way is the fastest, of rows of one type, reduction and placement."""
+    return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]
+
+
+LIBRARIES_SECTION = "libraries"
+
+
+class LibraryKind(StrEnum):
+    """A file that is loaded, a package of Python that loads such, or a part of the kernel."""
+
+    LIBRARY = "library"
+    PACKAGE = "package"
+    KERNEL = "kernel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryRow(Record):
+    """One library, package or kernel module of one environment; also one that was looked for and is not there."""
+
+    node: str  #: host
+    library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
+    kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
+    found: bool | None  #: whether it is there; null: not known
+    version: str | None = None  #: by its own word; by its package or file name where `note` says so
+    path: str | None = None  #: file, or folder of a package
+    package: str | None = None  #: the wheel or environment that brought it
+    used_by: Sequence[str] = ()  #: who would load it, and for what; none: nobody who was asked
+    cuda: bool | None = None  #: of MPI: built for memory of GPUs, by its own word
+    note: str | None = None  #: what else has to be said
+    origin: Annotated[str, Origin]  #: measured or recorded

@@ -1,0 +1,406 @@
+"""Rows beside each other: the rows of `compare`, keys of comparable rows, sibling groups, and curves over size."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import groupby
+from operator import attrgetter
+from typing import Annotated
+
+from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record, Row, made_of
+from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.units import counted, format_size, grouped
+from gpubench.model.terms.verdict import Verdict
+
+COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
+FINDING_CHANGES_SECTION = "finding_changes"
+
+
+class Status(StrEnum):
+    """The sides that have a row: both, the old one alone, the new one alone."""
+
+    COMPARED = "compared"
+    MISSING = "missing"
+    ADDED = "added"
+
+
+class Change(StrEnum):
+    """The direction in which time changed by more than noise."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowKey(Record):
+    """The columns that say what a row is of: two rows with the same key measured the same thing."""
+
+    collective: str | None = None  #: as in rows of collectives; null where it is a pair
+    backend: str | None = None  #: what moved the data; a model of NCCL counts as nccl
+    group: str | None = None  #: the part of the job
+    ranks: Annotated[int | None, {"minimum": 1}] = None  #: ranks in the group
+    nodes: Annotated[int | None, {"minimum": 1}] = None  #: hosts in the group
+    source: str | None = None  #: of a pair: bus id where both sides have the same hosts, else the device's name
+    destination: str | None = None  #: as source
+    source_node: str | None = None  #: host, or 'node 0' where the sides have different hosts
+    destination_node: str | None = None  #: as source_node
+    scope: str | None = None  #: process, ipc or network
+    direction: str | None = None  #: write, read or both
+    engine: str | None = None  #: ce, sm, nccl or cpu
+    peer: str | None = None  #: peer access: on or off
+    size_bytes: int | None = None  #: as in rows
+    dtype: str | None = None  #: element type
+    op: str | None = None  #: reduction
+    root: int | None = None  #: root rank
+    placement: str | None = None  #: out_of_place or in_place
+    mode: str | None = None  #: throughput or latency
+    graph: int | None = None  #: replays of a captured CUDA graph
+    #: what else tells rows of one file apart: algorithm and protocol of a sweep, kind of host memory
+    setting: str | None = None
+
+    @property
+    def name(self) -> str:
+        """In words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
+        size = None if self.size_bytes is None else format_size(self.size_bytes)
+        if self.collective is None:
+            peer = "peer off" if self.peer == "off" else None
+            parts: tuple[str | None, ...] = (
+                f"{self.source} → {self.destination}",
+                size,
+                self.direction,
+                self.engine,
+                peer,
+                self.setting,
+            )
+        else:
+            usual = ("float32", "sum", "throughput")
+            dtype, op, mode = (None if each in usual else each for each in (self.dtype, self.op, self.mode))
+            root = f"root {self.root}" if self.root else None
+            place = "in place" if self.placement == "in_place" else None
+            graph = "graph" if self.graph else None
+            parts = (self.collective, size, dtype, op, root, place, mode, graph, self.setting, self.group)
+        return " ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow(RowKey):
+    """The same thing in old and new results."""
+
+    status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
+    change: Annotated[str | None, Change] = None  #: of time, beyond noise; null where there is no time on both sides
+    verdict: Annotated[str, Verdict]  #: of this row
+    slower_percent: Annotated[float | None, SIGNED] = None  #: how much longer the new one takes; negative: faster
+    noise_percent: float | None = None  #: what that has to exceed to count
+    noise_source: str | None = None  #: where noise_percent is from
+    base_time_us: float | None = None  #: median over runs
+    new_time_us: float | None = None  #: as base_time_us
+    base_gb_s: float | None = None  #: busbw of a collective, bandwidth of a pair
+    new_gb_s: float | None = None  #: as base_gb_s
+    base_runs: int = 0  #: runs that have it
+    new_runs: int = 0  #: as base_runs
+    base_origin: str | None = None  #: measured, simulated or recorded
+    new_origin: str | None = None  #: as base_origin
+    base_transport: str | None = None  #: as NCCL names it
+    new_transport: str | None = None  #: as base_transport
+    base_host_staged: bool | None = None  #: whether data went through host memory
+    new_host_staged: bool | None = None  #: as base_host_staged
+    base_verdict: Annotated[str | None, Verdict] = None  #: the worst of the runs; null: not judged
+    new_verdict: Annotated[str | None, Verdict] = None  #: as base_verdict
+    reason: str | None = None  #: what the verdict rests on
+    series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircumstanceRow(Record):
+    """A circumstance that numbers depend on."""
+
+    name: str  #: what it is: a version, the GPUs, the topology, an option, a variable
+    base: str | None  #: null: no file of this side tells
+    new: str | None  #: as base
+    changed: bool  #: both are known, and differ
+    series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+
+
+class FindingStatus(StrEnum):
+    """A finding of the new results in relation to the old ones, the worst first."""
+
+    NEW = "new"
+    GRAVER = "graver"
+    SAME = "same"
+    MILDER = "milder"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingChangeRow(Record):
+    """A finding of a check or of topo on one subject, as both sides tell it."""
+
+    finding: str  #: its id
+    subject: str  #: what it is on
+    status: Annotated[str, FindingStatus]  #: new, graver or milder than before, the same, or gone
+    #: on the change: a finding that is new or graver has its own
+    verdict: Annotated[str, Verdict]
+    base_severity: str | None  #: null: not found before
+    new_severity: str | None  #: null: not found now
+    base_seen: str | None  #: what was seen before
+    new_seen: str | None  #: what is seen now
+    series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+
+
+class Use(StrEnum):
+    """The use of a dated result in a comparison."""
+
+    NEW = "new"
+    BASE = "base"
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow(Record):
+    """A file of a folder of dated results."""
+
+    file: str  #: its name in the folder
+    started_at: str | None = None  #: when its run began, UTC; null: it was not read
+    command: str | None = None  #: what was run; null: its name is none of a dated result
+    host: str | None = None  #: the first host, and how many more
+    run_verdict: str | None = None  #: what its run ended with; null: it was not read
+    use: Annotated[str, Use]  #: new: compared with those before it; base: one of these; left out: in no comparison
+    series: str | None = None  #: the comparison it took part in, by its newest result
+    reason: str | None = None  #: why it was left out
+
+
+def collective_key(row: CollectiveRow) -> RowKey:
+    """The key of a row of a collective. A model of NCCL is compared with NCCL, where that is asked for at all."""
+    return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
+
+
+def pair_key(row: PairRow, nodes: Sequence[str] | None = None) -> RowKey:
+    """The key of a pair. `nodes` are the hosts of a side where the other side has others: then their places count."""
+
+    def end(device: str, bus_id: str | None) -> str:
+        return bus_id if nodes is None and bus_id is not None else device
+
+    def host(name: str) -> str:
+        return name if nodes is None else f"node {nodes.index(name)}"
+
+    memory = HostMemory.of_note(row.note)
+    return made_of(
+        RowKey,
+        row,
+        source=end(row.source, row.source_bus_id),
+        destination=end(row.destination, row.destination_bus_id),
+        source_node=host(row.source_node),
+        destination_node=host(row.destination_node),
+        setting=memory.full_name if memory else None,
+    )
+
+
+def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
+    """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
+    yield from grouped(keys, lambda key: replace(key, **(_PAIR if key.collective is None else _SIZE))).values()
+
+
+_SIZE = {"size_bytes": None, "placement": None}
+_PAIR = {"source": None, "destination": None, "source_node": None, "destination_node": None}
+
+
+LEAST_OTHERS = 2
+"""Of fewer none is the usual one; of two groups the faster is what both should reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingFigure:
+    """What other groups of a run reached, with how many there are, and the source in words."""
+
+    time_us: float
+    busbw_gb_s: float
+    others: int
+    source: str
+
+
+def figures_of_siblings(rows: Sequence[CollectiveRow]) -> list[SiblingFigure | None]:
+    """For each of the rows that all groups of a run have of one case, what the others reach; None where none is alike.
+
+    Groups are alike where the rows have the same ranks, nodes and limit. Of several others the middle one counts, of
+    an even number the faster of the two in the middle, so that one slow group among three does not become the measure;
+    of two groups the faster one. A row with wrong data is no measure.
+    """
+    return [_figure(number, row, rows) for number, row in enumerate(rows)]
+
+
+def _figure(number: int, row: CollectiveRow, rows: Sequence[CollectiveRow]) -> SiblingFigure | None:
+    others = [each for place, each in enumerate(rows) if place != number and _are_alike(each, row) and not each.wrong]
+    if not others:
+        return None
+    if len(others) < LEAST_OTHERS:
+        own = [row] if not row.wrong else []
+        return _of(min((*own, *others), key=_time), 1, "the faster of two groups of this run")
+    middle = sorted(others, key=_time)[(len(others) - 1) // 2]
+    return _of(middle, len(others), f"{counted(len(others), 'other group')} of this run")
+
+
+def _of(row: CollectiveRow, others: int, source: str) -> SiblingFigure:
+    return SiblingFigure(row.time_us, row.reached_gb_s, others, source)
+
+
+def _time(row: CollectiveRow) -> float:
+    return row.time_us
+
+
+def _are_alike(one: CollectiveRow, other: CollectiveRow) -> bool:
+    keys = [replace(collective_key(row), group=None) for row in (one, other)]
+    return keys[0] == keys[1] and one.limit_gb_s == other.limit_gb_s
+
+
+Points = tuple[tuple[int, float], ...]
+"""Size in bytes and value, by ascending size."""
+
+_MOST_LINES = 4
+_FEWEST_SIZES = 3
+HOST = "host"
+OPEN_ENDED = "neither limit nor expectation is known: the axis ends at the highest measured"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveLine:
+    """A named curve."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves with one unit, and what they are held against: what links carry at most, what healthy machines reach."""
+
+    title: str
+    unit: str
+    lines: tuple[CurveLine, ...]
+    limit: Points = ()
+    expected: Points = ()
+    logarithmic: bool = False
+
+    @property
+    def highest(self) -> float:
+        """The highest value of all, what curves are held against included: 25 of 340 GB/s is seen as 25 of 340."""
+        drawn = (*(line.points for line in self.lines), self.limit, self.expected)
+        return max((value for points in drawn for _, value in points), default=0.0)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """True where nothing is known to hold the curves against: the highest of them may still be low."""
+        return not (self.limit or self.expected or self.logarithmic or self.is_comparison)
+
+    @property
+    def is_comparison(self) -> bool:
+        """True if its curves are held against each other."""
+        return [line.name for line in self.lines] == ["before", "after"]
+
+
+def charts(rows: Sequence[Row]) -> list[Chart]:
+    """A chart of bandwidth and one of time for every way of measuring that visited three sizes or more."""
+    collectives = [row for row in rows if isinstance(row, CollectiveRow)]
+    pairs = [row for row in rows if isinstance(row, PairRow) and HOST not in (row.source, row.destination)]
+    found: list[Chart] = []
+    for members in grouped(collectives, _series).values():
+        found += _collective(members)
+    for copies in grouped(pairs, lambda row: (row.engine, row.direction, row.peer)).values():
+        found += _pairs(copies)
+    return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
+
+
+def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
+    """A chart for everything that was compared in three sizes or more: both sides in one; of many pairs the slowest."""
+    both = [row for row in rows if row.status == Status.COMPARED and row.size_bytes is not None]
+    found = []
+    for name, members in grouped(both, _compared_series).items():
+        lines = tuple(
+            CurveLine(side, _lowest((row.size_bytes or 0, getattr(row, field)) for row in members))
+            for side, field in (("before", "base_gb_s"), ("after", "new_gb_s"))
+        )
+        pairs = len({(row.source, row.destination) for row in members})
+        words = f"slowest of {pairs} pairs, {name}" if pairs > 1 else name
+        what = "bandwidth" if members[0].collective is None else "bus bandwidth"
+        found.append(Chart(f"{words}: {what}, before and after", "GB/s", lines))
+    return [chart for chart in found if all(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
+
+
+def _compared_series(row: ComparisonRow) -> str:
+    """The name of what was compared, without its size; of pairs without the pair."""
+    if row.collective is not None:
+        return replace(row, size_bytes=None).name
+    peer = "peer access off" if row.peer == "off" else None
+    ends = HOST if HOST in (row.source, row.destination) else None
+    return " ".join(filter(None, ("copies:", row.engine, row.direction, peer, row.setting, ends)))
+
+
+def _lowest(values: Iterable[tuple[int, float | None]]) -> Points:
+    """The lowest value of each size."""
+    found: dict[int, float] = {}
+    for size, value in values:
+        if value is not None:
+            found[size] = min(value, found.get(size, value))
+    return tuple(sorted(found.items()))
+
+
+def _series(row: CollectiveRow) -> tuple[str, ...]:
+    return row.dtype, row.op or "", row.group or "", row.backend, row.setting or ""
+
+
+def _collective(rows: Sequence[CollectiveRow]) -> list[Chart]:
+    what = " ".join(filter(None, (rows[0].collective, rows[0].dtype, rows[0].op, rows[0].group, rows[0].setting)))
+    lines = {
+        name.replace("_", " "): [row for row in rows if row.placement == name]
+        for name in dict.fromkeys(row.placement for row in rows)
+    }
+    bandwidth = tuple(
+        CurveLine(name, _points((row.size_bytes, row.busbw_gb_s) for row in each)) for name, each in lines.items()
+    )
+    times = tuple(
+        CurveLine(name, _points((row.size_bytes, row.time_us) for row in each)) for name, each in lines.items()
+    )
+    limit = _points((row.size_bytes, row.limit_gb_s) for row in rows)
+    expected = _points((row.size_bytes, row.expected_gb_s) for row in rows)
+    expected_times = _points((row.size_bytes, row.expected_us) for row in rows)
+    return [
+        Chart(f"{what}: bus bandwidth", "GB/s", bandwidth, limit, expected),
+        Chart(f"{what}: time", "µs", times, expected=expected_times, logarithmic=True),
+    ]
+
+
+def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
+    access = f"peer access {rows[0].peer}" if rows[0].peer else ""
+    what = "copies: " + ", ".join(filter(None, (rows[0].engine, rows[0].direction, access)))
+    limit = _points((row.size_bytes or 0, row.limit_gb_s) for row in rows)
+    expected = _points((row.size_bytes or 0, row.expected_gb_s) for row in rows)
+    expected_times = _points((row.size_bytes or 0, row.expected_us) for row in rows)
+    bandwidth, times = (_pair_lines(rows, attrgetter(name)) for name in ("bandwidth_gb_s", "latency_us"))
+    return [
+        Chart(f"{what}: bandwidth", "GB/s", bandwidth, limit, expected),
+        Chart(f"{what}: time", "µs", times, expected=expected_times, logarithmic=True),
+    ]
+
+
+def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None]) -> tuple[CurveLine, ...]:
+    """A line a pair; of many pairs the highest and the lowest value of all."""
+    by_pair = grouped(rows, lambda row: (row.source, row.destination)).values()
+    if len(by_pair) <= _MOST_LINES:
+        return tuple(
+            CurveLine(
+                f"{members[0].source} → {members[0].destination}",
+                _points((row.size_bytes or 0, value(row)) for row in members),
+            )
+            for members in by_pair
+        )
+    known = sorted((row.size_bytes or 0, each) for row in rows if (each := value(row)) is not None)
+    by_size = [(size, [each for _, each in found]) for size, found in groupby(known, key=lambda item: item[0])]
+    return (
+        CurveLine(f"highest of {len(by_pair)} pairs", tuple((size, max(found)) for size, found in by_size)),
+        CurveLine("lowest", tuple((size, min(found)) for size, found in by_size)),
+    )
+
+
+def _points(values: Iterable[tuple[int, float | None]]) -> Points:
+    """The last value of each size that has one."""
+    return tuple(sorted({size: value for size, value in values if value is not None}.items()))

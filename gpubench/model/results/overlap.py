@@ -1,0 +1,150 @@
+"""The rows, curves and sentence of `gpubench overlap`: a collective beside computation, and the best cap on CTAs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from gpubench.model.results.compare import Chart, CurveLine
+from gpubench.model.results.report import BACKENDS, OVERLAP_SECTION, SIGNED, Record, Report, Verified
+from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.overlap import Partner, cap_name
+from gpubench.model.terms.units import format_size, grouped
+from gpubench.model.terms.verdict import Origin, Verdict
+
+SHORTEST_STEPS_SECTION = "shortest_steps"
+
+SECTIONS = (
+    *(OVERLAP_SECTION, SHORTEST_STEPS_SECTION, "rows", "rank_times", "evidence", "fallback", "causes", "refused"),
+    "findings",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapRow(Record):
+    """A step: a collective and a partner's operations, started together. docs/overlap.md defines every time."""
+
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    backend: Annotated[str, BACKENDS]  #: what moved the data; simulated moved none
+    origin: Annotated[str, Origin]  #: where the numbers come from
+    ranks: int  #: ranks in the job
+    nodes: int  #: hosts in the job
+    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
+    data_type: Annotated[str, DataType]  #: element type of the collective
+    ctas: int | None  #: CTAs that NCCL may take at most; null: NCCL's own number
+    channels: int | None = None  #: that NCCL took, as it logs them; null: not known
+    capped_by: str | None = None  #: configuration (of the communicator) or environment; null: no cap
+    partner: Annotated[str, Partner]  #: gemm (Tensor Cores), copy (within GPU memory), chain (small kernels)
+    partner_operation: str  #: one operation of the partner, in words
+    partner_count: int  #: operations of the partner in a step
+    partner_alone_us: float  #: all of them, with nothing beside; mean over ranks
+    communication_alone_us: float  #: the collective alone, with the same cap
+    #: the collective beside the partner, where it had its SMs before the partner began; null: too short to be met
+    communication_first_us: float | None
+    together_us: float  #: from the start of both until both are done, on the slowest rank
+    partner_together_us: float  #: the partner's operations beside the collective
+    communication_together_us: float  #: the collective beside the partner, from when it could begin
+    in_flight_us: float  #: the part of the partner's time in which the collective was not done
+    compute_slowdown: float | None  #: κ_c, of computation while the collective is in flight; null: it lost nearly all
+    communication_slowdown: float  #: κ_m, communication_together_us over communication_alone_us
+    #: the part of κ_m - 1 that it waited for SMs, of communication_alone_us; null: not told apart
+    waiting_slowdown: Annotated[float | None, SIGNED]
+    #: the part of κ_m - 1 that is shared bandwidth, power and clocks, of communication_alone_us; null: not told apart
+    sharing_slowdown: Annotated[float | None, SIGNED]
+    #: part of communication_alone_us that running both together saves; negative: it costs time; null: the collective
+    #: takes less than step_ci95_percent of step_us, and what it saves is lost in that
+    hidden_share: Annotated[float | None, SIGNED]
+    step_us: float  #: from step to step in a row of many, on the slowest rank
+    step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, percent of it
+    steps: int  #: steps that were measured
+    sm_clock_mhz: int | None  #: SM clock while both ran, of the slowest GPU; null: not known
+    sm_clock_alone_mhz: int | None = None  #: the same while the partner ran alone
+    power_w: float | None  #: power of a GPU while both ran, mean over GPUs; null: not known
+    #: what held clocks down while both ran, as NVML names it; null: nothing, or not known
+    throttled_by: str | None = None
+    wrong: int | None = None  #: wrong elements of the collective over all ranks; null: not checked
+    verified: Annotated[str, Verified]  #: last: every buffer of the timed operations; no: not checked
+    verdict: Annotated[str | None, Verdict] = None  #: on the data; null: not checked
+    note: str | None = None  #: anything to know of this row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortestStepRow(Record):
+    """The cap with the shortest step of a size and a partner, and what NCCL's own number of CTAs costs beside it."""
+
+    collective: str  #: as in its rows
+    partner: Annotated[str, Partner]  #: as in its rows
+    size_bytes: int  #: as in its rows
+    ctas: int | None  #: of the shortest step; null: NCCL's own number
+    step_us: float  #: the shortest
+    own_step_us: float | None  #: with NCCL's own number, before the caps had their turn; null: not measured
+    own_drift_percent: Annotated[float | None, SIGNED]  #: by how much it was longer when they had; null: not measured
+    own_compute_slowdown: float | None  #: κ_c with NCCL's own number
+    own_communication_slowdown: float | None  #: κ_m with NCCL's own number
+    gain_percent: float | None  #: by how much it is shorter than the mean of both, percent of that
+    noise_percent: float | None  #: what chance alone may make of that; null: not known
+    beyond_noise: bool | None  #: whether the gain is more than that
+    origin: Annotated[str, Origin]  #: where the numbers come from
+
+
+_MOST_LINES = 4
+"""Curves that a page can tell apart."""
+
+_FEWEST_SIZES = 2
+
+
+def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
+    """Of every partner: the step under each cap over that with NCCL's own CTAs, and both slow-downs with these."""
+    for partner, members in grouped(rows, lambda row: row.partner).items():
+        if len({row.size_bytes for row in members}) < _FEWEST_SIZES:
+            continue
+        own = {row.size_bytes: row for row in members if row.ctas is None}
+        lines = list(_over_own([row for row in members if row.ctas is not None], own))
+        for start in range(0, len(lines), _MOST_LINES):
+            some = tuple(lines[start : start + _MOST_LINES])
+            yield Chart(f"Step beside {partner}, over that with NCCL's own CTAs", "×", some, logarithmic=True)
+        if own:
+            slowdowns = (
+                _line("communication, κm", list(own.values()), lambda row: row.communication_slowdown),
+                _line("computation, κc", list(own.values()), lambda row: row.compute_slowdown),
+            )
+            yield Chart(f"Slow-down beside {partner}, NCCL's own CTAs", "×", slowdowns, logarithmic=True)
+
+
+def _over_own(rows: Sequence[OverlapRow], own: Mapping[int, OverlapRow]) -> Iterator[CurveLine]:
+    """A line a cap, at the sizes that were measured with NCCL's own number too."""
+    both = [row for row in rows if row.size_bytes in own]
+    for ctas, members in grouped(both, lambda row: row.ctas).items():
+        yield _line(cap_name(ctas), members, lambda row: row.step_us / own[row.size_bytes].step_us)
+
+
+def _line(name: str, rows: Sequence[OverlapRow], value: Callable[[OverlapRow], float | None]) -> CurveLine:
+    known = {row.size_bytes: found for row in rows if (found := value(row)) is not None}
+    return CurveLine(name, tuple(sorted(known.items())))
+
+
+_BESIDE = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "small kernels"}
+
+
+def overlap_sentence(report: Report) -> str:
+    """'allreduce of 256M takes 2.4 times as long beside GEMMs, which slow down by 21 %; 8 CTAs ...'; '' of one cap."""
+    rows = report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow)
+    known = [row for row in rows if row.own_communication_slowdown is not None]
+    if not known:
+        return ""
+    shown = max(known, key=lambda row: row.size_bytes)
+    beside = _BESIDE[Partner(shown.partner)]
+    slowed = "" if shown.own_compute_slowdown is None else f", which slow down by {_more(shown.own_compute_slowdown)}"
+    said = (
+        f"{shown.collective} of {format_size(shown.size_bytes)} takes {shown.own_communication_slowdown:.2g} times "
+        f"as long beside {beside}{slowed}"
+    )
+    gains = [row for row in known if row.beyond_noise and row.partner == shown.partner]
+    best = max(gains, key=lambda row: row.gain_percent or 0, default=None)
+    if best is None:
+        return f"{said}; no cap makes a step shorter"
+    at = f" at {format_size(best.size_bytes)}"
+    return f"{said}; {cap_name(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}"
+
+
+def _more(slowdown: float) -> str:
+    return f"{100 * (slowdown - 1):.0f} %"

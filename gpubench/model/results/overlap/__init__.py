@@ -1,1 +1,0 @@
-"""What `overlap` found, as curves and in a sentence."""

@@ -1,0 +1,124 @@
+"""The rows of `gpubench plan`: layouts, exposed communication, settings, costs of faults, curves, the timeline.
+
+All times are predictions of an event simulation; `docs/plan.md` derives them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from gpubench.model.results.report import SIGNED, Record
+
+LAYOUTS_SECTION = "layouts"
+EXPOSED_SECTION = "exposed"
+SETTINGS_SECTION = "settings"
+FAULT_COSTS_SECTION = "fault_costs"
+CURVES_SECTION = "curves"
+TIMELINE_SECTION = "timeline"
+
+
+class CurveOrigin(StrEnum):
+    """Where the times of a collective come from."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    EXPECTED = "expected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow(Record):
+    """A layout of the model over the GPUs: the predicted step and what it needs; the fastest that fits is first."""
+
+    place: int  #: 1 is the best
+    #: tp tensor, sp sequence, pp pipeline, v stages a GPU, ring or ulysses context, ep expert, dp data parallel
+    layout: str
+    gpus: int  #: GPUs in all
+    microbatches: int  #: of a step, on one data-parallel rank
+    step_ms: float  #: predicted time of forward and backward, without the optimizer
+    step_least_ms: float  #: with all noise downwards
+    step_most_ms: float  #: with all noise upwards
+    compute_ms: float  #: of it computing at full speed, on the GPU that ends last
+    slowed_ms: float  #: added to computation by communication beside it
+    exposed_ms: float  #: waiting for communication
+    bubble_ms: float  #: waiting for other stages of the pipeline
+    tokens_per_second: float  #: of all GPUs
+    bucket_mb: float | None  #: cap of a gradient bucket, MiB; null: the layout has none
+    prefetch: bool | None  #: whether the next block is gathered early; null: nothing is gathered by blocks
+    memory_bytes: int  #: needed on the fullest GPU
+    gpu_memory_bytes: int | None  #: that a GPU has; null: not known
+    fits: bool | None  #: null: the memory of a GPU is not known
+    weights_bytes: int  #: of the memory: parameters
+    gradients_bytes: int  #: gradients
+    optimizer_bytes: int  #: optimizer states
+    activations_bytes: int  #: activations
+    #: of the step, in which a GPU has nothing to do because the host has not issued more; null: not measured
+    host_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedRow(Record):
+    """What one kind of communication costs the chosen layout."""
+
+    source: str  #: what it is for
+    collective: str  #: what is run
+    operations: int  #: of a step on one GPU
+    bytes: int  #: of all of them, in nccl-tests' size
+    alone_ms: float  #: what they take with nothing beside them
+    exposed_ms: float  #: of the step, in which nothing is computed because of them
+    hidden_percent: float  #: of what they take alone, the share that costs the step nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow(Record):
+    """The chosen layout with one setting changed."""
+
+    setting: str  #: bucket_mb, prefetch or ctas
+    value: str  #: its value
+    step_ms: float  #: predicted
+    exposed_ms: float  #: waiting for communication
+    slower_percent: Annotated[float, SIGNED]  #: than the value that is best
+    best: bool  #: whether it is the best value
+    flat: bool  #: whether it is within 1 % of the best, or within the noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCostRow(Record):
+    """The chosen layout on another fabric: with a fault, or as the profile expects it."""
+
+    fault: str  #: as --fault writes it; none: the fabric that the profile expects
+    what: str  #: in words
+    source: str  #: asked for; usual: what plan tries by itself; or the file that tells of it
+    step_ms: float  #: predicted
+    slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
+    exposed_ms: float  #: waiting for communication
+    how: str  #: how the times were slowed
+    communication_ms: float | None = None  #: what the step's collectives take then, nothing beside them
+    slowed_ms: float | None = None  #: added to computation by communication beside it
+    note: str | None = None  #: why the step is not slower, where it is not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveRow(Record):
+    """One point of a curve that a prediction followed."""
+
+    collective: str  #: as gpubench calls it
+    ranks: int  #: ranks
+    nodes: int  #: hosts
+    size_bytes: int  #: nccl-tests' size
+    time_us: float  #: of one operation
+    spread_percent: float  #: half of the 95 % interval
+    origin: Annotated[str, CurveOrigin]  #: measured; simulated; or expected by a profile, which nobody measured here
+    source: str  #: the file, or the profile
+    note: str | None = None  #: what was done to make it fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow(Record):
+    """A span of the chosen layout's step."""
+
+    device: int  #: GPU, or stage of a pipeline
+    stream: str  #: compute, or what communicates
+    name: str  #: what runs
+    start_us: float  #: from the beginning of the step
+    end_us: float  #: likewise
+    exposed: bool  #: true: nothing is computed meanwhile because of it

@@ -1,1 +1,0 @@
-"""The row types of report sections, one module a command or a subject."""

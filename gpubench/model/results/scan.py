@@ -1,0 +1,201 @@
+"""The rows of `gpubench scan` and its sentence: rails, bad parts, rounds, collectives, and exclude lists."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from gpubench.model.results.report import Metadata, Record, Report
+from gpubench.model.results.rounds import ScanPhase
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict, drained_hosts
+
+PARTS_SECTION, CELLS_SECTION, ROUNDS_SECTION = "parts", "cells", "rounds"
+SCAN_COLLECTIVES_SECTION, EXCLUSIONS_SECTION = "scan_collectives", "exclusions"
+
+
+class PartKind(StrEnum):
+    """The kind of part that is bad."""
+
+    NODE_GONE = "node gone"
+    NODE_HANGS = "node hangs"
+    NODE = "node"
+    GPU = "GPU"
+    GPU_PAIR = "pair of GPUs"
+    NIC = "NIC or cable"
+    RAIL_HANGS = "rail hangs"
+    RAIL = "rail"
+    LEAF = "leaf"
+    LEAF_RAIL = "rail of a leaf"
+    UPLINK = "uplink"
+
+
+OF_ONE_NODE = (
+    PartKind.NODE_GONE,
+    PartKind.NODE_HANGS,
+    PartKind.NODE,
+    PartKind.GPU,
+    PartKind.GPU_PAIR,
+    PartKind.NIC,
+    PartKind.RAIL_HANGS,
+)
+"""The kinds that make a node bad; the others are of the network between nodes."""
+
+
+class Tool(StrEnum):
+    """What an exclude list is for."""
+
+    SLURM = "slurm"
+    SLURM_DRAIN = "slurm drain"
+    MPIRUN = "mpirun"
+    KUBERNETES = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPartRow(Record):
+    """A part that is bad, or a suspect where nothing was confirmed."""
+
+    kind: Annotated[str, PartKind]  #: what it is
+    subject: str  #: node, rail, leaf by name
+    nodes: tuple[str, ...]  #: hosts that it slows
+    rail: int | None  #: null: all rails, or none
+    leaf: str | None  #: null: of no leaf
+    gpu: int | None  #: null: of no GPU
+    partner_gpu: int | None = None  #: the other GPU of a pair; null: of none
+    nic: str | None = None  #: name of the NIC on the rail; null: of none, or not known
+    percent: float | None  #: what it delivers of what the others do; null: nothing
+    seen: str  #: in words
+    verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: a suspect that nobody confirmed
+    origin: str  #: measured, simulated or recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanCellRow(Record):
+    """One rail of one node: its newest score, and the part that explains it where it is bad."""
+
+    node: str  #: host
+    subject: str  #: the rail in words
+    rail: int  #: position of the GPU in its node
+    leaf: str | None  #: null: not known
+    nic: str | None  #: NIC of the rail; null: not known
+    score_percent: float | None  #: of what the others deliver; null: no figure
+    median_gb_s: float | None  #: both ways together, over all its rounds
+    figures: int  #: rounds that the score is of
+    failures: int  #: rounds without a figure, over the whole scan
+    phase: Annotated[str | None, ScanPhase]  #: that judged it; null: none could
+    verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (suspect, or its rail below the NICs), ERROR (no figure)
+    part: str | None  #: the part that it belongs to; null where it is well
+    origin: str  #: measured, simulated or recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanRoundRow(Record):
+    """One round of a scan."""
+
+    number: int  #: from 1
+    phase: Annotated[str, ScanPhase]  #: screening, suspects or confirmation
+    pairs: int  #: pairs of nodes
+    figures: int  #: figures of rails of pairs
+    failures: int  #: figures that are missing
+    gone: tuple[str, ...]  #: hosts that stopped answering
+    seconds: float  #: that it took
+    origin: str  #: measured, simulated or recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanCollectiveRow(Record):
+    """A collective of many nodes beside what their parts predict."""
+
+    subject: str  #: all, a half, a mixed half
+    nodes: tuple[str, ...]  #: hosts that took part
+    measured_gb_s: float | None  #: that a node sends on all its rails; null: not measured
+    predicted_gb_s: float  #: what the slowest of its cells allows
+    percent: float | None  #: measured of predicted
+    note: str | None  #: why it was not measured
+    verdict: Annotated[str, Verdict]  #: WARN below 90 % of what is predicted, ERROR where not measured
+    origin: str  #: measured, simulated or recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExclusionRow(Record):
+    """A line of an exclude list, ready to be pasted."""
+
+    tool: Annotated[str, Tool]  #: what it is for
+    line: str  #: the line
+
+
+_MOST_PARTS = 5
+
+_HANGING = (PartKind.NODE_HANGS, PartKind.RAIL_HANGS)
+_OF_HANGING = ("deadline", "stopped", "kernel")
+_JUDGED = (Verdict.PASS, Verdict.FAIL)
+
+
+def scan_sentence(metadata: Metadata, report: Report) -> str:
+    """'3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), ...; 1,021 are well'."""
+    rows = report.rows(PARTS_SECTION, ScanPartRow)
+    bad = [row for row in rows if row.verdict == Verdict.FAIL]
+    nodes = len(metadata.hosts)
+    if bad:
+        doubtful = {cell.node for cell in report.rows(CELLS_SECTION, ScanCellRow) if cell.verdict not in _JUDGED}
+        return _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
+    suspects = {node for row in rows for node in row.nodes if row.kind in OF_ONE_NODE}
+    sure = _sure(metadata.options)
+    if rows:
+        named = _listed(rows)
+        if len(suspects) == 1:
+            return f"1 of {_number(nodes)} nodes is a suspect that nobody confirmed: {named}"
+        count = f"{_number(len(suspects))} of {_number(nodes)} nodes" if suspects else "parts of the network"
+        return f"{count} are suspects that nobody confirmed: {named}"
+    return f"all {_number(nodes)} nodes are well{sure}"
+
+
+def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> str:
+    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
+    `failing` those whose own facts fail, or whose driver did not answer.
+    """
+    of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
+    between = [row for row in bad if row.kind not in OF_ONE_NODE]
+    behind = {node for row in between for node in row.nodes}
+    verb = "is" if len(of_nodes) == 1 and not between else "are"
+    subjects = [f"{_number(len(of_nodes))} of {_number(nodes)} nodes"] if of_nodes else []
+    subjects += [counted(len(between), "part") + " of the network"] if between else []
+    if not of_nodes and len(between) == 1:
+        verb = "is"
+    unsure = len(doubtful - of_nodes - behind)
+    ill = len(failing - of_nodes - behind - doubtful)
+    well = nodes - len(of_nodes | behind) - unsure - ill
+    slowed = len(behind - of_nodes)
+    rest = [f"{_number(slowed)} are slowed by the network"] if slowed else []
+    rest += [f"{_number(unsure)} could not be judged"] if unsure else []
+    rest += [f"{_number(ill)} {'fails' if ill == 1 else 'fail'} by other findings"] if ill else []
+    rest += [f"{_number(well)} {'is' if well == 1 else 'are'} well"] if well or not rest else []
+    return f"{' and '.join(subjects)} {verb} bad: {_listed(bad)}; {', '.join(rest)}"
+
+
+def _listed(rows: Sequence[ScanPartRow]) -> str:
+    words = [part_words(row) for row in rows[:_MOST_PARTS]]
+    more = f" and {len(rows) - _MOST_PARTS} more" if len(rows) > _MOST_PARTS else ""
+    return ", ".join(words) + more
+
+
+def part_words(row: ScanPartRow) -> str:
+    """'node17 rail 3 at 41 % (NIC or cable)', 'node9 hangs'."""
+    if row.kind == PartKind.NODE_GONE:
+        return f"{row.subject} is gone"
+    if row.kind in _HANGING:
+        return f"{row.subject} {'hangs' if any(word in row.seen for word in _OF_HANGING) else 'fails'}"
+    share = "" if row.percent is None else f" at {row.percent:.0f} %"
+    return row.subject + share + (f" ({row.kind})" if row.kind in (PartKind.NIC, PartKind.UPLINK) else "")
+
+
+def _sure(options: Mapping[str, Any]) -> str:
+    sure = options.get("sure_loss_percent")
+    if not isinstance(sure, (int, float)):
+        return ""
+    beside = "" if options.get("rates_known") else " beside the other nodes"
+    return f": a loss of {sure:.0f} %{beside} would have been named"
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"

@@ -1,0 +1,560 @@
+"""The sections of `gpubench topo`: devices, pairs, matrices and the PCI tree as rows."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from gpubench.model.facts.gpu_use import GpuProcess
+from gpubench.model.facts.health import describe_health
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import (
+    Fabric,
+    GpuFacts,
+    NicFacts,
+    NvLink,
+    PciDevice,
+    PcieLink,
+    PciKind,
+    PciPlace,
+    RemappedRows,
+    Snapshot,
+)
+from gpubench.model.paths.nodes import MachineKind, condense
+from gpubench.model.paths.topology import (
+    BITS_PER_BYTE,
+    PATH_CLASSES,
+    Device,
+    Topology,
+    active_links,
+    loaded_link,
+    nvlink_gb_s,
+    pcie_ceiling_gb_s,
+    pcie_text,
+    rounded,
+)
+from gpubench.model.results.report import PairRow, Record, RowsOfNode, Section, Table, made_of
+from gpubench.model.terms.verdict import Origin
+
+TREE_SECTION = "tree"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRow(Record):
+    """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
+
+    node: str  #: host name of the node
+    gpu: str  #: its name in matrices: GPU0
+    cuda_index: int | None  #: number that CUDA gives it; null where it is not visible
+    name: str | None  #: model
+    uuid: str | None  #: as the driver has it
+    bus_id: str | None  #: PCI address
+    compute_capability: str | None  #: such as 9.0
+    multiprocessors: int | None  #: SMs
+    memory_bytes: int | None  #: memory of the GPU
+    memory_used_bytes: int | None  #: of it in use
+    mig: bool | None  #: whether it is cut into instances
+    ecc: bool | None  #: whether memory errors are corrected
+    persistence: bool | None  #: whether the driver stays loaded
+    idle: bool | None  #: whether its PCIe link may rest
+    pcie_generation: int | None  #: generation of the PCIe link now
+    pcie_width: int | None  #: lanes of the PCIe link now
+    pcie_max_generation: int | None  #: generation it can have
+    pcie_max_width: int | None  #: lanes it can have
+    pcie_gb_s: float | None  #: GB/s per direction of the narrowest PCIe hop upwards
+    pcie_replays: int | None  #: PCIe packets that were sent again
+    numa_node: int | None  #: NUMA node it hangs on
+    cpu_affinity: str | None  #: CPUs near it
+    nvlinks_active: int | None  #: NVLinks that are up
+    nvlinks: int | None  #: NVLinks it has
+    nvlink_version: str | None  #: of the links
+    nvlink_gb_s_per_link: float | None  #: GB/s per direction of a link
+    nvlink_gb_s: float | None  #: GB/s per direction of all active links
+    nvlink_peers: Sequence[str]  #: what the links lead to
+    nvlink_errors: int | None  #: sum of all error counters
+    fabric_state: str | None  #: registration with the NVSwitch fabric
+    fabric_status: str | None  #: its outcome
+    fabric_clique: int | None  #: GPUs with the same one reach each other
+    fabric_health: str | None  #: what is degraded
+    throttle_reasons: Sequence[str] | None  #: why clocks are lowered
+    remapped_rows_correctable: int | None  #: memory rows replaced after correctable errors
+    remapped_rows_uncorrectable: int | None  #: after uncorrectable ones
+    remapped_rows_pending: bool | None  #: whether a reset is due
+    remapped_rows_failure: bool | None  #: whether a replacement failed
+    bar1_bytes: int | None  #: window to its memory on PCIe
+    users: Sequence[str] | None  #: processes that use it
+    driver: str | None  #: version of the driver
+    cuda: str | None  #: newest CUDA that the driver runs
+    lost: str | None  #: why it does not answer
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    unknown: Mapping[str, str]  #: why a field is empty, by field name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvlinkRow(Record):
+    """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
+
+    node: str  #: host name of the node
+    gpu: str  #: its name in matrices: GPU0
+    link: int  #: number of the link
+    active: bool | None  #: whether it is up
+    version: str | None  #: NVLink version
+    gb_s: float | None  #: usable GB/s per direction
+    raw_gb_s: float | None  #: with protocol, as nvidia-smi nvlink -s prints it
+    peer: str | None  #: what it leads to
+    peer_bus_id: str | None  #: PCI address of that
+    errors: Mapping[str, int]  #: counters by name
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicRow(Record):
+    """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
+
+    node: str  #: host name of the node
+    nic: str  #: device name: mlx5_0, eth0
+    link_layer: str  #: infiniband or ethernet
+    state: str | None  #: of the port
+    rate_gbit_s: float | None  #: Gb/s of the port
+    rate_gb_s: float | None  #: the same in GB/s
+    interfaces: Sequence[str]  #: network interfaces on it
+    bus_id: str | None  #: PCI address
+    model: str | None  #: of the device
+    driver: str | None  #: kernel driver
+    firmware: str | None  #: version
+    mtu: int | None  #: bytes of the largest packet
+    pcie_generation: int | None  #: generation of the PCIe link now
+    pcie_width: int | None  #: lanes of the PCIe link now
+    pcie_max_generation: int | None  #: generation it can have
+    pcie_max_width: int | None  #: lanes it can have
+    pcie_gb_s: float | None  #: GB/s per direction of the narrowest PCIe hop upwards
+    numa_node: int | None  #: NUMA node it hangs on
+    nearest_gpus: Sequence[str]  #: GPUs with the shortest path
+    nearest_path: str | None  #: path class to them
+    gpudirect_rdma: bool | None  #: whether it may reach GPU memory
+    gpudirect_rdma_reason: str  #: by what, or why not
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    unknown: Mapping[str, str]  #: why a field is empty, by field name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow(Record):
+    """One node: of which kind, and how it differs from it."""
+
+    node: str  #: host name of the node
+    node_kind: str  #: letter of the kind it is of
+    differences: Sequence[str]  #: from that kind
+    gpus: int  #: GPUs it has
+    nics: int  #: NIC ports it has
+    driver: str | None  #: version of the driver
+    cuda: str | None  #: newest CUDA that the driver runs
+    driver_absent: str | None  #: why there is no driver
+    kernel: str | None  #: release
+    cpu: str | None  #: model
+    cpus: int | None  #: logical CPUs
+    sockets: int | None  #: CPU sockets
+    numa_nodes: int  #: NUMA nodes
+    virtual_machine: bool | None  #: whether it is one
+    product: str | None  #: what the maker calls it
+    peermem: bool | None  #: whether nvidia-peermem is loaded
+    dma_buf: bool | None  #: whether DMA-BUF export is possible
+    open_kernel_module: bool | None  #: whether the driver is the open one
+    nvswitches: int  #: NVSwitches on its PCI bus
+    topology: str  #: fingerprint of the wiring
+    taken_at: str | None  #: when it was read
+    source: str  #: where the facts come from
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    failures: Sequence[str]  #: what could not be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRow(Record):
+    """Nodes that are the same, by the first of them; `odd` are those that nearly are."""
+
+    node_kind: str  #: letter of the kind
+    node: str  #: the node that stands for it
+    nodes: Sequence[str]  #: those that are the same
+    odd: Sequence[str]  #: those that nearly are
+    differs_from: str | None  #: the largest kind with the same GPU models
+    differences: Sequence[str]  #: from the largest kind
+    matrix: Mapping[str, Mapping[str, str]]  #: path classes
+    peer_access: Mapping[str, Mapping[str, Any]]  #: what CUDA and NVML say
+    limits: Mapping[str, Mapping[str, float | None]]  #: GB/s per direction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRow(Record):
+    """One element of the PCI tree of a node, in the order in which the tree is drawn; `gb_s` of the link above it."""
+
+    node: str  #: host name of the node
+    depth: int  #: below the host bridge
+    element: str  #: what it is called
+    what: str  #: what it is
+    link: str | None  #: PCIe link above it
+    gb_s: float | None  #: GB/s per direction of that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow(Record):
+    """One process of the job."""
+
+    rank: int  #: number in the job
+    node: str  #: host name of the node
+    local_rank: int  #: number on its node
+    pid: int  #: process id
+    namespaces: Mapping[str, int]  #: inode by namespace
+    shm_device: int | None  #: device number of /dev/shm: the same where it is shared
+    shm_bytes: int | None  #: size of /dev/shm
+    shm_free_bytes: int | None  #: of it free
+    visible_devices: str | None  #: CUDA_VISIBLE_DEVICES
+    device_files: Sequence[str]  #: /dev/nvidia* that it sees
+    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: memory that it may pin; -1 is no limit
+    affinity: str | None  #: CPUs that it may use
+    ptrace_scope: int | None  #: Yama setting, which IPC between processes needs
+    seccomp: int | None  #: filter mode
+    libraries: Mapping[str, str]  #: file by library
+    environment: Mapping[str, str]  #: settings that change results
+
+
+def gpu_rows(node: Topology) -> Iterator[GpuRow]:
+    """The GPUs of a node."""
+    for gpu in node.gpus:
+        active = [link for link in gpu.nvlinks or () if link.active]
+        yield made_of(
+            GpuRow,
+            gpu,
+            node=node.snapshot.host,
+            gpu=gpu.device,
+            **_pcie(gpu.pcie),
+            pcie_gb_s=rounded(node.pcie_total(gpu).gb_s),
+            numa_node=gpu.place.numa_node,
+            nvlinks_active=active_links(gpu),
+            nvlinks=None if gpu.nvlinks is None else len(gpu.nvlinks),
+            nvlink_version=active[0].version if active else None,
+            nvlink_gb_s_per_link=nvlink_gb_s(active[0]) if active else None,
+            nvlink_gb_s=rounded(node.nvlink_total(gpu).gb_s),
+            nvlink_peers=sorted({_far_end(node, link) for link in active}),
+            nvlink_errors=_errors(gpu.nvlinks or ()),
+            **_fabric(gpu.fabric),
+            **_remapped(gpu.remapped_rows),
+            users=None if gpu.processes is None else [_user(each) for each in gpu.processes],
+            unknown={**gpu.unknown, **_hidden_nvlinks(node, gpu)},
+            driver=node.snapshot.driver.version,
+            cuda=node.snapshot.driver.cuda,
+            origin=node.snapshot.origin,
+        )
+
+
+def gpu_rows_of(nodes: Sequence[Topology]) -> list[GpuRow]:
+    """The GPUs of some nodes; those of a node that is like an earlier one are made of that one's."""
+    found: list[GpuRow] = []
+    like, rows = None, list[GpuRow]()
+    for node in nodes:
+        if node.like is not like:
+            like, rows = node.like, list(gpu_rows(node.like))
+        own = zip(rows, node.gpus, strict=True)
+        found += rows if node is like else [replace(row, node=node.snapshot.host, uuid=gpu.uuid) for row, gpu in own]
+    return found
+
+
+def rows_by_node(nodes: Sequence[Topology], make: Callable[[Topology], Iterable[Record]]) -> Iterator[RowsOfNode]:
+    """Rows with nothing in them that tells a node from those that are like it but `node`, its host."""
+    like, rows = None, list[Record]()
+    for node in nodes:
+        if node.like is not like:
+            like, rows = node.like, list(make(node.like))
+        yield RowsOfNode(rows, ("node",), node.snapshot.host)
+
+
+def link_rows(node: Topology) -> Iterator[NvlinkRow]:
+    """Every NVLink of a node."""
+    for gpu in node.gpus:
+        for link in gpu.nvlinks or ():
+            yield made_of(
+                NvlinkRow,
+                link,
+                node=node.snapshot.host,
+                gpu=gpu.device,
+                link=link.number,
+                gb_s=nvlink_gb_s(link),
+                peer=link.peer and _far_end(node, link),
+                origin=node.snapshot.origin,
+            )
+
+
+def nic_rows(node: Topology) -> Iterator[NicRow]:
+    """The NICs of a node."""
+    for nic in node.nics:
+        nearest = node.nearest_gpus(nic)
+        possible, reason = node.gpudirect(nic)
+        yield made_of(
+            NicRow,
+            nic,
+            node=node.snapshot.host,
+            nic=nic.name,
+            link_layer=nic.kind,
+            rate_gb_s=None if nic.rate_gbit_s is None else nic.rate_gbit_s / BITS_PER_BYTE,
+            **_pcie(nic.pcie),
+            pcie_gb_s=rounded(node.pcie_total(nic).gb_s),
+            numa_node=nic.place.numa_node,
+            nearest_gpus=[gpu.device for gpu in nearest],
+            nearest_path=node.pcie_path(nearest[0], nic) if nearest else None,
+            gpudirect_rdma=possible,
+            gpudirect_rdma_reason=reason,
+            origin=node.snapshot.origin,
+        )
+
+
+def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[NodeRow]:
+    """Every node, in the order of the job."""
+    kind_of = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
+    for position, node in enumerate(nodes):
+        snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_of[position]
+        yield made_of(
+            NodeRow,
+            machine,
+            snapshot.gpudirect,
+            snapshot,
+            node=snapshot.host,
+            node_kind=kind.name,
+            differences=condense(kind.odd.get(position, ())),
+            gpus=len(snapshot.gpus),
+            nics=len(snapshot.nics),
+            driver=snapshot.driver.version,
+            cuda=snapshot.driver.cuda,
+            driver_absent=snapshot.driver.absent,
+            numa_nodes=len(machine.numa_nodes),
+            open_kernel_module=snapshot.driver.open_kernel_module,
+            nvswitches=len(snapshot.nvswitches),
+            topology=node.fingerprint(),
+            failures=[f"{failure.stage}: {failure.error}" for failure in snapshot.failures],
+        )
+
+
+def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, Section]:
+    """The sections of nodes and of their devices, for a report that is about more than those."""
+    return {
+        "nodes": Table(NodeRow.columns(), lambda: node_rows(nodes, kinds)),
+        "gpus": Table(GpuRow.columns(), lambda: gpu_rows_of(nodes)),
+        "nics": Table(NicRow.columns(), lambda: (row for node in nodes for row in nic_rows(node))),
+    }
+
+
+def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:
+    """Every process of the job."""
+    return (made_of(RankRow, rank, node=rank.host) for rank in ranks)
+
+
+def _pcie(link: PcieLink) -> dict[str, int | None]:
+    names = ("generation", "width", "max_generation", "max_width")
+    return {f"pcie_{name}": getattr(link, name) for name in names}
+
+
+def _errors(links: Sequence[NvLink]) -> int | None:
+    """Of all counters that could be read; None where none could."""
+    counted = [count for link in links for count in link.errors.values()]
+    return sum(counted) if counted else None
+
+
+def _fabric(fabric: Fabric | None) -> dict[str, Any]:
+    fabric = fabric or Fabric()
+    return {
+        "fabric_state": fabric.state,
+        "fabric_status": fabric.status,
+        "fabric_clique": fabric.clique,
+        "fabric_health": None if fabric.health_mask is None else describe_health(fabric.health_mask),
+    }
+
+
+def _remapped(rows: RemappedRows | None) -> dict[str, Any]:
+    names = ("correctable", "uncorrectable", "pending", "failure")
+    return {f"remapped_rows_{name}": None if rows is None else getattr(rows, name) for name in names}
+
+
+def _far_end(node: Topology, link: NvLink) -> str:
+    known = next((gpu.device for gpu in node.gpus if gpu.bus_id and gpu.bus_id == link.peer_bus_id), None)
+    if known:
+        return known
+    return {"gpu": "a GPU", "switch": "NVSwitch", "cpu": "CPU"}.get(link.peer or "", "unknown")
+
+
+def _hidden_nvlinks(node: Topology, gpu: GpuFacts) -> dict[str, str]:
+    setting = node.snapshot.driver_settings.nvlink_disabled
+    return {"nvlinks": f"the driver hides them: {setting}"} if gpu.nvlinks == () and setting else {}
+
+
+def _user(process: GpuProcess) -> str:
+    return " ".join(filter(None, (str(process.pid), process.name, "under MPS" if process.mps else "")))
+
+
+_BEYOND_PXB = PATH_CLASSES[PATH_CLASSES.index("PXB") + 1 :]
+_MOST_KNOWN = 8
+_FAR = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
+
+
+def pair_rows(node: Topology) -> Iterator[PairRow]:
+    """Every ordered pair of different devices of a node."""
+    host, origin = node.snapshot.host, node.snapshot.origin
+    for source in node.devices:
+        for destination in node.devices:
+            if source is destination:
+                continue
+            limit = node.limit(source, destination)
+            yield PairRow(
+                source=source.device,
+                destination=destination.device,
+                source_bus_id=source.bus_id,
+                destination_bus_id=destination.bus_id,
+                source_node=host,
+                destination_node=host,
+                origin=origin,
+                limit_gb_s=rounded(limit.gb_s),
+                path_class=node.path(source, destination),
+                note="; ".join(filter(None, (_direct(node, source, destination), limit.note))),
+            )
+
+
+def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[RowsOfNode]:
+    """The pairs of every node. Of a thousand nodes most are alike: theirs are an earlier one's, by another host."""
+    known: list[tuple[Snapshot, list[PairRow]]] = []
+    like, rows = None, list[PairRow]()
+    for node in nodes:
+        if node.like is not like:
+            like, what = node.like, _anonymous(node.snapshot)
+            same = next((rows for other, rows in known if other == what), None)
+            rows = list(pair_rows(node)) if same is None else same
+            if same is None:
+                known = [(what, rows), *known[: _MOST_KNOWN - 1]]
+        yield RowsOfNode(rows, ("source_node", "destination_node"), node.snapshot.host)
+
+
+def _anonymous(snapshot: Snapshot) -> Snapshot:
+    """A node without what tells it from its equals and no pair depends on."""
+    gpus = tuple(
+        replace(gpu, uuid=None, memory_used_bytes=None, processes=None, pcie_replays=None) for gpu in snapshot.gpus
+    )
+    machine = replace(snapshot.machine, boot_id=None)
+    return replace(snapshot, host="", taken_at=None, machine=machine, gpus=gpus, pci_devices=(), rdma_ports=())
+
+
+def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
+    """Peer access between GPUs: what CUDA and NVML say, and both in words."""
+    cells: dict[str, dict[str, Any]] = {}
+    for source in node.gpus:
+        cells[source.device] = {}
+        for destination in node.gpus:
+            if source is not destination:
+                access = node.peer_access(source, destination)
+                cells[source.device][destination.device] = {
+                    "cuda": access.cuda,
+                    "nvml": access.nvml,
+                    "reason": access.reason,
+                }
+    return cells
+
+
+def limits(node: Topology) -> dict[str, dict[str, float | None]]:
+    """GB/s per direction from every GPU to every other device, and towards everybody: all its NVLinks, its PCIe."""
+    return {
+        gpu.device: {
+            **{each.device: rounded(node.limit(gpu, each).gb_s) for each in node.devices if each is not gpu},
+            "nvlink": rounded(node.nvlink_total(gpu).gb_s),
+            "pcie": rounded(node.pcie_total(gpu).gb_s),
+        }
+        for gpu in node.gpus
+    }
+
+
+def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[KindRow]:
+    """The kinds, the largest first."""
+    for kind in kinds:
+        node = nodes[kind.representative]
+        yield KindRow(
+            node_kind=kind.name,
+            node=node.snapshot.host,
+            nodes=[nodes[position].snapshot.host for position in kind.alike],
+            odd=[nodes[position].snapshot.host for position in kind.odd],
+            differs_from=kind.differs_from,
+            differences=condense(kind.differs),
+            matrix=node.matrix,
+            peer_access=peer_access(node),
+            limits=limits(node),
+        )
+
+
+def _direct(node: Topology, source: Device, destination: Device) -> str:
+    """A note on a pair: direct or through host memory, by peer access or by GPUDirect RDMA."""
+    if isinstance(source, GpuFacts) and isinstance(destination, GpuFacts):
+        access = node.peer_access(source, destination)
+        answer = {True: "direct possible", False: "through host memory", None: "peer access not known"}[access.possible]
+        return answer if access.possible else f"{answer}: {access.reason}"
+    if isinstance(source, NicFacts) and isinstance(destination, NicFacts):
+        return ""
+    nic = source if isinstance(source, NicFacts) else destination
+    if not isinstance(nic, NicFacts):
+        return ""
+    possible, reason = node.gpudirect(nic)
+    answer = {True: "GPUDirect RDMA possible", False: "no GPUDirect RDMA", None: "GPUDirect RDMA not known"}[possible]
+    far = possible is not False and node.path(source, destination) in _BEYOND_PXB
+    return f"{answer}: {reason}" + (f"; {_FAR}" if far else "")
+
+
+Placed = Device | PciDevice
+"""What has a place in the tree: GPUs, NICs, and devices of unknown kind."""
+
+
+def _place(device: Placed) -> PciPlace:
+    return device.place or PciPlace()
+
+
+def tree_rows(node: Topology) -> Iterator[TreeRow]:
+    """The PCI tree of GPUs, NICs, devices of unknown kind and the switches above; empty where no place is known."""
+    host = node.snapshot.host
+    machine = node.snapshot.machine
+    unknown = [each for each in node.snapshot.pci_devices if each.kind is PciKind.UNKNOWN]
+    placed = [device for device in (*node.devices, *unknown) if _place(device).host_bridge]
+    numa_nodes = sorted({_place(device).numa_node for device in placed}, key=lambda number: (number is None, number))
+    for numa in numa_nodes:
+        cpus = next((each.cpus for each in machine.numa_nodes if each.number == numa), "")
+        what = f"CPUs {cpus}" if cpus else ""
+        yield TreeRow(node=host, depth=0, element=_numa_name(numa), what=what, link=None, gb_s=None)
+        here = [device for device in placed if _place(device).numa_node == numa]
+        for bridge in dict.fromkeys(_place(device).host_bridge for device in here):
+            yield TreeRow(node=host, depth=1, element=str(bridge), what="host bridge", link=None, gb_s=None)
+            yield from _below(node, [each for each in here if _place(each).host_bridge == bridge], 0)
+
+
+def _below(node: Topology, devices: Sequence[Placed], level: int) -> Iterator[TreeRow]:
+    """The devices and switches below `level` switches; devices first."""
+    host = node.snapshot.host
+    switches: dict[str, list[Placed]] = {}
+    for device in devices:
+        above = _place(device).switches
+        if len(above) > level:
+            switches.setdefault(above[level], []).append(device)
+        elif isinstance(device, PciDevice):
+            link, gb_s = pcie_text(device.link), pcie_ceiling_gb_s(device.link)
+            what = "device of unknown kind"
+            yield TreeRow(node=host, depth=level + 2, element=device.bus_id, what=what, link=link, gb_s=rounded(gb_s))
+        else:
+            link = pcie_text(device.pcie, idle=device.idle if isinstance(device, GpuFacts) else None)
+            gb_s = pcie_ceiling_gb_s(loaded_link(device))
+            yield TreeRow(
+                node=host, depth=level + 2, element=device.device, what=_what(device), link=link, gb_s=rounded(gb_s)
+            )
+    uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
+    for bus_id, members in switches.items():
+        uplink = uplinks.get(bus_id, PcieLink())
+        link, gb_s = pcie_text(uplink), pcie_ceiling_gb_s(uplink)
+        yield TreeRow(node=host, depth=level + 2, element=bus_id, what="PCIe switch", link=link, gb_s=rounded(gb_s))
+        yield from _below(node, members, level + 1)
+
+
+def _numa_name(number: int | None) -> str:
+    return "NUMA node unknown" if number is None else f"NUMA node {number}"
+
+
+def _what(device: Device) -> str:
+    if isinstance(device, GpuFacts):
+        return " ".join(filter(None, (device.bus_id, device.name)))
+    rate = f"{device.rate_gbit_s:g} Gb/s" if device.rate_gbit_s else None
+    return " ".join(filter(None, (device.bus_id, device.kind, rate)))

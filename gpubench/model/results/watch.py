@@ -1,0 +1,177 @@
+"""The rows, the live frame and the sentence of `gpubench watch`: what every link carried and every job did."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated
+
+from gpubench.model.facts.traffic import FOREIGN_GB_S
+from gpubench.model.results.report import Record, Report
+from gpubench.model.terms.units import compress_names, grouped, some_of
+from gpubench.model.terms.verdict import Origin, Verdict
+
+JOBS_SECTION = "jobs"
+
+
+class DeviceKind(StrEnum):
+    """The kind of device whose links are watched."""
+
+    GPU = "gpu"
+    NIC = "nic"
+
+
+class Way(StrEnum):
+    """The way that the bytes of a job take, as its counters show it.
+
+    Neither `unknown` nor `not told` passes: the first is worth a look, the second is what healthy jobs show too.
+    """
+
+    STAGED = "staged"
+    SOCKETS = "sockets"
+    UNBALANCED = "unbalanced"
+    WAITING = "one GPU idle while its peers wait"
+    UNKNOWN = "unknown"
+    NOT_TOLD = "not told"
+    DIRECT = "direct"
+    HOST_COPIES = "host copies"
+    LOADING = "loading data"
+    SAVING = "saving data"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficRow(Record):
+    """What the links of one GPU or one port of a NIC carried over one interval; null: unknown, and `note` says why."""
+
+    seconds: float  #: since the watch began, at the end of the interval
+    interval_seconds: float  #: how long the interval was
+    node: str  #: host
+    device: str  #: GPU0, mlx5_0, lo
+    device_kind: Annotated[str, DeviceKind]  #: gpu or nic
+    bus_id: str | None = None  #: PCI address of a GPU
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    nvlink_sent_gb_s: float | None = None  #: by all NVLinks of the GPU, payload
+    nvlink_received_gb_s: float | None = None  #: by all NVLinks of the GPU, payload
+    pcie_sent_gb_s: float | None = None  #: from the GPU over PCIe, headers included
+    pcie_received_gb_s: float | None = None  #: to the GPU over PCIe, headers included
+    network_sent_gb_s: float | None = None  #: by a port
+    network_received_gb_s: float | None = None  #: by a port
+    limit_gb_s: float | None = None  #: of the busiest link named here, per direction
+    limit_percent: float | None = None  #: what it carried, of the limit
+    utilization_percent: int | None = None  #: part of the time in which something ran on the GPU
+    clock_mhz: int | None = None  #: of its multiprocessors
+    throttle_reasons: Sequence[str] | None = None  #: why its clocks are held down
+    errors_grown: Mapping[str, int] = field(default_factory=dict)  #: counters of errors that went up, by how much
+    users: Sequence[str] | None = None  #: processes on the GPU; null: not known
+    job: str | None = None  #: the job that they belong to
+    note: str | None = None  #: why something is unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow(Record):
+    """What was concluded of the traffic of one job on one node, over the intervals that had it."""
+
+    node: str  #: host
+    job: str  #: what makes its processes one: their launcher's name for them, or the only process
+    gpus: Sequence[str]  #: GPUs that it uses there
+    way: Annotated[str, Way]  #: the way that its bytes took
+    verdict: Annotated[str, Verdict]  #: PASS for direct alone
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    first_seconds: float  #: since the watch began: the end of the first interval of this way
+    seconds: float  #: how long it went that way, all such intervals together
+    nvlink_gb_s: float | None = None  #: sent by all its GPUs, mean over these intervals
+    pcie_sent_gb_s: float | None = None  #: the same over PCIe
+    pcie_received_gb_s: float | None = None  #: received over PCIe
+    network_gb_s: float | None = None  #: sent by all NICs of the node
+    seen: str  #: the figures that say so
+    cause: str | None = None  #: id of the condition that explains it
+    cause_seen: str | None = None  #: its evidence
+    advice: str | None = None  #: its cure
+
+
+_MOST_ALIKE = 2
+_RATES = ("nvlink_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchFrame:
+    """An interval, which ended `seconds` after the watch began; `silences` say by host why GPUs are not known."""
+
+    seconds: float
+    rows: Sequence[TrafficRow]
+    jobs: Sequence[JobRow]
+    silences: Sequence[tuple[str, str]] = ()
+    waiting: bool = False
+
+    @property
+    def kinds(self) -> "list[AlikeNodes]":
+        """The nodes by what they do, the largest kind first."""
+        jobs = grouped(self.jobs, lambda row: row.node)
+        hosts = list(dict.fromkeys((*(row.node for row in self.rows), *jobs, *(host for host, _ in self.silences))))
+        silent = dict(self.silences)
+        by_doing = grouped(hosts, lambda host: (silent.get(host), *map(_doing, jobs.get(host, ()))))
+        kinds = [AlikeNodes(tuple(members), tuple(together(jobs.get(members[0], ())))) for members in by_doing.values()]
+        return sorted(kinds, key=lambda kind: -len(kind.hosts))
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeNodes:
+    """Nodes whose jobs go the same way, with the jobs of the first of them."""
+
+    hosts: tuple[str, ...]
+    jobs: tuple[JobRow, ...]
+
+
+def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
+    """The jobs of a node, where more than a few do the same in one line: servers with a process a GPU."""
+    for alike in grouped(jobs, lambda row: (row.way, row.verdict, row.cause)).values():
+        if len(alike) <= _MOST_ALIKE:
+            yield from alike
+            continue
+        rates = {name: _sum([getattr(row, name) for row in alike]) for name in _RATES}
+        gpus = [gpu for row in alike for gpu in row.gpus]
+        yield replace(alike[0], job=f"{len(alike)} jobs, {alike[0].job} and others", gpus=gpus, **rates)  # type: ignore[arg-type]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _doing(row: JobRow) -> tuple[str, int, str | None]:
+    """What makes two nodes alike: processes have other names on each, and rates are never equal."""
+    return row.way, len(row.gpus), row.cause
+
+
+_MOST_JOBS = 3
+
+
+def watch_sentence(report: Report) -> str:
+    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; why nothing was judged else."""
+    rows = report.rows(JOBS_SECTION, JobRow)
+    main: dict[tuple[str, str], JobRow] = {}
+    for row in rows:
+        main.setdefault((row.node, row.job), row)
+    busy = sorted((row for row in main.values() if row.way != Way.IDLE), key=lambda row: -row.seconds)
+    told = [_told(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
+    if told:
+        unjudged = "" if report.verdict is Verdict.PASS else "no path between GPUs was seen: "
+        return unjudged + some_of(told, _MOST_JOBS)
+    if not rows:
+        return "no process uses a GPU: nothing was seen"
+    return "no bytes between GPUs were seen: all jobs are idle"
+
+
+def _told(rows: list[JobRow]) -> str:
+    """What a job does, on all nodes on which it does the same."""
+    first = rows[0]
+    job = f"{first.job} on {compress_names([row.node for row in rows])}"
+    rates = [row.nvlink_gb_s for row in rows if row.nvlink_gb_s is not None]
+    if first.way == Way.NOT_TOLD:
+        return f"counters do not tell the way of {job}, and a healthy job shows the same"
+    if first.way != Way.DIRECT or not rates:
+        return f"{job} shows {first.way} for {first.seconds:.0f} s"
+    each = " a node" if len(rows) > 1 else ""
+    by_rdma = min(first.network_gb_s or 0.0, first.pcie_sent_gb_s or 0.0) >= FOREIGN_GB_S
+    beside = ", not judged between nodes" if by_rdma else ""
+    return f"{job} is direct for {first.seconds:.0f} s, NVLink {sum(rates) / len(rates):.1f} GB/s{each}{beside}"

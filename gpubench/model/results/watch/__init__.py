@@ -1,1 +1,0 @@
-"""What is told of a watch: the frame of one interval, and the sentence of all of it."""

@@ -1,0 +1,305 @@
+"""Communication beside computation: the request, the computation, its steps on two streams, and their times."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.statistics import Spread
+from gpubench.model.terms.units import format_size
+
+OVERLAP = "overlap"
+"""The name of the command, and of the section that its rows are in."""
+
+OWN_CTAS = "own"
+"""The word of --ctas for NCCL's own number."""
+
+DEFAULT_CTAS: tuple[int | None, ...] = (None, 16, 8, 4, 2)
+MOST_CTAS = 64
+"""NCCL has no more channels than that (MAXCHANNELS), and a CTA serves one."""
+
+DEFAULT_SIZES = "1M:1G:4"
+DEFAULT_GEMM_SIDE = 8192
+DEFAULT_SECONDS = 0.25
+
+
+class Partner(StrEnum):
+    """The computation beside the communication."""
+
+    GEMM = "gemm"
+    COPY = "copy"
+    CHAIN = "chain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapAsked:
+    """The request for an overlap beside sizes and type, as plain data.
+
+    `ctas` are caps, None for NCCL's own number; `gemm_side` is n of the n × n × n GEMM; `seconds` is how long each
+    phase is measured; `partner_count` of None follows from the collective's time.
+    """
+
+    partners: tuple[Partner, ...] = (Partner.GEMM,)
+    ctas: tuple[int | None, ...] = DEFAULT_CTAS
+    gemm_side: int = DEFAULT_GEMM_SIDE
+    seconds: float = DEFAULT_SECONDS
+    partner_count: int | None = None
+
+
+def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
+    """Caps of --ctas, each once, in their order: 'own,16,8'. UsageError for what is no number of CTAs."""
+    words = list(dict.fromkeys(word.strip().lower() for text in texts for word in text.split(",")))
+    for word in words:
+        if word != OWN_CTAS and not (word.isascii() and word.isdecimal() and 1 <= int(word) <= MOST_CTAS):
+            raise UsageError(
+                f"--ctas {word or repr(word)}",
+                expected=f"numbers from 1 to {MOST_CTAS}, and {OWN_CTAS} for NCCL's own",
+                next_step="--ctas own,16,8,4,2",
+            )
+    return tuple(None if word == OWN_CTAS else int(word) for word in words)
+
+
+def cap_name(ctas: int | None) -> str:
+    """'8 CTAs', and of None NCCL's own."""
+    return "NCCL's own" if ctas is None else f"{ctas} CTA{'' if ctas == 1 else 's'}"
+
+
+COPY_BYTES = 256 * 2**20
+"""Bytes that one operation of the partner copy reads, and writes: more than any cache of a GPU holds."""
+
+CHAIN_KERNELS = 64
+"""Kernels of one operation of the partner chain, one after another in a captured graph."""
+
+CHAIN_BYTES = 1 * 2**20
+"""Bytes that each of them reads and writes: they stay in a cache."""
+
+
+def gemm_type(dtype: DataType) -> DataType:
+    """The type of a GEMM beside a collective of a type: 16 bits, as trained in."""
+    return DataType.FLOAT16 if dtype is DataType.FLOAT16 else DataType.BFLOAT16
+
+
+def partner_bytes(partner: Partner, asked: OverlapAsked) -> int:
+    """Memory that a partner takes on every GPU, what its result is held against included."""
+    if partner is Partner.GEMM:
+        return 4 * asked.gemm_side**2 * DataType.BFLOAT16.size_bytes
+    return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
+
+
+def operation_words(partner: Partner, asked: OverlapAsked, dtype: DataType) -> str:
+    """One operation in words: 'GEMM 8192³ bfloat16'."""
+    if partner is Partner.GEMM:
+        return f"GEMM {asked.gemm_side}³ {gemm_type(dtype)}"
+    if partner is Partner.COPY:
+        return f"copy of {format_size(COPY_BYTES)} within GPU memory"
+    return f"chain of {CHAIN_KERNELS} kernels on {format_size(CHAIN_BYTES)}"
+
+
+_COMPUTE_OF_COMMUNICATION = 2
+"""A step computes that many times as long as its collective takes alone, with NCCL's own CTAs, and one operation more:
+the one that the collective waits for. Where computation is shorter nothing could be hidden behind it."""
+
+_LEAST_PROGRESS = 0.05
+"""Of the time in flight: where computation got on by less than that, the ratio of the two says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapTimes:
+    """Seconds of a step: a collective, and so many operations of a partner, started together.
+
+    `communication_first` is the collective beside the partner where it had its SMs before the partner began, None where
+    it was too short to be met. `in_flight` is the part of the partner's time in which the collective was not done.
+    """
+
+    partner_alone: float
+    communication_alone: float
+    communication_first: float | None
+    partner_together: float
+    communication_together: float
+    together: float
+    step: float
+    in_flight: float
+
+    @property
+    def compute_slowdown(self) -> float | None:
+        """κ_c: time of computation while the collective is in flight, over what the same work takes alone.
+
+        In flight the partner did what takes `in_flight` less all that it lost. None where it lost nearly all of that.
+        """
+        work = self.in_flight - (self.partner_together - self.partner_alone)
+        return self.in_flight / work if work > _LEAST_PROGRESS * self.in_flight else None
+
+    @property
+    def communication_slowdown(self) -> float:
+        """κ_m: time of the collective from the moment at which it could begin, over its time alone."""
+        return self.communication_together / self.communication_alone
+
+    @property
+    def waiting_slowdown(self) -> float | None:
+        """The part of κ_m - 1 that the collective waited for SMs: what it saves to have them before."""
+        first = self.communication_first
+        return None if first is None else (self.communication_together - first) / self.communication_alone
+
+    @property
+    def sharing_slowdown(self) -> float | None:
+        """The rest of κ_m - 1: memory, caches, links, power and clocks that it shares while it runs."""
+        first = self.communication_first
+        return None if first is None else first / self.communication_alone - 1
+
+    @property
+    def hidden_share(self) -> float:
+        """The part of the collective's time alone that running both together saves; negative where it costs time."""
+        one_after_the_other = self.partner_alone + self.communication_alone
+        return (one_after_the_other - self.together) / self.communication_alone
+
+
+def partner_operations(communication_seconds: float, operation_seconds: float) -> int:
+    """The operations of a partner in a step whose collective takes that long alone, with NCCL's own CTAs."""
+    return 1 + math.ceil(_COMPUTE_OF_COMMUNICATION * communication_seconds / operation_seconds)
+
+
+HOLD_SECONDS = 15e-6
+"""So much later computation begins where the collective is to have its SMs first: its launch takes 3 to 8 µs."""
+
+_LEAST_MET = 4.0
+"""Times of that: a collective that is over sooner is hardly met by computation that begins so late."""
+
+
+class StepOrder(StrEnum):
+    """The work of a step, and which of both gets SMs first."""
+
+    COMPUTATION = "computation alone"
+    COMMUNICATION = "communication alone"
+    COMPUTATION_FIRST = "computation first"
+    COMMUNICATION_FIRST = "communication first"
+
+
+class TimeSpan(NamedTuple):
+    """Beginning and end, in seconds since some moment."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+
+class StepMarks(NamedTuple):
+    """One step by the marks on both streams: when each could begin, and when it was done; None is not in the step."""
+
+    computation: TimeSpan | None = None
+    communication: TimeSpan | None = None
+
+    @property
+    def start(self) -> float:
+        """The beginning of what begins first."""
+        return min(each.start for each in self if each is not None)
+
+    @property
+    def end(self) -> float:
+        """The end of what ends last."""
+        return max(each.end for each in self if each is not None)
+
+    @property
+    def in_flight(self) -> float:
+        """Seconds of computation in which the collective could have begun and was not done."""
+        if self.computation is None or self.communication is None:
+            return 0.0
+        end = min(self.computation.end, self.communication.end)
+        return max(0.0, end - max(self.computation.start, self.communication.start))
+
+
+class ClockedStep(NamedTuple):
+    """Seconds of a step on one rank; `period` is from its beginning to that of the next."""
+
+    partner: float
+    communication: float
+    together: float
+    in_flight: float
+    period: float
+
+
+def clocked(batch: Sequence[StepMarks]) -> list[ClockedStep]:
+    """The steps of a batch but the first, which begins on idle streams."""
+    ends = [each.start for each in batch[1:]] + [batch[-1].end]
+    return [
+        ClockedStep(
+            partner=0.0 if each.computation is None else each.computation.seconds,
+            communication=0.0 if each.communication is None else each.communication.seconds,
+            together=each.end - each.start,
+            in_flight=each.in_flight,
+            period=end - each.start,
+        )
+        for each, end in zip(batch[1:], ends[1:], strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfRanks:
+    """The steps of one phase, by rank; every rank has as many."""
+
+    by_rank: Sequence[Sequence[ClockedStep]]
+
+    @property
+    def count(self) -> int:
+        """The number of steps."""
+        return len(self.by_rank[0])
+
+    @property
+    def partner(self) -> float:
+        """Computation of a step, mean over steps and ranks."""
+        from statistics import fmean
+
+        return fmean(step.partner for steps in self.by_rank for step in steps)
+
+    @property
+    def communication(self) -> float:
+        """A collective from when the last rank could begin it: the least of all ranks, mean over steps."""
+        from statistics import fmean
+
+        return fmean(min(step.communication for step in ranks) for ranks in zip(*self.by_rank, strict=True))
+
+    @property
+    def together(self) -> float:
+        """From the start of a step until all of it is done, on its slowest rank, mean over steps."""
+        from statistics import fmean
+
+        return fmean(max(step.together for step in ranks) for ranks in zip(*self.by_rank, strict=True))
+
+    @property
+    def in_flight(self) -> float:
+        """Computation beside a collective that is not done, mean over steps and ranks."""
+        from statistics import fmean
+
+        return fmean(step.in_flight for steps in self.by_rank for step in steps)
+
+    @property
+    def periods(self) -> Spread:
+        """From step to step, on the slowest rank."""
+        return Spread.of([max(step.period for step in ranks) for ranks in zip(*self.by_rank, strict=True)])
+
+
+def overlap_times(
+    partner_alone: StepsOfRanks,
+    communication_alone: StepsOfRanks,
+    communication_first: StepsOfRanks | None,
+    together: StepsOfRanks,
+) -> OverlapTimes:
+    """The times of a row from its phases; `together` are the steps in which computation gets SMs first."""
+    alone = communication_alone.communication
+    is_met = communication_first is not None and alone >= _LEAST_MET * HOLD_SECONDS
+    return OverlapTimes(
+        partner_alone=partner_alone.partner,
+        communication_alone=alone,
+        communication_first=communication_first.communication if communication_first is not None and is_met else None,
+        partner_together=together.partner,
+        communication_together=together.communication,
+        together=together.together,
+        step=together.periods.mean,
+        in_flight=together.in_flight,
+    )

@@ -1,1 +1,0 @@
-"""Communication beside computation: what is asked for, and the arithmetic of its times."""

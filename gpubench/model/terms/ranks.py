@@ -1,0 +1,390 @@
+"""Ranks of a job: their identity, the groups they form, their progress, and hangs and lost ranks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from signal import Signals
+from typing import Any, Protocol, Self
+
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.model.terms.units import grouped, spans
+
+RANKS_SHARE_A_GPU = "ranks share a GPU"
+"""The reason why speed is not judged: no profile, limit or model is of ranks that divide one GPU's SMs and memory."""
+
+HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"
+"""The same of ranks of one host that NCCL takes for ranks of several, and joins over the network."""
+
+GPUS_ARE_SPLIT = "MIG splits the GPUs"
+"""The same of ranks that drive instances of GPUs, which reach each other through host memory alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankIdentity:
+    """One rank: where it runs and what it drives. GPU fields are None on the host backend.
+
+    `nccl_host` is what NCCL takes for its host where NCCL_HOSTID says so, None where that is the host; `sm_percent` is
+    the share of the GPU's SMs that MPS leaves it, None where it does not run under MPS.
+    """
+
+    rank: int
+    host: str
+    node: int
+    local_rank: int
+    pid: int
+    gpu: str | None = None
+    gpu_index: int | None = None
+    gpu_bus_id: str | None = None
+    gpu_uuid: str | None = None
+    nccl_host: str | None = None
+    sm_percent: float | None = None
+
+    def __str__(self) -> str:
+        if self.gpu_bus_id is None:
+            return f"rank {self.rank} on {self.host}"
+        return f"rank {self.rank} on {self.host} (GPU {self.gpu_index}, {self.gpu_bus_id})"
+
+    @property
+    def device(self) -> tuple[int, str] | None:
+        """The GPU that it drives, or the MIG instance: the same for ranks that share it; None without one."""
+        return None if self.gpu_uuid is None else (self.node, self.gpu_uuid)
+
+
+def by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
+    """The ranks of each GPU, in order of its first rank; ranks without one are left out."""
+    found: dict[tuple[int, str], list[RankIdentity]] = {}
+    for each in ranks:
+        if each.device is not None:
+            found.setdefault(each.device, []).append(each)
+    return list(found.values())
+
+
+def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
+    """The most ranks that share a GPU, 1 where each has its own; None where none drives a GPU."""
+    return max(map(len, by_device(ranks)), default=None)
+
+
+def hosts_of_nccl(ranks: Sequence[RankIdentity]) -> int:
+    """The number of hosts as NCCL counts them: by NCCL_HOSTID where that is set, else by node."""
+    return len({each.node if each.device is None else each.nccl_host or each.node for each in ranks})
+
+
+def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
+    """The reason why the speed of these ranks is compared with no machine's; '' where each has a GPU of its own."""
+    if (ranks_per_gpu(ranks) or 1) > 1:
+        return RANKS_SHARE_A_GPU
+    hosts = Counter(node for node, _ in {(each.node, each.nccl_host) for each in ranks if each.device is not None})
+    return HOSTS_ARE_SPLIT if any(names > 1 for names in hosts.values()) else ""
+
+
+_Key = Callable[[RankIdentity], tuple[int, str]]
+"""The number that ranks of one group share, and the group's name where its ranks do not name it."""
+
+_KEYS: Mapping[str, _Key] = {
+    "node": lambda rank: (rank.node, f"node {rank.host}"),
+    "rail": lambda rank: (rank.local_rank, f"rail {rank.local_rank}"),
+    "pairs": lambda rank: (rank.rank // 2, ""),
+}
+
+_WHY_ALONE = {
+    "node": "there is one rank on its node",
+    "rail": "no other node has a rank with its place: rails need several nodes",
+    "pairs": "the number of ranks is odd",
+}
+
+SPLITS = (*_KEYS, "N")
+"""Words that `--split` takes; N is a number of neighbouring ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """Some ranks of a job, ascending, and what they are called."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def check_split(text: str) -> None:
+    """Raise UsageError where `--split` can mean nothing."""
+    if text not in _KEYS and not (text.isdecimal() and int(text) > 1):
+        raise UsageError(
+            f"--split {text}",
+            expected=f"one of {', '.join(_KEYS)}, or the number of ranks a group, from 2 on",
+            next_step="--split node",
+        )
+
+
+def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
+    """The groups that a split makes of ranks, by their first rank; UsageError where a rank would be alone."""
+    key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
+    members = grouped(identities, lambda identity: key(identity)[0])
+    groups = []
+    for ranks in members.values():
+        numbers = tuple(each.rank for each in ranks)
+        if len(numbers) < 2:
+            raise UsageError(
+                f"--split {text} leaves {ranks[0]} alone",
+                expected="at least two ranks in every group",
+                reason=_WHY_ALONE.get(text, "the number of ranks is no multiple of that of a group"),
+                next_step=f"another number of ranks than {len(identities)}, or another split",
+            )
+        groups.append(RankGroup(key(ranks[0])[1] or f"ranks {spans(list(numbers))}", numbers))
+    return tuple(groups)
+
+
+SECONDS_TO_START = 300.0
+"""Launch, initialisation and output may go on so long without progress: connecting many nodes takes minutes, and a
+person may read the output page by page."""
+
+_MOST_NAMED = 8
+"""Ranks, or groups of them, that a message names one by one."""
+
+
+class Phase(StrEnum):
+    """The phases of a rank, in their order."""
+
+    LAUNCH = "launch"
+    MPI_INIT = "MPI_Init"
+    SET_UP = "set-up"
+    OPENING = "opening the GPU"
+    CONNECTING = "connecting"
+    TRY_OUT = "try-out"
+    WARM_UP = "warm-up"
+    OPERATION = "operation"
+    VERIFICATION = "verification"
+    OUTPUT = "output"
+    MPI_FINALIZE = "MPI_Finalize"
+
+
+PHASES = tuple(Phase)
+
+_UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
+
+
+def limit_seconds(phase: Phase, timeout_s: float) -> float:
+    """Seconds that a phase may go on without progress, where operations have `timeout_s`.
+
+    Starting and output have twice that at least: reading the GPUs may take all of `--timeout`.
+    """
+    return max(SECONDS_TO_START, 2 * timeout_s) if phase in _UNHURRIED else timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """The state of a rank, as its watchdog sees it.
+
+    `step` counts the phases it has entered, `done` the operations it completed in this one, of `total` where that is
+    known. `process` is the state letter of `/proc/PID/stat`, empty where unknown. `trouble` is the library's error.
+    """
+
+    rank: int
+    place: str
+    pid: int
+    phase: Phase
+    label: str
+    step: int
+    done: int
+    total: int
+    idle_seconds: float
+    process: str = ""
+    trouble: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        """True where the process is stopped: by SIGSTOP, Ctrl-Z, a debugger."""
+        return self.process in ("T", "t")
+
+    def seconds_left(self, timeout_s: float) -> float:
+        """Seconds that it may still go without progress, where operations have `timeout_s`; 0 or less: it hangs.
+
+        A stopped process has no longer phases, and neither has a rank that waits for the output of the first.
+        """
+        idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
+        return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
+
+    @property
+    def where(self) -> str:
+        """Its phase in words: 'operation 64K out of place, 12 of 20 done'."""
+        words = f"{self.phase} {self.label}".strip()
+        if self.done or self.total:
+            words += f", {self.done} of {self.total} done" if self.total else f", {self.done} done"
+        return words
+
+    def to_record(self) -> dict[str, Any]:
+        """The state as plain data; `from_record` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The state that `to_record` described."""
+        return cls(**(dict(record) | {"phase": Phase(record["phase"])}))
+
+
+def is_suspended(states: Sequence[RankState]) -> bool:
+    """True where the whole job is stopped, as Ctrl-Z under mpirun does it: that is no hang."""
+    return bool(states) and all(state.stopped for state in states)
+
+
+def hang_error(
+    states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
+) -> CouldNotMeasureError:
+    """The error of a job without progress for so long; of ranks in `silent` neither process nor watchdog answers."""
+    missing, cause, reason, next_step = _blame(states, silent)
+    late = {state.rank for state in states if state.rank in missing}
+    lines = [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
+    if len(missing) > _MOST_NAMED:
+        lines.append(f"            and ranks {spans(sorted(missing)[_MOST_NAMED:])}")
+    lines += [f"  arrived:  {text}" for text in _groups(state for state in states if state.rank not in late)]
+    lines += [f"  library:  {state.place}: {state.trouble}" for state in states if state.trouble][:_MOST_NAMED]
+    error = CouldNotMeasureError(
+        f"no progress for {seconds:g} s{cause}",
+        expected="a completed operation, or another step, at least that often",
+        reason=reason,
+        next_step=next_step,
+    )
+    error.details = (*lines, *remarks)
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class LostRank:
+    """A rank that ended without an error of its own: its last state, and the time by its host's monotonic clock.
+
+    `status` is wait(2)'s: a signal's number, or an exit code times 256; 0 where it is unknown.
+    """
+
+    state: RankState
+    at_seconds: float
+    status: int
+
+    @property
+    def exited(self) -> bool:
+        """True where it called exit, as a library does that has printed why."""
+        return self.status > 0xFF
+
+    @property
+    def asked_to_end(self) -> bool:
+        """True where it was asked to end, as launchers ask all ranks once one is lost."""
+        return self.status in (Signals.SIGINT, Signals.SIGTERM)
+
+    def error(self, end: str) -> CouldNotMeasureError:
+        """Its error; `end` is the end of the sentence, about the rows."""
+        return CouldNotMeasureError(
+            f"{self.state.place} (pid {self.state.pid}) {self._how()} in {self.state.where}{end}",
+            expected="every rank to stay until the last row",
+            reason="a crash in a library or driver, a lack of memory, or somebody ended it",
+            next_step="dmesg shows an out-of-memory kill and Xid errors; NCCL_DEBUG=WARN what NCCL has to say",
+        )
+
+    def _how(self) -> str:
+        if self.exited:
+            return f"ended with exit code {self.status >> 8}"
+        number = self.status & 0x7F
+        names = {each.value: each.name for each in Signals}
+        return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
+
+
+def first_lost(every: Iterable[LostRank]) -> LostRank | None:
+    """The rank whose loss ended the job, of all that were lost; None where none was.
+
+    Ranks that were asked to end come last: on a busy machine the loss that caused it may be seen after them.
+    """
+    return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
+
+
+def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
+    """The error of a job whose ranks do not meet, when only those of this host can be asked: in MPI_Init, or where the
+    label of their phase says.
+    """
+    stopped = [state for state in states if state.stopped]
+    here = {state.rank for state in states}
+    others = [rank for rank in range(ranks) if rank not in here]
+    lines = [f"  missing:  {state.place} (pid {state.pid}): its process is stopped" for state in stopped]
+    if others:
+        lines.append(f"  missing:  rank {spans(others)}: never started, or on another host")
+    lines += [f"  arrived:  {text}" for text in _groups(state for state in states if not state.stopped)]
+    place = next((state.label for state in states if state.label), "")
+    what, who = "MPI_Init, or what comes before it, did not end", "MPI"
+    next_step = f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all"
+    if place:
+        what, who = f"ranks did not connect through {place}", "Gloo"
+        next_step = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that joins the hosts"
+    error = CouldNotMeasureError(
+        f"{what} within {seconds:g} s",
+        expected=f"all {ranks} ranks to start and to find each other",
+        reason=f"a rank was stopped, could not be started, or {who} finds no way between two hosts",
+        next_step=next_step,
+    )
+    error.details = lines
+    return error
+
+
+def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
+    """The ranks that the others wait for, in words by rank; then headline, likely reason and next step."""
+    if silent:
+        missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
+        missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
+        reason = "its host is dead or cut off from this one, or all its processes were killed"
+        return missing, f": {_who(silent)}", reason, "ping the host; ip link shows whether its port is up"
+    stopped = [state for state in states if state.stopped]
+    if stopped:
+        missing = {state.rank: f"{_named(state)}: its process is stopped" for state in stopped}
+        reason = "SIGSTOP, Ctrl-Z in its shell, or a debugger"
+        return missing, f": {_who(missing)}", reason, "the same again; where jobs are suspended, a longer --timeout"
+    front = max((state.step, state.done) for state in states)
+    behind = [state for state in states if (state.step, state.done) < front]
+    missing = {state.rank: _named(state) + _stuck(state) for state in behind}
+    reason = "a GPU, a link or a driver does not answer, or two ranks wait for each other"
+    next_step = "dmesg | grep -e Xid -e mlx5; NCCL_DEBUG=INFO gpubench ...; --timeout S gives a slow machine more"
+    if missing:
+        return missing, f": {_who(missing)}", reason, next_step
+    return {}, ": all ranks are inside the same operation", reason, next_step
+
+
+def _stuck(state: RankState) -> str:
+    return ", in a system call that does not return (state D: driver or file system)" if state.process == "D" else ""
+
+
+def _named(state: RankState) -> str:
+    return f"{state.place} (pid {state.pid}), in {state.where}, for {state.idle_seconds:.0f} s"
+
+
+def _who(missing: Iterable[int]) -> str:
+    ranks = sorted(missing)
+    return f"the others wait for rank {spans(ranks)}"
+
+
+def _groups(states: Iterable[RankState]) -> list[str]:
+    """A line for all ranks in the same phase and operation; a few of them with their hosts and GPUs."""
+    groups = grouped(states, lambda state: state.where + _stuck(state))
+    lines = []
+    for where, members in groups.items():
+        named = len(members) <= _MOST_NAMED
+        who = ", ".join(each.place for each in members) if named else f"rank {spans([e.rank for e in members])}"
+        lines.append(f"{who}: in {where}")
+    shown = lines[:_MOST_NAMED]
+    return shown if len(lines) <= _MOST_NAMED else [*shown, f"and {len(lines) - _MOST_NAMED} groups more"]
+
+
+class Progress(Protocol):
+    """Progress reports of a rank for a watchdog in another process; no call takes longer than 1 µs."""
+
+    def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
+        """Begin another phase, with a label for messages, of so many operations where that is known."""
+
+    def completed(self, operations: int = 1) -> None:
+        """Report so many more completed operations of this phase."""
+
+
+class Unwatched:
+    """Progress that is not reported: of tests, scripts, a single process."""
+
+    def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
+        """Nothing."""
+
+    def completed(self, operations: int = 1) -> None:
+        """Nothing."""
+
+
+UNWATCHED: Progress = Unwatched()

@@ -1,0 +1,425 @@
+"""Statistics of timings: number of operations, noise, spread, times over ranks, and stragglers.
+
+A collective ends when the last rank has entered it and done its part. Ranks that entered earlier measure a long
+operation, the late one a short one. So the duration of operations names the wrong rank; the time of entering names the
+right one, once the clocks of all ranks are made comparable.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations, pairwise
+
+from gpubench.model.terms.units import grouped
+
+INTERVAL = 0.01
+"""Half of the 95 % confidence interval that is good enough, as a part of the mean."""
+
+BATCH_SECONDS = 1e-3
+"""The least work between two looks at the clock: an event costs 2.1 µs on an H200 by itself, and keeps operations
+of NCCL apart that otherwise follow each other without a gap.
+"""
+
+FIRST_BATCHES = 9
+"""Batches that are timed before anything is decided; enough for large sizes, which vary by less than 1 %."""
+
+MOST_BATCHES = 4096
+"""Of one loop: each has an event of its own."""
+
+TRIAL = 0.25
+"""A part of a budget that is enough to see whether the rest of it is worth spending."""
+
+
+class Mode(StrEnum):
+    """Operations back to back, as nccl-tests times them, or each alone, as a program that waits for it sees it."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+
+
+DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
+"""Where a number is needed: nccl-tests' 20; alone so many that the 99th percentile is not the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The timing of rows. `iterations` of None are as many as it takes, within `budget_seconds` a row."""
+
+    mode: Mode = Mode.THROUGHPUT
+    iterations: int | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+    budget_seconds: float = 0.1
+
+    @property
+    def least_iterations(self) -> int:
+        """Operations that any row is timed for: no more buffers than that are sure to be used."""
+        return FIRST_BATCHES if self.iterations is None else self.iterations
+
+
+def operations_a_batch(seconds: float) -> int:
+    """The number of operations of so many seconds in a batch."""
+    return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The work spent on a mean: number of values, seconds each, interval reached, None where they are too few.
+
+    Values are batches of operations, or operations alone. `interval` is half of the 95 % one, as a part of the mean.
+    """
+
+    count: int
+    seconds_each: float
+    interval: float | None
+    spent_seconds: float
+
+    def seconds_needed(self) -> float:
+        """Seconds in all until the mean is known well enough, going by what was spent: an interval shrinks with the
+        square root of the number. Infinite where nothing is known of it.
+        """
+        return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
+
+    def further(self, budget_seconds: float) -> int:
+        """The number of values still needed; 0 where the mean is known well enough, or more are not worth it.
+
+        No more at once than twice as many: what is needed is an estimate. Where it is more than the budget, only the
+        trial is spent: four times as long makes an interval half as wide, and it would still be too wide.
+        """
+        wide = math.inf if self.interval is None else self.interval / INTERVAL
+        if wide <= 1:
+            return 0
+        most = 2 * self.count
+        needed = most if math.isinf(wide) else math.ceil(self.count * (wide * wide - 1))
+        seconds = budget_seconds if self.seconds_needed() <= budget_seconds else TRIAL * budget_seconds
+        affordable = int((seconds - self.spent_seconds) / self.seconds_each) if self.seconds_each > 0 else 0
+        return max(0, min(needed, most, affordable, MOST_BATCHES))
+
+
+AUTO = "auto"
+
+
+FALSE_ALARMS = 0.01
+"""The probability that a comparison in which nothing changed names a row, all its rows together."""
+
+_MOST_VALUES = 400
+_NORMAL = 2.2219
+_SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
+_EFFICIENCY = 0.82
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """A standard deviation and the degrees of freedom with which it is known; infinite where it is given."""
+
+    deviation: float
+    freedom: float
+
+    def bound(self, comparisons: int) -> float:
+        """The difference that chance exceeds in `FALSE_ALARMS` of all comparisons of so many rows (Bonferroni)."""
+        return self.deviation * student_quantile(1 - FALSE_ALARMS / (2 * max(1, comparisons)), self.freedom)
+
+
+def robust_deviation(values: Sequence[float]) -> Noise | None:
+    """The standard deviation of values of which up to half may be anything; None of fewer than two.
+
+    It is Qn of Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th smallest
+    distance between two values, which needs no centre and is 82 % as sharp as the usual deviation is where nothing is
+    odd.
+    """
+    count = len(values)
+    if count > _MOST_VALUES:
+        values, count = values[:: -(-count // _MOST_VALUES)], len(values[:: -(-count // _MOST_VALUES)])
+    if count < 2:
+        return None
+    distances = sorted(abs(one - other) for one, other in combinations(values, 2))
+    half = count // 2 + 1
+    small = _SMALL.get(count, count / (count + (1.4 if count % 2 else 3.8)))
+    return Noise(small * _NORMAL * distances[half * (half - 1) // 2 - 1], _EFFICIENCY * (count - 1))
+
+
+def student_quantile(probability: float, freedom: float) -> float:
+    """Student's t: the value below which lies `probability`, by the expansion around the normal quantile.
+
+    Abramowitz and Stegun 26.7.5; within 1 % from 8 degrees of freedom on and 10 % from 4 on, at the probabilities of
+    comparisons, and from 2 on at that of a 95 % interval.
+    """
+    from statistics import NormalDist
+
+    z = NormalDist().inv_cdf(probability)
+    if math.isinf(freedom):
+        return z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+LEAST_VALUES = 3
+"""Fewer say nothing of their spread."""
+
+TWO_SIDED_95 = 0.975
+"""Below its quantile lies so much of a distribution of which 95 % lie between that and the opposite one."""
+
+_MOST_CORRELATION = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Some timings in seconds: mean, median, standard deviation, and half of the 95 % confidence interval of the mean.
+
+    The interval is infinite where there are too few timings.
+    """
+
+    count: int
+    mean: float
+    median: float
+    deviation: float
+    half_width: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of timings in the order in which they were made; at least one.
+
+        Neighbours in time are alike, clocks and other jobs change slowly, so that n timings are worth fewer:
+        n (1 - r) / (1 + r) with r their correlation at lag 1 (that of a first-order autoregressive process).
+        """
+        from statistics import fmean, median, stdev
+
+        mean, middle = fmean(values), median(values)
+        if len(values) < LEAST_VALUES:
+            return cls(len(values), mean, middle, 0.0, math.inf)
+        deviation = stdev(values)
+        correlation = min(max(_correlation(values, mean), 0.0), _MOST_CORRELATION)
+        worth = max(LEAST_VALUES, len(values) * (1 - correlation) / (1 + correlation))
+        half_width = student_quantile(TWO_SIDED_95, worth - 1) * deviation / math.sqrt(worth)
+        return cls(len(values), mean, middle, deviation, half_width)
+
+    @property
+    def interval(self) -> float | None:
+        """Half of the interval as a part of the mean; None where it is infinite."""
+        return self.half_width / self.mean if self.mean > 0 and math.isfinite(self.half_width) else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank, as nccl-tests has it: the smallest value that so many percent of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def _correlation(values: Sequence[float], mean: float) -> float:
+    centred = [value - mean for value in values]
+    power = sum(each * each for each in centred)
+    if power == 0:
+        return 0.0
+    return sum(one * other for one, other in pairwise(centred)) / power
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Seconds an operation took, averaged over a rank's iterations: mean over ranks, extremes, and who was slowest.
+
+    The mean is what nccl-tests prints by default (-a 1); the slowest rank is what a training step waits for.
+    """
+
+    mean_seconds: float
+    fastest_seconds: float
+    slowest_seconds: float
+    slowest_rank: int
+
+    @classmethod
+    def of(cls, seconds_by_rank: Sequence[float]) -> "RankTimes":
+        """Summary of one value a rank, in rank order."""
+        slowest = max(range(len(seconds_by_rank)), key=seconds_by_rank.__getitem__)
+        return cls(
+            mean_seconds=sum(seconds_by_rank) / len(seconds_by_rank),
+            fastest_seconds=min(seconds_by_rank),
+            slowest_seconds=seconds_by_rank[slowest],
+            slowest_rank=slowest,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """Batches of operations back to back, over all ranks: median seconds an operation, coefficient of variation.
+
+    `interval` is half of the 95 % confidence interval of the mean as a part of it, None where batches are too few.
+    """
+
+    median_seconds: float
+    variation: float
+    interval: float | None
+
+    @classmethod
+    def of(cls, spreads: Sequence[Spread], operations: int) -> "BatchTimes":
+        """Of one spread a rank, of batches of so many operations.
+
+        Ranks wait for each other, so their batches are alike and not independent. The deviation of a mean over ranks is
+        at most the mean of the ranks' deviations, whatever their correlation: the interval errs on the wide side.
+        """
+        mean = sum(each.mean for each in spreads) or math.inf
+        interval = sum(each.half_width for each in spreads) / mean
+        return cls(
+            median_seconds=sum(each.median for each in spreads) / (len(spreads) * operations),
+            variation=sum(each.deviation for each in spreads) / mean,
+            interval=interval if math.isfinite(interval) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Seconds that half, 95 % and 99 % of single operations did not exceed, each by its slowest rank."""
+
+    p50_seconds: float
+    p95_seconds: float
+    p99_seconds: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Percentiles":
+        """Of the operations of a row, in any order."""
+        return cls(*(percentile(seconds, percent) for percent in (50, 95, 99)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowTimes:
+    """All that was timed of a row. Batches are of operations back to back, percentiles of operations alone.
+
+    `interval` is half of the 95 % confidence interval, as a part of the mean.
+    """
+
+    ranks: RankTimes
+    iterations: int
+    batches: BatchTimes | None = None
+    percentiles: Percentiles | None = None
+    interval: float | None = None
+    note: str | None = None
+
+
+LEAST_OPERATIONS = 30
+"""Of fewer operations no straggler is named."""
+
+LEAST_SHARE = 0.05
+"""Of the time of an operation: a delay below it is not worth naming."""
+
+LEAST_SECONDS = 20e-6
+"""Ranks do not leave a barrier at the same time: a shorter delay is normal."""
+
+MOST_CHANCE = 1e-6
+"""The bound on the chance is this small because neighbouring operations are not independent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """Seconds to add to a rank's clock to have the first rank's, and the uncertainty of them."""
+
+    seconds: float
+    uncertainty: float
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTimes:
+    """Times at which a rank entered the operations of a row, compared with those of the others.
+
+    `late_seconds` is the median delay after the first rank, `last` the number of operations, out of `operations`, that
+    it entered as the last. Differences below `uncertainty` seconds are those of the clocks.
+    """
+
+    operations: int
+    last: int
+    late_seconds: float
+    uncertainty: float
+
+    @classmethod
+    def of(
+        cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float
+    ) -> "EntryTimes":
+        """From this rank's times, and those of the first and of the last rank, all by one clock."""
+        from statistics import median
+
+        return cls(
+            operations=len(own),
+            last=sum(each >= latest for each, latest in zip(own, last, strict=True)),
+            late_seconds=median(each - earliest for each, earliest in zip(own, first, strict=True)),
+            uncertainty=uncertainty,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """Ranks that are late as a rule: one, or all of a node. `chance` is the probability of that without a cause.
+
+    They were last in `last` of `operations`, `late_seconds` later than the others usually are (the median row); an
+    operation takes `operation_seconds`.
+    """
+
+    ranks: tuple[int, ...]
+    late_seconds: float
+    operation_seconds: float
+    last: int
+    operations: int
+    chance: float
+
+
+def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
+    """The rank that is late as a rule, else all ranks of a node; None where there are none, or it is unknown.
+
+    A row is the entry times of every rank and the seconds of an operation; `nodes` are the ranks' nodes.
+    """
+    if not rows or len(nodes) < 2:
+        return None
+    alone = [(rank,) for rank in range(len(nodes))]
+    members = grouped(range(len(nodes)), lambda rank: nodes[rank])
+    together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
+    for groups in (alone, together):
+        found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]
+        if found:
+            return max(found, key=lambda each: each.last)
+    return None
+
+
+def _late_group(
+    rows: Sequence[tuple[Sequence[EntryTimes], float]], ranks: tuple[int, ...], size: int
+) -> Straggler | None:
+    """These ranks, if they are late more often than by chance, by more than the clocks' uncertainty, at a cost."""
+    from statistics import median
+
+    operations = sum(entries[0].operations for entries, _ in rows)
+    last = min(operations, sum(entries[rank].last for entries, _ in rows for rank in ranks))
+    if operations < LEAST_OPERATIONS or 2 * last <= operations:
+        return None
+    late, costs = [], []
+    for entries, seconds in rows:
+        usual = median(each.late_seconds for rank, each in enumerate(entries) if rank not in ranks)
+        own = min(entries[rank].late_seconds for rank in ranks) - usual
+        clocks = median(each.uncertainty for each in entries)
+        doubt = max(clocks, *(entries[rank].uncertainty for rank in ranks))
+        late.append(own if own > doubt else 0.0)
+        costs.append(seconds)
+    late_seconds, operation_seconds = median(late), median(costs)
+    chance = chance_of_at_least(last, operations, len(ranks) / size)
+    if chance > MOST_CHANCE or late_seconds <= max(LEAST_SECONDS, LEAST_SHARE * operation_seconds):
+        return None
+    return Straggler(ranks, late_seconds, operation_seconds, last, operations, chance)
+
+
+def chance_of_at_least(successes: int, trials: int, probability: float) -> float:
+    """An upper bound on the probability of so many successes or more: Hoeffding's, exp(-n D(k/n || p))."""
+    share = successes / trials
+    if share <= probability:
+        return 1.0
+    divergence = share * math.log(share / probability)
+    if share < 1:
+        divergence += (1 - share) * math.log((1 - share) / (1 - probability))
+    return math.exp(-trials * divergence)
+
+
+def common_clock(
+    own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
+) -> list[float]:
+    """Times of this rank by the first rank's clock; it was compared with that at `start` and at `end`.
+
+    Clocks drift apart by up to some 50 µs a second, evenly over a short while.
+    """
+    slope = (after.seconds - before.seconds) / (end - start) if end > start else 0.0
+    return [each + before.seconds + slope * (each - start) for each in own]

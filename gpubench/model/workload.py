@@ -1,0 +1,505 @@
+"""A model that is trained: its shape and operations, its layout over GPUs, and the memory it needs on one of them.
+
+Counts are for one replica of the whole model; `layout` says what of it a GPU has. FLOPs are of multiplications and
+additions, two each.
+
+Words: `tp` tensor, `pp` pipeline, `cp` context, `ep` expert and `dp` data parallelism. `tp` is innermost (neighbouring
+GPUs), then `cp`, then data parallelism, then the pipeline, as Megatron-LM orders its ranks.
+
+Mixed precision with Adam takes 2 bytes a parameter for weights, 2 for gradients and 12 for the optimizer: weights in
+float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1). Activations of a block
+without recomputation are s·b·h·(34 + 5·a·s/h) bytes of 16-bit types; without the term in a·s/h where attention keeps no
+scores, as FlashAttention does not (Korthikanti et al. 2022, arXiv 2205.05198, equations 1, 2 and 4). Of the 34 bytes 16
+are of an MLP as wide as 4·h, whose product and activation are kept, and 2 of masks of dropout, a byte each. A gated
+MLP keeps four such tensors, experts those of every expert that a token goes through. In float32 there is no second
+copy of the weights, and all but masks is twice as large.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from math import ceil
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.operation import DataType
+
+
+class BlockKind(StrEnum):
+    """The kind of block that a model is a stack of."""
+
+    TRANSFORMER = "transformer"
+    MLP = "mlp"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTensor:
+    """One parameter: its name within the model, and its elements. `expert` is whether only some tokens reach it."""
+
+    name: str
+    elements: int
+    expert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a block: the FLOPs of its forward pass for one sequence, and the parameters that it owns.
+
+    `needs_attention` marks the attention itself, whose FLOPs grow with the square of the sequence. A product has
+    `inputs` by `outputs` weights, others have 0.
+    """
+
+    name: str
+    flops: float
+    tensors: tuple[ParameterTensor, ...] = ()
+    needs_attention: bool = False
+    inputs: int = 0
+    outputs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerModel:
+    """The shape of a model, and the batch of one step.
+
+    `batch` is the sequences of a microbatch on one GPU; `intermediate` the width inside the MLP; `gated` whether the
+    MLP has a third matrix (SwiGLU); `experts` MLPs a block, `experts_per_token` of which a token goes through;
+    `key_value_heads` fewer than `heads` where queries share them. A `vocabulary` of 0 is blocks alone.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    batch: int = 1
+    key_value_heads: int = 0
+    intermediate: int = 0
+    vocabulary: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    gated: bool = False
+    biases: bool = False
+    tied_embeddings: bool = False
+    kind: BlockKind = BlockKind.TRANSFORMER
+    data_type: DataType = DataType.BFLOAT16
+
+    @property
+    def width(self) -> int:
+        """The width inside the MLP: four times the hidden size where nothing is said."""
+        return self.intermediate or 4 * self.hidden
+
+    @property
+    def key_value_width(self) -> int:
+        """Elements a token of the keys, and of the values."""
+        return self.hidden // self.heads * (self.key_value_heads or self.heads)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch."""
+        return self.batch * self.sequence
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of the activations between two blocks, of one microbatch."""
+        return self.tokens * self.hidden * self.data_type.size_bytes
+
+    def operations(self, block: int) -> tuple[Operation, ...]:
+        """The operations of a block, in the order of the forward pass."""
+        return _operations(self, block)
+
+    def _written(self, block: int) -> Iterator[Operation]:
+        at = f"{block}."
+        if self.kind is not BlockKind.MLP:
+            hidden, sequence = self.hidden, self.sequence
+            yield self._norm(f"{at}norm1")
+            yield self._linear(f"{at}attention.in", hidden, hidden + 2 * self.key_value_width)
+            # Causal: a token looks at half of the sequence on average; scores, and the values weighted by them.
+            yield Operation(f"{at}attention", 2.0 * sequence * sequence * hidden, needs_attention=True)
+            yield self._linear(f"{at}attention.out", hidden, hidden)
+            yield self._norm(f"{at}norm2")
+        yield from self._mlp(at)
+
+    def ends(self) -> tuple[Operation | None, Operation | None]:
+        """The embedding and the projection to the vocabulary; None of a model that is blocks alone."""
+        if not self.vocabulary:
+            return None, None
+        table = ParameterTensor("embedding", self.vocabulary * self.hidden)
+        own = () if self.tied_embeddings else (ParameterTensor("head", table.elements),)
+        head = Operation("head", 2.0 * self.sequence * table.elements, own)
+        return Operation("embedding", 0.0, (table,)), head
+
+    def tensors(self) -> tuple[ParameterTensor, ...]:
+        """Every parameter, in the order of the forward pass."""
+        first, last = self.ends()
+        blocks = (each for block in range(self.layers) for each in self.operations(block))
+        whole = (*((first,) if first else ()), *blocks, *((last,) if last else ()))
+        return tuple(tensor for each in whole for tensor in each.tensors)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(each.elements for each in self.tensors())
+
+    @property
+    def expert_parameters(self) -> int:
+        """Elements of the experts, which expert parallelism splits."""
+        return sum(each.elements for each in self.tensors() if each.expert)
+
+    def forward_flops(self) -> float:
+        """FLOPs of the forward pass of one microbatch."""
+        blocks = self.layers * sum(each.flops for each in self.operations(0))
+        head = self.ends()[1]
+        return self.batch * (blocks + (head.flops if head else 0.0))
+
+    def _mlp(self, at: str) -> Iterator[Operation]:
+        hidden, width = self.hidden, self.width
+        into = 2 * width if self.gated else width
+        if not self.experts:
+            yield self._linear(f"{at}mlp.up", hidden, into)
+            yield self._linear(f"{at}mlp.down", width, hidden)
+            return
+        yield Operation(
+            f"{at}router",
+            2.0 * self.sequence * hidden * self.experts,
+            (ParameterTensor(f"{at}router", hidden * self.experts),),
+        )
+        active = 2.0 * self.sequence * self.experts_per_token
+        for name, inputs, outputs in (("up", hidden, into), ("down", width, hidden)):
+            tensors = tuple(
+                ParameterTensor(f"{at}expert{expert}.{name}", inputs * outputs, expert=True)
+                for expert in range(self.experts)
+            )
+            flops = active * inputs * outputs
+            yield Operation(f"{at}experts.{name}", flops, tensors, inputs=inputs, outputs=outputs)
+
+    def _linear(self, name: str, inputs: int, outputs: int) -> Operation:
+        weight, bias = ParameterTensor(f"{name}.weight", inputs * outputs), ParameterTensor(f"{name}.bias", outputs)
+        return Operation(
+            name,
+            2.0 * self.sequence * inputs * outputs,
+            (weight, bias) if self.biases else (weight,),
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def _norm(self, name: str) -> Operation:
+        weight, bias = ParameterTensor(f"{name}.weight", self.hidden), ParameterTensor(f"{name}.bias", self.hidden)
+        return Operation(name, 0.0, (weight, bias) if self.biases else (weight,))
+
+
+@lru_cache(1024)
+def _operations(model: TransformerModel, block: int) -> tuple[Operation, ...]:
+    """Kept, as every microbatch of every layout that is compared asks for the same blocks."""
+    return tuple(model._written(block))  # noqa: SLF001
+
+
+_ASPECT = 128
+"""Hidden size over layers: GPT-3 175B has 128 (Brown et al. 2020, arXiv 2005.14165, table 2.1), Llama 2 7B too."""
+
+_HIDDEN_STEP = 256
+_HEAD = 128
+
+
+def model_of_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
+    """A model with about so many parameters: blocks alone, 12 · layers · hidden² of them, hidden = 128 · layers.
+
+    It has as many layers as come nearest, so that `parameters` of what is returned differs by a few percent.
+    """
+    ideal = (parameters * _ASPECT / 12) ** (1 / 3)
+    hidden = max(_HIDDEN_STEP, round(ideal / _HIDDEN_STEP) * _HIDDEN_STEP)
+    layers = max(1, round(parameters / (12 * hidden * hidden)))
+    layers = layers if layers < 8 else round(layers / 4) * 4
+    return TransformerModel(
+        name=f"{parameters / 1e9:g}B",
+        layers=layers,
+        hidden=hidden,
+        heads=max(1, hidden // _HEAD),
+        sequence=sequence,
+        batch=batch,
+    )
+
+
+class Sharding(StrEnum):
+    """What data-parallel ranks share out: nothing; optimizer states; gradients too; parameters too."""
+
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    FSDP = "fsdp"
+
+    @property
+    def gathers_parameters(self) -> bool:
+        """True where parameters are gathered block by block."""
+        return self in (Sharding.ZERO3, Sharding.FSDP)
+
+
+class ContextKind(StrEnum):
+    """How a sequence is split: keys and values go round, or all-to-alls exchange sequence for heads."""
+
+    RING = "ring"
+    ULYSSES = "ulysses"
+
+
+GRAMMAR = (
+    "words with a blank between them: ddp, zero1, zero2, zero3 or fsdp; tpN, and sp for sequence parallelism; ppN, and "
+    "vN for N stages a GPU; ringN or ulyssesN; epN; e.g. 'tp2 sp pp4 ddp'"
+)
+
+LONG_SEQUENCE = 16384
+"""Tokens from which on splitting sequences is compared where nobody asks for it."""
+
+_WORD = re.compile(r"(?P<name>tp|pp|v|ring|ulysses|ep|dp)(?P<count>\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """So many ranks of each kind; `stages_per_gpu` above 1 is the interleaved pipeline.
+
+    Expert parallelism takes ranks of data parallelism, so it does not multiply.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    pipeline: int = 1
+    stages_per_gpu: int = 1
+    context: int = 1
+    context_kind: ContextKind = ContextKind.RING
+    expert: int = 1
+    sharding: Sharding = Sharding.DDP
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks that have the same parameters, and bring their gradients together."""
+        return self.data * self.context
+
+    def __str__(self) -> str:
+        words = [f"tp{self.tensor}"] if self.tensor > 1 else []
+        words += ["sp"] if self.sequence_parallel else []
+        words += [f"pp{self.pipeline}"] if self.pipeline > 1 else []
+        words += [f"v{self.stages_per_gpu}"] if self.stages_per_gpu > 1 else []
+        words += [f"{self.context_kind}{self.context}"] if self.context > 1 else []
+        words += [f"ep{self.expert}"] if self.expert > 1 else []
+        words += [f"dp{self.data}"] if words and self.data > 1 else []
+        words += [str(self.sharding)] if self.gradient_ranks > 1 else []
+        return " ".join(words) or "one GPU"
+
+
+def parse_layout(text: str, gpus: int) -> ParallelLayout:
+    """A layout as people write it; what is not said is data parallelism over the GPUs that are left.
+
+    Raises UsageError for an unknown word, a kind twice, or ranks that do not divide the GPUs.
+    """
+    counts, shardings, sequence_parallel = dict[str, int](), list[Sharding](), False
+    for word in text.lower().replace(",", " ").split():
+        match = _WORD.fullmatch(word)
+        if word == "sp":
+            sequence_parallel = True
+        elif word in tuple(Sharding):
+            shardings.append(Sharding(word))
+        elif match is not None and match["name"] not in counts and int(match["count"]) >= 1:
+            counts[match["name"]] = int(match["count"])
+        else:
+            raise UsageError(f"--layout {text!r}: {word!r} is no word of a layout, or stands twice", expected=GRAMMAR)
+    if len(shardings) > 1 or {"ring", "ulysses"} <= counts.keys():
+        raise UsageError(f"--layout {text!r} says two things of one kind", expected=GRAMMAR)
+    ring = ContextKind.ULYSSES if "ulysses" in counts else ContextKind.RING
+    layout = ParallelLayout(
+        tensor=counts.get("tp", 1),
+        sequence_parallel=sequence_parallel,
+        pipeline=counts.get("pp", 1),
+        stages_per_gpu=counts.get("v", 1),
+        context=counts.get(ring, 1),
+        context_kind=ring,
+        expert=counts.get("ep", 1),
+        sharding=shardings[0] if shardings else Sharding.DDP,
+    )
+    if gpus % layout.gpus:
+        raise UsageError(
+            f"--layout {text!r} takes a multiple of {layout.gpus} GPUs, and there are {gpus}",
+            expected="tp × pp × cp that divides the GPUs",
+            next_step=f"--gpus {max(1, gpus // layout.gpus) * layout.gpus}",
+        )
+    left = gpus // layout.gpus
+    if counts.get("dp", left) != left:
+        raise UsageError(
+            f"--layout {text!r}: dp{counts['dp']}, and {gpus} GPUs leave dp{left}", expected="all GPUs, each once"
+        )
+    return replace(layout, data=left)
+
+
+def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
+    """Why a model cannot be laid out so, in words; empty where it can."""
+    heads, key_values = model.heads, model.key_value_heads or model.heads
+    reasons = (
+        (model.heads % layout.tensor != 0, f"{heads} heads do not divide by tp{layout.tensor}"),
+        (key_values % layout.tensor != 0, f"{key_values} key-value heads do not divide by tp{layout.tensor}"),
+        (model.width % layout.tensor != 0, f"an MLP of {model.width} does not divide by tp{layout.tensor}"),
+        (layout.sequence_parallel and layout.tensor == 1, "sp goes with tp2 or more"),
+        (
+            layout.sequence_parallel and model.sequence % (layout.tensor * layout.context) != 0,
+            f"a sequence of {model.sequence} does not divide by tp{layout.tensor}",
+        ),
+        (
+            model.layers % (layout.pipeline * layout.stages_per_gpu) != 0,
+            f"{model.layers} layers do not divide by {layout.pipeline * layout.stages_per_gpu} stages",
+        ),
+        (layout.stages_per_gpu > 1 and layout.pipeline == 1, "v goes with pp2 or more"),
+        (model.sequence % layout.context != 0, f"a sequence of {model.sequence} does not divide by {layout.context}"),
+        (
+            layout.context > 1 and model.kind is BlockKind.MLP,
+            "a stack of MLPs has no attention to split a sequence over",
+        ),
+        (
+            layout.context_kind is ContextKind.ULYSSES and key_values % (layout.tensor * layout.context) != 0,
+            f"{key_values} key-value heads do not divide by ulysses{layout.context}"
+            + (f" × tp{layout.tensor}" if layout.tensor > 1 else ""),
+        ),
+        (layout.expert > 1 and not model.experts, "the model has no experts"),
+        (
+            layout.expert > 1 and (model.experts % layout.expert != 0 or layout.data % layout.expert != 0),
+            f"{model.experts} experts and dp{layout.data} do not both divide by ep{layout.expert}",
+        ),
+        (
+            layout.pipeline > 1 and layout.sharding not in (Sharding.DDP, Sharding.ZERO1),
+            f"{layout.sharding} under a pipeline gathers every microbatch again, and is not modelled",
+        ),
+    )
+    return next((words for wrong, words in reasons if wrong), "")
+
+
+def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
+    """Raise UsageError where the model cannot be laid out so."""
+    words = misfit(model, layout)
+    if words:
+        raise UsageError(
+            f"--layout '{layout}' does not fit {model.name}: {words}",
+            expected="heads by tp, layers by pp, the sequence by cp, experts by ep",
+            next_step="leave --layout out: all that fit are compared",
+        )
+
+
+def layouts_for(model: TransformerModel, gpus: int, gpus_per_node: int) -> tuple[ParallelLayout, ...]:
+    """Every layout worth a look: powers of two, tensor parallelism within a node, each way to shard."""
+    found: list[ParallelLayout] = []
+    for tensor in _powers(min(gpus, gpus_per_node)):
+        for pipeline in _powers(gpus // tensor):
+            for context in _powers(gpus // tensor // pipeline if model.sequence >= LONG_SEQUENCE else 1):
+                found += _shared_out(model, gpus, ParallelLayout(tensor=tensor, pipeline=pipeline, context=context))
+    return tuple(dict.fromkeys(each for each in found if not misfit(model, each)))
+
+
+def _shared_out(model: TransformerModel, gpus: int, layout: ParallelLayout) -> list[ParallelLayout]:
+    """The variants of a layout, with data parallelism over the GPUs that are left."""
+    if gpus % layout.gpus:
+        return []
+    layout = replace(layout, data=gpus // layout.gpus)
+    variants = [layout]
+    if layout.tensor > 1:
+        variants.append(replace(layout, sequence_parallel=True))
+    if layout.context > 1:
+        variants += [replace(each, context_kind=ContextKind.ULYSSES) for each in variants]
+    if layout.pipeline > 1:
+        variants += [replace(each, stages_per_gpu=2) for each in variants]
+    if model.experts:
+        variants += [replace(each, expert=count) for each in variants for count in _powers(layout.data) if count > 1]
+    if layout.gradient_ranks == 1:
+        return variants
+    # ZeRO-3 and FSDP are the same transfers by two names.
+    ways = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.FSDP)
+    return [replace(each, sharding=way) for each in variants for way in ways]
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [1 << power for power in range(max(1, most).bit_length())]
+
+
+OPTIMIZER_BYTES = 12
+"""Adam's states a parameter, in mixed precision."""
+
+_MASTER_BYTES = 4
+"""Of these the weights in float32."""
+
+_HALF_BYTES = 2
+"""Of an element, in the papers."""
+
+_BESIDE_MLP, _INTO_MLP = 18, 3
+"""Bytes an element of a block outside the MLP's width, and of a block that is an MLP alone."""
+
+_ATTENTION_SPLIT = 8
+"""Of these those that tensor parallelism splits, as it does the MLP's width; others only sequence parallelism does."""
+
+_ATTENTION_MASKS, _MLP_MASKS = 2, 1
+"""Of these bytes those of masks, which no type makes larger."""
+
+OTHER_BYTES = 3 * 2**30
+"""CUDA context, NCCL's buffers, the allocator's slack and workspaces: a round figure, none that was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes on the fullest GPU, by what they are for."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    other: int = OTHER_BYTES
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.other
+
+
+def memory_need(
+    model: TransformerModel, layout: ParallelLayout, microbatches: int, optimizer_bytes: int = OPTIMIZER_BYTES
+) -> MemoryNeed:
+    """What a layout needs; `optimizer_bytes` a parameter, 0 for forward and backward alone."""
+    shared = model.parameters - model.expert_parameters
+    own = ceil(shared / layout.tensor / layout.pipeline)
+    own += ceil(model.expert_parameters / layout.tensor / layout.pipeline / layout.expert)
+    size, ranks = model.data_type.size_bytes, layout.gradient_ranks
+    sharding = layout.sharding
+    block = ceil(own / max(1, model.layers // layout.pipeline))
+    # One block is gathered while it computes, and the next is under way.
+    gathered = 2 * block * size if sharding.gathers_parameters else 0
+    weights = own * size // (ranks if sharding.gathers_parameters else 1) + gathered
+    splits_gradients = sharding is Sharding.ZERO2 or sharding.gathers_parameters
+    gradients = own * size // (ranks if splits_gradients else 1) + (block * size if splits_gradients else 0)
+    if optimizer_bytes and size > _HALF_BYTES:
+        optimizer_bytes -= _MASTER_BYTES
+    optimizer = own * optimizer_bytes // (1 if sharding is Sharding.DDP else ranks)
+    return MemoryNeed(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=_activations(model, layout, microbatches),
+    )
+
+
+def _activations(model: TransformerModel, layout: ParallelLayout, microbatches: int) -> int:
+    elements = model.tokens * model.hidden / layout.context
+    is_block = model.kind is BlockKind.TRANSFORMER
+    kept = (4 if model.gated else 2) * (model.experts_per_token or 1)
+    width = _HALF_BYTES * kept * model.width / model.hidden
+    factor = width + (_BESIDE_MLP if is_block else _INTO_MLP)
+    split = width + _ATTENTION_SPLIT if is_block else factor - _HALF_BYTES
+    share = factor / layout.tensor if layout.sequence_parallel else factor - split + split / layout.tensor
+    masks = (_ATTENTION_MASKS if is_block else _MLP_MASKS) * share / factor
+    share = masks + (share - masks) * model.data_type.size_bytes / _HALF_BYTES
+    blocks = model.layers / layout.pipeline
+    # The first stage of 1F1B has as many microbatches under way as there are stages (Narayanan et al. 2021).
+    under_way = min(microbatches, layout.pipeline)
+    interleaved = 1 + (layout.pipeline - 1) / (layout.pipeline * layout.stages_per_gpu)
+    under_way = ceil(under_way * (interleaved if layout.stages_per_gpu > 1 else 1))
+    head = 4 * model.tokens * model.vocabulary / layout.tensor / layout.context if model.vocabulary else 0.0
+    return ceil(elements * share * blocks * under_way + head)

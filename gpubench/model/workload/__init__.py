@@ -1,1 +1,0 @@
-"""The training job of a plan: the model, how it is laid over GPUs, and what that needs of memory."""

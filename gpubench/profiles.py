@@ -1,0 +1,407 @@
+"""The files of the folder `profiles`: found, read, checked, and matched with machines.
+
+A user's own lie in the folder that GPUBENCH_PROFILES names, else in $XDG_CONFIG_HOME/gpubench/profiles, and come first.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import os
+import re
+import stat
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpubench.errors import UsageError, advising
+from gpubench.model.facts.snapshot import NvlinkPeer
+from gpubench.model.paths.topology import Topology, leads_to_switches
+from gpubench.model.profiles.profile import Generic, Profile, check_profile
+from gpubench.model.terms.plain import from_plain
+
+MOST_BYTES = 2**18
+"""Of a file: the largest of gpubench's own has 14 KB, and nested arrays take the square of their number to read."""
+
+MOST_DEPTH = 16
+"""Of tables and arrays in each other, and of the parts of a dotted key: a profile has three."""
+
+MOST_FILES = 1000
+"""Of a folder of a user's own, which is read by every command that looks for a profile."""
+
+
+KeyPath = tuple[str | int, ...]
+"""Keys and positions that lead to a value: ('expected', 4, 'value')."""
+
+_TABLE = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<name>[\w.-]+)\s*\]\]?\s*(#.*)?", re.ASCII)
+_KEY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=", re.ASCII)
+_STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<position>\d+)\](?: \([^)]*\))?", re.ASCII)
+_MULTI_LINE = ('"""', "'''")
+
+
+def path_in(words: str) -> KeyPath:
+    """The path with which a message begins: '.expected[4] (p2p.write_gb_s).value is 0' → ('expected', 4, 'value')."""
+    steps: list[str | int] = []
+    end = 0
+    while found := _STEP.match(words, end):
+        steps.append(int(found["position"]) if found["key"] is None else found["key"])
+        end = found.end()
+    return tuple(steps)
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """The line, from 1 on, of a key or table, else of the nearest table around it; None where none of it is there."""
+    lines = dict(_stated(text))
+    return next((lines[key] for end in range(len(path), 0, -1) if (key := tuple(path[:end])) in lines), None)
+
+
+def _stated(text: str) -> Iterator[tuple[KeyPath, int]]:
+    """Every table and key with its line."""
+    table: KeyPath = ()
+    counts = Counter[KeyPath]()
+    within = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        quotes = within or next((each for each in _MULTI_LINE if line.count(each) % 2), "")
+        was_within, within = within, "" if within and within in line else quotes
+        if was_within:
+            continue
+        if header := _TABLE.fullmatch(line):
+            table = tuple(header["name"].split("."))
+            if header["open"] == "[[":
+                name, table = table, (*table, counts[table])
+                counts[name] += 1
+            yield table, number
+        elif key := _KEY.match(line):
+            yield (*table, *key["name"].split(".")), number
+
+
+FOLDER_VARIABLE = "GPUBENCH_PROFILES"
+
+_REASON, _ADVICE = (
+    "the profile was written or edited by hand",
+    "profiles/README.md has every key; gpubench profiles lint FILE",
+)
+"""Of errors in a profile that say no more than what is wrong."""
+
+_LONG_KEY = re.compile(rf"(?m)^\s*\[*[\w-]+(?:\.[\w-]+){{{MOST_DEPTH},}}")
+
+_UNKNOWN_FIELD = re.compile(r"has an unknown field '(.*)'")
+
+_PACKAGE = Path(__file__).parent
+_HASH_DIGITS = 12
+
+
+def folder(package: Path = _PACKAGE) -> Path:
+    """The folder of the profiles: beside the package in a checkout, inside it when installed from a wheel."""
+    installed = package / "_profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def read_profile(data: bytes, where: str) -> Profile:
+    """A profile from the bytes of its file; `where` names the file in messages.
+
+    Raises UsageError for no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
+    """
+    with advising(reason=_REASON, next_step=_ADVICE):
+        try:
+            text = data.decode()
+            plain = _loaded(text)
+        except ValueError as error:
+            raise UsageError(f"{where} is no TOML: {error}", expected="a profile, in TOML") from None
+        if "sha256" in plain:
+            raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
+        with _naming_the_line(text, where):
+            profile = from_plain(Profile, plain, where)
+            check_profile(profile, where)
+    return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError where it is none, or nests too deeply for who reads or walks through it."""
+    too_deep = f"tables or arrays nested more than {MOST_DEPTH} deep"
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key of more than {MOST_DEPTH} parts")
+    try:
+        plain = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level: list[dict[str, Any] | list[Any]] = [plain]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(too_deep)
+        level = [
+            held
+            for each in level
+            for held in (each.values() if isinstance(each, dict) else each)
+            if isinstance(held, (dict, list))
+        ]
+    return plain
+
+
+@contextlib.contextmanager
+def _naming_the_line(text: str, where: str) -> Iterator[None]:
+    """Have errors that name a key of a file name its line too: 'mine.toml line 123: expected[4] (...).value is 0'."""
+    try:
+        yield
+    except UsageError as error:
+        words = error.seen.removeprefix(where)
+        unknown = _UNKNOWN_FIELD.search(words)
+        line = line_of(text, (*path_in(words), *(unknown.groups() if unknown else ())))
+        if line is not None and words != error.seen:
+            error.seen = f"{where} line {line}: {words.removeprefix('.').lstrip()}"
+            error.args = (error.seen,)
+        raise
+
+
+def read_file(path: Path) -> Profile:
+    """A profile of the user's own; UsageError where the file cannot be read, or is no profile."""
+    try:
+        data = _regular_bytes(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the profile {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            expected="the name of a profile, or the path of a file in TOML",
+            reason="the path is mistyped, or its mode forbids it",
+            next_step="gpubench profiles list shows the names",
+        ) from error
+    return read_profile(data, path.name)
+
+
+def _regular_bytes(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises OSError, ValueError for what is no regular file, as a pipe that nobody writes, and for one that is too large.
+    """
+    # A pipe would wait for its writer, and a device may never end.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is a folder, pipe, socket or device, and no file")
+        if about.st_size > MOST_BYTES:
+            size, most = about.st_size >> 10, MOST_BYTES >> 10
+            raise ValueError(f"it has {size} KiB, and {most} KiB are the most that is read")
+        return os.read(file, MOST_BYTES)
+    finally:
+        os.close(file)
+
+
+def names() -> tuple[str, ...]:
+    """The names of the profiles that come with gpubench."""
+    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
+
+
+@cache
+def load(name: str) -> Profile:
+    """The profile of that name; UsageError where there is none; names that are near are suggested."""
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise UsageError(
+            f"no profile is called {name!r}",
+            expected=f"one of {', '.join(known)}",
+            next_step=f"did you mean {' or '.join(near)}?" if near else "gpubench profiles list says what each is for",
+        )
+    return read_file(folder() / f"{name}.toml")
+
+
+_NO_HOME = "/nonexistent"
+"""Debian's home of those who have none: never the working directory, in which anybody may leave a profile."""
+
+
+def own_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of a user's own profiles; it need not exist."""
+    named = environment.get(FOLDER_VARIABLE)
+    if named:
+        return Path(named)
+    home = environment.get("HOME") or _NO_HOME
+    return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
+
+
+def own_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
+    """A user's own profiles, by file name; UsageError where one of them is no profile, or there are too many."""
+    folder_ = own_folder(environment)
+    paths = list(islice(folder_.glob("*.toml"), MOST_FILES + 1))
+    if len(paths) > MOST_FILES:
+        raise UsageError(
+            f"{folder_} has more than {MOST_FILES} profiles",
+            expected="a folder of your own profiles, a file a kind of machine",
+            reason=f"{FOLDER_VARIABLE} names another folder",
+            next_step=f"ls {folder_}",
+        )
+    return tuple(map(read_file, sorted(paths)))
+
+
+def find(text: str, environment: Mapping[str, str]) -> Profile:
+    """The profile that a user names: the path of a file, one of their own, or one that comes with gpubench.
+
+    Raises UsageError where there is none, or it is broken.
+    """
+    if text.endswith(".toml") or "/" in text:
+        return read_file(Path(text))
+    own = own_folder(environment) / f"{text}.toml"
+    return read_file(own) if own.is_file() else load(text)
+
+
+def all_profiles() -> tuple[Profile, ...]:
+    """Every profile that comes with gpubench, by name."""
+    return tuple(load(name) for name in names())
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileMatch:
+    """The profile for a machine, and what part of the board the machine is; `note` is empty where it is a whole one."""
+
+    profile: Profile
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.profile.name} ({self.note})" if self.note else self.profile.name
+
+
+def match_any(
+    gpu_names: Sequence[str], count: int, *, switched: bool | None, joined: bool, own: Sequence[Profile] = ()
+) -> ProfileMatch | None:
+    """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
+
+    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or their names are unknown.
+    """
+    found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
+    bare = found is not None and count > 1 and not joined and found.profile.nvlink is not None and _has_bridges(found)
+    if not count or (found is not None and not bare):
+        return found
+    generic = Generic.NVLINK if joined else Generic.PCIE
+    note = "" if found is None else f"without the NVLink bridges of {found.profile.name}"
+    return next((ProfileMatch(each, note) for each in all_profiles() if each.match.generic is generic), None)
+
+
+def _has_bridges(found: ProfileMatch) -> bool:
+    """True where bridges join cards in pairs: a healthy machine may have such cards without any."""
+    nvlink = found.profile.nvlink
+    joined = [gpu for pair in nvlink.pairs for gpu in pair[:2]] if nvlink is not None else []
+    return len(joined) == len(set(joined)) > 0
+
+
+def match(
+    gpu_names: Sequence[str], count: int, *, switched: bool | None = None, among: Sequence[Profile] | None = None
+) -> ProfileMatch | None:
+    """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
+
+    One for this very number comes first, then the part of the next larger one that so many GPUs are. GPUs of several
+    models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
+    to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches. A profile of an NVLink
+    domain is for its nodes together, and no node's.
+    """
+    models = set(gpu_names)
+    fitting = [
+        each
+        for each in (all_profiles() if among is None else among)
+        if each.match.generic is None
+        and each.domain is None
+        and models <= set(each.match.gpus)
+        and 1 <= count <= each.match.visible
+        and (switched is None or _is_switched(each) in (None, switched))
+    ]
+    if not models or not fitting:
+        return None
+    whole = min(fitting, key=lambda each: each.match.visible)
+    return ProfileMatch(whole.part(count), _part_of_board(whole, count))
+
+
+def _part_of_board(profile: Profile, count: int) -> str:
+    """'3 of 8 GPUs: a slice of the board'; cards in slots of their own have no board."""
+    board, has_switches = profile.match.board, _is_switched(profile) is True
+    if count == 1 and profile.nvlink is not None and not has_switches and profile.match.board_gpus is None:
+        return "one GPU of it"
+    has_board = profile.match.board_gpus is not None or has_switches
+    return f"{count} of {board} GPUs: a slice of the board" if has_board and count < board else ""
+
+
+def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
+    """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
+    models = set(gpu_names)
+    found = (each for each in (*among, *all_profiles()) if each.domain is not None and models <= set(each.match.gpus))
+    return next(found, None) if models else None
+
+
+def _is_switched(profile: Profile) -> bool | None:
+    """True where its NVLinks lead to NVSwitches; None where it has none."""
+    return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH
+
+
+def profile_for(node: Topology, environment: Mapping[str, str], asked: str | None = None) -> ProfileMatch | None:
+    """The profile that a node is judged by; None where it has no GPUs and nobody asked for one.
+
+    Raises:
+        UsageError: there is none of the name asked for, or it or one of the user's own is broken.
+    """
+    return profiles_for([node], environment, asked)[0]
+
+
+def profiles_for(
+    nodes: Sequence[Topology], environment: Mapping[str, str], asked: str | None = None
+) -> list[ProfileMatch | None]:
+    """`profile_for` of every node: of thousands, most are alike, and looked up once.
+
+    Raises:
+        UsageError: as there.
+    """
+    if asked is not None:
+        profile = find(asked, environment)
+        return [ProfileMatch(profile)] * len(nodes)
+    own = own_profiles(environment)
+    traits = [_traits(node) for node in nodes]
+    known = {
+        each: match_any(each.models, each.gpus, switched=each.switched, joined=each.joined, own=own)
+        for each in dict.fromkeys(traits)
+    }
+    return [known[each] for each in traits]
+
+
+def matched_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:
+    """The profile of every node, None where none is known.
+
+    Raises:
+        UsageError: as there.
+    """
+    return [None if found is None else found.profile for found in profiles_for(nodes, environment)]
+
+
+def profile_of_gpus(
+    models: Sequence[str], count: int, node: Topology | None, environment: Mapping[str, str], asked: str | None
+) -> Profile | None:
+    """The profile for so many GPUs of a node, which may have more; without `node` by the names of their models alone.
+
+    Raises:
+        UsageError: as there.
+    """
+    if asked is not None:
+        return find(asked, environment)
+    switched = None if node is None else leads_to_switches(node.gpus)
+    joined = node is None or _traits(node).joined
+    found = match_any(models, count, switched=switched, joined=joined, own=own_profiles(environment))
+    return None if found is None else found.profile
+
+
+class _Traits(NamedTuple):
+    """The traits by which a profile is chosen."""
+
+    models: tuple[str, ...]
+    gpus: int
+    switched: bool | None
+    joined: bool
+
+
+def _traits(node: Topology) -> _Traits:
+    return _Traits(
+        models=tuple(sorted({gpu.name for gpu in node.gpus if gpu.name})),
+        gpus=len(node.gpus),
+        switched=leads_to_switches(node.gpus),
+        joined=any(link.active for gpu in node.gpus for link in gpu.nvlinks or ()),
+    )

@@ -1,1 +1,0 @@
-"""The files of the folder `profiles`: found, read, and matched with machines."""

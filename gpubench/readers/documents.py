@@ -1,0 +1,389 @@
+"""Text and JSON that a person names, opened, decoded and checked, with errors that name the file and the place."""
+
+import codecs
+import io
+import json
+import math
+import os
+import re
+import select
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.readers import limits
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_KINDS = (
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISFIFO, "a pipe"),
+)
+_MS = 1000
+
+
+class SilentPipeError(UsageError):
+    """The writer of a pipe says nothing for too long."""
+
+
+@contextmanager
+def opened(path: Path, expected: str, *, pipes: bool = True) -> Iterator[io.BufferedReader]:
+    """A file, or a pipe where those may be, open for reading; `expected` says what is wanted, for errors.
+
+    Raises OSError, and UsageError for a device, a socket, and a pipe that nobody writes. While it is read: OSError, and
+    SilentPipeError where the writer of a pipe says nothing.
+    """
+    name = str(path)
+    _check_kind(path.stat().st_mode, name, expected, pipes=pipes)
+    # Without O_NONBLOCK opening a pipe waits for its writer; files do not know it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        _check_kind(mode, name, expected, pipes=pipes)
+        is_pipe = stat.S_ISFIFO(mode)
+        raw = _Pipe(descriptor, name, expected) if is_pipe else io.FileIO(descriptor, closefd=False)
+        with cast("io.BufferedReader", io.BufferedReader(raw)) as stream:
+            yield stream
+    finally:
+        os.close(descriptor)
+
+
+def _check_kind(mode: int, name: str, expected: str, *, pipes: bool) -> None:
+    for is_kind, kind in _KINDS:
+        if is_kind(mode) and not (pipes and stat.S_ISFIFO(mode)):
+            raise UsageError(
+                f"{name} is {kind}, and no file",
+                expected=expected,
+                reason="the wrong name, or a file that was made to hold up who reads it",
+                next_step=f"ls -lL {name}",
+            )
+
+
+class _Pipe(io.RawIOBase):
+    """A pipe that is read with patience, which has an end."""
+
+    def __init__(self, descriptor: int, name: str, expected: str) -> None:
+        self._descriptor, self._name, self._expected = descriptor, name, expected
+        self._has_given = False
+        self._given_up: SilentPipeError | None = None
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        # A shell's has no name, so that nobody can open it for writing any more: without a writer it is at its end.
+        self._had_writer = str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """The bytes that are there, 0 at the end."""
+        if self._given_up:
+            raise self._given_up
+        begun = time.monotonic()
+        while True:
+            try:
+                text = os.read(self._descriptor, memoryview(buffer).nbytes)
+            except BlockingIOError:
+                self._had_writer, text = True, None
+            if text or (text is not None and self._had_writer):
+                self._had_writer = self._has_given = True
+                memoryview(buffer)[: len(text)] = text
+                return len(text)
+            most = limits.SECONDS_SILENT if self._had_writer else limits.SECONDS_WITHOUT_WRITER
+            left = begun + most - time.monotonic()
+            if left <= 0:
+                return self._give_up(self._silent(most))
+            for _, event in self._poll.poll(left * _MS):
+                # Of a named pipe the kernel says so once a writer was there and went.
+                self._had_writer = self._had_writer or bool(event & select.POLLHUP)
+
+    def _give_up(self, error: SilentPipeError) -> int:
+        """An end, so that nothing is lost of what a buffer holds; every later reading is the error."""
+        if not self._has_given:
+            raise error
+        self._given_up = error
+        return 0
+
+    def _silent(self, seconds: float) -> SilentPipeError:
+        what = "whose writer says nothing" if self._had_writer else "that nobody writes"
+        return SilentPipeError(
+            f"{self._name} is a pipe {what}: waited for {seconds:g} s",
+            expected=self._expected,
+            reason="its writer hangs" if self._had_writer else "its writer ended, or was never started",
+            next_step=f"fuser {self._name} shows who has it open",
+        )
+
+
+_OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The kinds of files that are wanted, in words for errors: how to make one, and the most bytes that are read."""
+
+    kinds: str
+    how_to_make_one: str
+    most_bytes: int
+    example: str
+
+    def unfit(self, seen: str, *, reason: str, next_step: str = "") -> UsageError:
+        """The error of a file that is something else."""
+        return UsageError(seen, expected=self.kinds, reason=reason, next_step=next_step or self.how_to_make_one)
+
+    def unknown(self, text: str, name: str) -> UsageError:
+        """The error of a text that begins no kind of file that is wanted."""
+        first = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        beginning = text.strip().split("\n")[0][:60]
+        return self.unfit(
+            f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads",
+            reason="it is another program's output",
+        )
+
+
+def unreadable(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:
+    """The error of a file that is not there, or that its rights or its disk keep from being read."""
+    if isinstance(error, FileNotFoundError):
+        seen, reason = f"{name} does not exist", "the path is mistyped, or relative to another directory"
+    else:
+        seen = f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+        reason = "its owner or mode forbids it, or its disk fails"
+    return UsageError(seen, expected=expected, reason=reason, next_step=next_step)
+
+
+def read_text(path: Path, wanted: Wanted) -> str:
+    """The text of a file, which has at least one line.
+
+    Raises UsageError where there is no such file, it is no text, it is empty, or larger than what is wanted can be.
+    """
+    name = str(path)
+    text = _decoded(_bytes_of(path, name, wanted), name, wanted)
+    if not text.strip():
+        raise wanted.unfit(
+            f"{name} is empty", reason="the program that should have written it failed, or was not started"
+        )
+    return text
+
+
+def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
+    try:
+        if path.is_dir():
+            raise wanted.unfit(f"{name} is a directory", reason="a file in it was meant", next_step=f"ls {name}")
+        with opened(path, wanted.kinds) as file:
+            size_bytes = path.stat().st_size
+            if size_bytes > wanted.most_bytes:
+                raise _too_large(name, f"{size_bytes / 2**20:.0f} MiB", wanted)
+            # A pipe, as `--from <(nvidia-smi topo -m)` gives one, has no size to ask for.
+            content = file.read(wanted.most_bytes + 1)
+            # Behind the last bytes of a pipe whose writer fell silent this is the error.
+            content += file.read(1)
+    except (OSError, ValueError) as error:
+        raise unreadable(name, error, wanted.kinds, wanted.how_to_make_one) from None
+    if len(content) > wanted.most_bytes:
+        raise _too_large(name, f"more than {wanted.most_bytes // 2**20} MiB", wanted)
+    return content
+
+
+def _too_large(name: str, size: str, wanted: Wanted) -> UsageError:
+    return wanted.unfit(
+        f"{name} has {size}, and {wanted.most_bytes // 2**20} MiB are the most that is read",
+        reason="it is a log or a binary file",
+    )
+
+
+def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
+    if content.startswith(_OTHER_ENCODINGS):
+        raise wanted.unfit(
+            f"{name}, line 1: the text is UTF-16 or UTF-32",
+            reason="Windows PowerShell's > writes UTF-16",
+            next_step=f"iconv -f UTF-16 -t UTF-8 {name} > {wanted.example}",
+        )
+    content = content.rstrip(b"\0")  # what a power cut leaves of bytes that were promised and not written
+    wrong, what = content.find(b"\0"), "a NUL byte"
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        start = error.start + (len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
+        if wrong < 0 or start < wrong:
+            wrong, what = start, "bytes that are no UTF-8"
+        text = ""
+    if wrong < 0:
+        return text
+    line = content.count(b"\n", 0, wrong) + 1
+    raise wanted.unfit(f"{name}, line {line}: {what}", reason="it is a binary or a compressed file, or a damaged one")
+
+
+_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")
+"""Markdown before a line: of a quotation, or of a row of a table."""
+
+
+def lines_of(text: str, name: str) -> list[str]:
+    """The lines of a text, whichever way they end; UsageError for more than a result has."""
+    count = text.count("\n") + text.count("\r")
+    if count > limits.MOST_RESULT_LINES:
+        raise UsageError(
+            f"{name} has {count} lines",
+            expected=f"at most {limits.MOST_RESULT_LINES}",
+            reason="it is a log of a whole job, or was made to hold up who reads it",
+            next_step=f"grep '^[# ]' {name} > shorter.txt keeps the lines of nccl-tests and OSU",
+        )
+    return [unquoted(line) for line in re.split(r"\r?\n|\r", text)]
+
+
+def unquoted(line: str) -> str:
+    """A line as it was before somebody quoted it on a page, or made a row of a table there."""
+    return _QUOTED.sub("", line, count=1).replace("|", " ") if _QUOTED.match(line) else line
+
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07|[\x00-\x08\x0b-\x1f]")
+_TAG = re.compile(r"(\[[^\]\[\s]{1,80},\d{1,7}\]<std(?:out|err)>:)")
+"""Open MPI's --tag-output puts one before every piece of output, and a piece may be the middle of a line."""
+
+
+def pieces(line: str) -> Iterator[tuple[str, str]]:
+    """The text of a line by launcher's tag, "" without one: pieces of one process that follow each other are one."""
+    head, *tagged = _TAG.split(_CONTROL.sub("", line))
+    if head.strip() or not tagged:
+        yield "", head
+    tag, text = "", ""
+    for next_tag, piece in zip(tagged[::2], tagged[1::2], strict=True):
+        if next_tag != tag and tag:
+            yield tag, text
+            text = ""
+        tag, text = next_tag, text + piece
+    if tag:
+        yield tag, text
+
+
+def prefix_shape(prefix: str) -> str:
+    """What a launcher or a clock puts before a line, with all numbers alike."""
+    return re.sub(r"\d+", "0", " ".join(prefix.split()))
+
+
+def behind_prefix(text: str, shape: str) -> list[str] | None:
+    """The words of a line behind a prefix of a shape; None where it has another."""
+    words = text.split()
+    count = len(shape.split())
+    return words[count:] if prefix_shape(" ".join(words[:count])) == shape else None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every name and value in plain data that is no list or dictionary, with the place that leads to it."""
+    if isinstance(plain, dict):
+        for key, held in plain.items():
+            yield f"a name in {where}", key
+            yield from leaves(held, f"{where}.{key}")
+    elif isinstance(plain, list):
+        for number, held in enumerate(plain):
+            yield from leaves(held, f"{where}[{number}]")
+    else:
+        yield where, plain
+
+
+def check_text(plain: Any, where: str) -> None:
+    """Raise UsageError for half characters anywhere in a document: JSON can spell them, and no output can hold them."""
+    for place, text in leaves(plain, where):
+        if isinstance(text, str) and _SURROGATE.search(text):
+            raise UsageError(f"{place} has half a character in it: {text[:40]!a}", expected="text that UTF-8 can hold")
+
+
+def check_printable(plain: Any, where: str) -> None:
+    """Raise UsageError for a text that a terminal cannot show; `where` leads to it."""
+    for place, text in leaves(plain, where):
+        if isinstance(text, str) and not text.isprintable():
+            raise UsageError(f"{place} is {text[:40]!a}", expected="printable characters")
+
+
+T = TypeVar("T")
+
+
+def json_line(value: object) -> str:
+    """A dataclass as one line; `read_json_line` reads it."""
+    return json.dumps(to_plain(value), allow_nan=False) + "\n"
+
+
+def read_json_line(kind: type[T], line: str, where: str) -> T:
+    """The dataclass in a line; `where` names file and line.
+
+    Raises UsageError where it is no JSON, holds what is no number or no character, or is of another kind.
+    """
+    try:
+        plain = load_json(line)
+    except ValueError as error:
+        raise UsageError(
+            f"{where}: no JSON ({error})",
+            expected=f"{kind.__name__} as JSON, as --record wrote it",
+            reason="the file was cut off, or edited by hand",
+        ) from None
+    check_text(plain, where)
+    return from_plain(kind, plain, where)
+
+
+def load_json(text: str) -> Any:
+    """The value of a JSON text, without the NaN and infinity that Python would accept.
+
+    Raises ValueError where it is no JSON, holds such a number or one of too many digits, is nested too deeply, or would
+    take too much memory.
+    """
+    if (size_bytes := _bytes_in_memory(text)) > limits.MOST_JSON_BYTES:
+        most = limits.MOST_JSON_BYTES // 2**20
+        raise ValueError(
+            f"some {size_bytes // 2**20} MiB of values in memory, and {most} MiB are the most that is read"
+        )
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=finite, parse_int=whole)
+    except RecursionError:
+        raise _too_deep() from None
+    _check_depth(value)
+    return value
+
+
+def _bytes_in_memory(text: str) -> int:
+    """At least what its values take in CPython: a dictionary of one name, an empty list, a number in a list."""
+    return text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
+
+
+def _check_depth(value: Any) -> None:
+    """Raise ValueError for lists and dictionaries inside each other that no later code could walk through."""
+    level, depth = [value] if isinstance(value, (dict, list)) else [], 0
+    while level:
+        depth += 1
+        if depth > limits.MOST_DEPTH:
+            raise _too_deep()
+        level = [
+            held
+            for each in level
+            for held in (each.values() if isinstance(each, dict) else each)
+            if isinstance(held, (dict, list))
+        ]
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"lists nested more than {limits.MOST_DEPTH} deep")
+
+
+def whole(text: str) -> int:
+    """A whole number; ValueError for one of too many digits, and for what is none."""
+    if len(text) > limits.MOST_DIGITS + text.startswith("-"):
+        raise ValueError(f"a number of {len(text)} digits, and {limits.MOST_DIGITS} are the most that is read")
+    return int(text)
+
+
+def finite(text: str) -> float:
+    """A number; ValueError for NaN, infinity, and what is no number."""
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word}, which is no number")

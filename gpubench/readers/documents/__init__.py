@@ -1,1 +1,0 @@
-"""Text, XML and JSON lines, with errors that name the file and the place."""

@@ -1,0 +1,132 @@
+"""The kinds of files that gpubench reads, of machines and of results. A new kind is one file and one line here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from gpubench.errors import UsageError, advising
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
+from gpubench.readers import limits
+from gpubench.readers.documents import Wanted, read_text
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind(Generic[T]):
+    """One kind of file. Its module is imported when a file may be of it; `summary` completes "a file may be ...".
+
+    The module has `recognises(text)`, which looks at how a text begins or what it mentions, and `read(text, name)`,
+    which returns what is in it or raises a UsageError that begins with `name`. `takes` names what a person may tell
+    `read` besides.
+    """
+
+    module: str
+    summary: str
+    takes: tuple[str, ...] = ()
+
+    def recognises(self, text: str) -> bool:
+        """True if a text looks like this kind of file."""
+        return bool(import_module(self.module).recognises(text))
+
+    def read(self, text: str, name: str, told: Mapping[str, Any]) -> T:
+        """The value in a text of the file `name`; of what a person told, the module is given what it takes."""
+        value: T = import_module(self.module).read(text, name, **{key: told.get(key) for key in self.takes})
+        return value
+
+
+def read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted, **told: Any) -> T:
+    """The value in a file, read by the first of `kinds` that recognises it; `told` is what a person says of it.
+
+    Raises UsageError where there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
+    """
+    return read_text_of(kinds, read_text(path, wanted), str(path), wanted, **told)
+
+
+def read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **told: Any) -> T:
+    """The same of a text that was read already."""
+    for kind in kinds:
+        if kind.recognises(text):
+            return kind.read(text, name, told)
+    raise wanted.unknown(text, name)
+
+
+READERS: tuple[FileKind[Snapshot], ...] = (
+    FileKind("gpubench.readers.machines.nccl_topology", "NCCL's topology XML"),
+    FileKind("gpubench.readers.machines.snapshot", "a snapshot that gpubench recorded"),
+    FileKind("gpubench.readers.machines.topo_matrix", "the text of nvidia-smi topo -m"),
+)
+
+_WANTED = Wanted(
+    kinds=", or ".join(each.summary for each in READERS),
+    how_to_make_one="nvidia-smi topo -m > topo.txt, or NCCL_TOPO_DUMP_FILE=topo.xml set for any NCCL program",
+    most_bytes=limits.MOST_MACHINE_BYTES,
+    example="topo.txt",
+)
+
+
+def read_file(path: Path) -> Snapshot:
+    """The machine that a file describes; named after the file where its text names no host.
+
+    Raises UsageError where there is no such text, none of READERS knows it, or the one that does finds it wrong.
+    """
+    snapshot = read_file_of(READERS, path, _WANTED)
+    return snapshot if snapshot.host else replace(snapshot, host=path.stem)
+
+
+RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
+    FileKind("gpubench.readers.results.gpubench_json", "gpubench's JSON, or its JSON Lines"),
+    FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
+    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("told",)),
+    FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("told",)),
+    FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON"),
+    FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("told",)),
+)
+
+_LOOKED_AT_BYTES = 2**18
+"""Of a file whose kind is asked for: a table stands at its beginning."""
+
+WANTED = Wanted(
+    kinds=", or ".join(each.summary for each in RESULT_READERS),
+    how_to_make_one="gpubench allreduce --output base.json, or all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",
+    most_bytes=limits.MOST_RESULT_BYTES,
+    example="results.txt",
+)
+
+
+def read_results(path: Path, told: Told = NOTHING_TOLD) -> ResultFile:
+    """The rows of a file; `told` is what a person says of rows that do not say it.
+
+    Raises UsageError where there is no such file, no reader knows it, or the one that does finds it wrong.
+    """
+    return results_in(read_text(path, WANTED), str(path), told)
+
+
+def results_in(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
+    """The rows of a text that was read already; raises as `read_results`."""
+    with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
+        file = read_text_of(RESULT_READERS, text, name, WANTED, told=told)
+        count = len(file.measured)
+        if count > limits.MOST_ROWS:
+            raise UsageError(
+                f"{name} has {count} rows",
+                expected=f"at most {limits.MOST_ROWS}",
+                reason="it is many runs in one, or was made to hold up who reads it",
+                next_step="a file a run",
+            )
+        return file
+
+
+def is_result(path: Path) -> bool:
+    """True of a file that begins as one of results does; of what cannot be read, or read twice, it is false."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            text = file.read(_LOOKED_AT_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return False
+    return any(kind.recognises(text) for kind in RESULT_READERS)

@@ -1,1 +1,0 @@
-"""Files that describe a training job: models, and what communication and computation cost each other."""
