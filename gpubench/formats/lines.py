@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from gpubench.model.facts.backends import GATE, gated
 from gpubench.model.facts.environment import bearing_on_performance
-from gpubench.model.facts.process import GATE, gated
 from gpubench.model.results.backends import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
 from gpubench.model.results.report import BACKENDS, Metadata, Report

@@ -21,20 +21,13 @@ from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware import recorded
 from gpubench.hardware.launch import module_command
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi.group import AloneGroup as OneProcessGroup
 from gpubench.hardware.probe import probe, watch_errors
-from gpubench.hardware.simulated.links import SimulatedCopies
-from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.hardware.timing import copy_seconds
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs import p2p as p2p_job
-from gpubench.jobs.collective.metadata import judge_of_model
-from gpubench.jobs.collective.rank_job import CollectiveRankJob
 from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, ReportCollector, check_writable, presenting
-from gpubench.jobs.plans import CollectivePlan
 from gpubench.jobs.rank import AgreedError, agree, own_identity
 from gpubench.jobs.sources import (
     Recording,
@@ -58,17 +51,6 @@ from gpubench.measure.check.health import (
     together,
     without_wrong_data,
 )
-from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
-from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
-from gpubench.measure.p2p.request import (
-    Method,
-    P2pRequest,
-    default_series,
-    sweep_series,
-    wiring_of_process,
-    with_latency,
-)
-from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group
@@ -76,7 +58,6 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
 from gpubench.model.results.report import EVIDENCE_SECTION, CollectiveRow, EvidenceRow, Report
-from gpubench.model.results.result_file import MODELS
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
 from gpubench.model.terms.ranks import RankIdentity
@@ -248,6 +229,8 @@ class ChildCommands:
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
+        from gpubench.hardware.mpi.group import AloneGroup as OneProcessGroup
+
         return together([measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
@@ -340,6 +323,8 @@ class SimulatedMeasurer:
         noise: float | None = None,
         profile: str | None = None,
     ) -> None:
+        from gpubench.hardware.simulated.times import CollectiveTimes
+
         self._profile = profile
         self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
         self._nodes, self._depth, self._noise = nodes, depth, noise
@@ -362,6 +347,10 @@ class SimulatedMeasurer:
 
         Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
         """
+        from gpubench.jobs.collective.metadata import judge_of_model
+        from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
+        from gpubench.measure.paths.report import PathOutcome
+
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
@@ -384,6 +373,17 @@ class SimulatedMeasurer:
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
         """Copies on one node; a node whose driver is silent cannot be measured."""
+        from gpubench.hardware.simulated.links import SimulatedCopies
+        from gpubench.jobs import p2p as p2p_job
+        from gpubench.measure.p2p.request import (
+            Method,
+            P2pRequest,
+            default_series,
+            sweep_series,
+            wiring_of_process,
+            with_latency,
+        )
+
         snapshot = node.snapshot
         if snapshot.failures or snapshot.driver.absent:
             return Measurements(
@@ -456,6 +456,8 @@ def deliver(
     presenter: Presenter,
 ) -> int:
     """Record where asked, then judge the GPUs that processes were given, and present; the exit code."""
+    from gpubench.model.results.result_file import MODELS
+
     if plan.recording.record is not None:
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         with recorded.recording_samples(plan.recording.record, FILE) as write:
@@ -522,6 +524,8 @@ def recorded_measurements(directory: Path, node: Topology, asked: str | None) ->
 
 
 def _with_expected(row: CollectiveRow, node: Topology, asked: str | None) -> CollectiveRow:
+    from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
+
     if row.expected_us is not None or row.ranks % row.nodes:
         return row
     models = sorted({gpu.name for gpu in node.gpus if gpu.name})
@@ -558,6 +562,9 @@ class RankMeasurer:
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
+        from gpubench.jobs.collective.rank_job import CollectiveRankJob
+        from gpubench.jobs.plans import CollectivePlan
+
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
         timed = sampling(on_gpus=any(node.gpus for node in self.nodes))
         request = SweepRequest(collective=collective, sizes=tuple(sizes), sampling=timed)

@@ -19,7 +19,6 @@ from gpubench.hardware.launch import module_command, with_package
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report, Row
 from gpubench.model.terms.verdict import Finding, Verdict
-from gpubench.readers.results.gpubench_json import read_stored
 
 _OWN_ERROR = "gpubench: error: "
 _SECONDS_TO_END = 5.0
@@ -174,6 +173,8 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
 
     Raises GpubenchError: as `check`; also under mpirun or srun, whose ranks would each run it.
     """
+    from gpubench.readers.results.gpubench_json import read_stored
+
     if deadline_s is not None and not 0 < deadline_s < math.inf:
         raise UsageError(f"deadline_s={deadline_s}", expected="seconds above 0, or None for no end")
     launch = launched_by(os.environ)

@@ -24,7 +24,6 @@ from gpubench.hardware.probe import watch_errors
 from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 from gpubench.hardware.traffic import NvmlUse
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.compare import bandwidth_of, past_of
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, check_writable
@@ -355,6 +354,8 @@ class P2pRanksJob:
         Raises:
             AgreedError: the run cannot be, and every rank knows it.
         """
+        from gpubench.jobs.compare import bandwidth_of, past_of
+
         group, plan = self._group, self._plan
         pairs = agree(group, lambda: pairs_of_ranks(plan, group.size))
         presenter = agree(group, self._presenter)
@@ -397,8 +398,7 @@ class P2pRanksJob:
                 presenter.begin(metadata, PAIR_COLUMNS)
             # Every rank judges, and measures again what is near a threshold: all have to know the same.
             own = past_of(plan.presentation.history, metadata) if group.rank == 0 else None
-            (figures,) = group.broadcast((own,))
-            past = bandwidth_of(figures)
+            past = bandwidth_of(*group.broadcast((own,)))
             with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
                 report = P2pRun(request, recorded, machine, listener, past=past).run()
             bench.close()
@@ -474,6 +474,8 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
     Raises:
         GpubenchError: no GPU, a pair that does not exist, a recording or an output that cannot be used.
     """
+    from gpubench.jobs.compare import bandwidth_of, past_of
+
     shown = plan.presentation
     check_writable(shown.outputs, plan.recording.record)
     is_here = isinstance(plan.source, Here)

@@ -44,7 +44,7 @@ from gpubench.measure.plan.report import (
     rank,
 )
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.facts.process import ROW_BACKENDS
+from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.plan import CurveOrigin
 from gpubench.model.results.report import CollectiveRow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from gpubench.errors import (
     FIRST_NCCL_FOR_SHARED_GPUS,
@@ -26,12 +26,11 @@ from gpubench.errors import (
     shared_gpu_without_percentage,
 )
 from gpubench.formats.delivery import ReaderGoneError, full_output, tell
-from gpubench.hardware import cuda, launch
+from gpubench.hardware import launch
 from gpubench.hardware.environment import NODE_VARIABLE, nccl_settings
 from gpubench.hardware.host import sm_percent
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.hardware.torch.distributed import RanksMissingError, lost_connection
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.messages import ChannelSender
 from gpubench.hardware.watchdog.rank import RankProgress
@@ -39,6 +38,9 @@ from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_F
 from gpubench.model.terms.ranks import Phase, RankIdentity, by_device
 from gpubench.model.terms.units import spans
 from gpubench.ports.group import Group
+
+if TYPE_CHECKING:
+    from gpubench.hardware import cuda
 
 T = TypeVar("T")
 
@@ -93,11 +95,13 @@ _WHOLE_PERCENT = 100
 
 def open_gpu(
     group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver, *, shared: bool = False
-) -> tuple[cuda.CudaDevice, RankIdentity]:
+) -> "tuple[cuda.CudaDevice, RankIdentity]":
     """The GPU for this rank, and the rank with it; `shared` where several ranks may have the same.
 
     Raises AgreedError: a rank gets no GPU, or two the same that may not share it.
     """
+    from gpubench.hardware import cuda
+
     device = agree(
         group,
         lambda: cuda.open_device(identity.local_rank, ranks_on_node, identity.host, driver, shared=shared),
@@ -111,7 +115,7 @@ def open_gpu(
     return device, driving
 
 
-def identify(identity: RankIdentity, gpu: cuda.GpuIdentity) -> RankIdentity:
+def identify(identity: RankIdentity, gpu: "cuda.GpuIdentity") -> RankIdentity:
     """A rank with the GPU it drives."""
     return replace(
         identity,
@@ -322,6 +326,8 @@ def run(
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
     """
+    from gpubench.hardware.torch.distributed import RanksMissingError, lost_connection
+
     _check_launch(launched_by, rendezvous)
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:

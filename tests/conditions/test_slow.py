@@ -12,7 +12,7 @@ from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.facts.gpu_use import GpuCondition
 from gpubench.model.facts.process import CpuQuota, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind
-from gpubench.model.paths.transport import Confidence
+from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import Effect
 from tests.fakes.planted import Job, simulated, with_nodes, with_ranks, with_ranks_on_all

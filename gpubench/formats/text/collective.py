@@ -20,7 +20,8 @@ from gpubench.formats.lines import (
     winner_lines,
 )
 from gpubench.formats.table import Page
-from gpubench.model.facts.process import NCCL, TORCH_NCCL, TrialOutcome
+from gpubench.model.facts.backends import NCCL, TORCH_NCCL
+from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.operation import Placement, taken_name

@@ -29,8 +29,8 @@ from gpubench.jobs.collective.gpu_count import check_any
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.plans import CollectivePlan, RankOptions
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
+from gpubench.model.facts.backends import HOST, TORCH
 from gpubench.model.facts.environment import launched_by
-from gpubench.model.facts.process import HOST, TORCH
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, limit_seconds

@@ -14,9 +14,10 @@ from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machin
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.jobs.plans import CollectivePlan, check_unset
 from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
-from gpubench.model.facts.process import MPI, TORCH, MpiSupport
+from gpubench.model.facts.backends import MPI, TORCH
+from gpubench.model.facts.process import MpiSupport
 from gpubench.model.facts.traffic import holders
-from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group

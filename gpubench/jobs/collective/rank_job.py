@@ -32,7 +32,7 @@ from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.model.facts.process import NCCL_ALONE
+from gpubench.model.facts.backends import NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize

@@ -45,8 +45,8 @@ from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.overlap import StepSample, overlap_cases, row_of, with_rows
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
+from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COLLECTIVES
 from gpubench.model.results.backends import RefusedRow

@@ -7,9 +7,9 @@ from statistics import fmean
 from time import perf_counter
 
 from gpubench.collectives.record import Asked, SweepRequest
+from gpubench.model.facts.backends import composed
 from gpubench.model.facts.gpu_use import GpuCondition
-from gpubench.model.facts.process import composed
-from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Section, Table, Verified
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s

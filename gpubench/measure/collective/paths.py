@@ -12,22 +12,10 @@ from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.observed import CounterReading, Meter, NcclLogListener
 from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.facts.traffic import IdleGpu, both
+from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.topology import Limit, Topology, split_by_mig
-from gpubench.model.paths.transport import (
-    Conclusion,
-    Evidence,
-    Pair,
-    PathEvidence,
-    Selection,
-    State,
-    Transport,
-    Tuning,
-    Used,
-    is_staged,
-    names,
-    without_idle,
-)
+from gpubench.model.paths.transport import Pair, Selection, Transport, Tuning, Used, is_staged, names, without_idle
 from gpubench.model.paths.wiring import Located, Wiring, Work, busbw_limit, exchange_limit, network_limit, networks
 from gpubench.model.results.backends import took_another
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows

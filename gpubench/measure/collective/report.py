@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
+from gpubench.model.facts.backends import TORCH_NCCL, composed
 from gpubench.model.facts.gpu_use import GpuCondition
-from gpubench.model.facts.process import TORCH_NCCL, composed
-from gpubench.model.paths.transport import Confidence
+from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.speed import (
     ExpectedTime,

@@ -26,7 +26,7 @@ from gpubench.measure.compare.noise import (
     RunsByRow,
     logs_of,
 )
-from gpubench.model.paths.transport import Conclusion
+from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.compare import Change, CircumstanceRow, ComparisonRow, RowKey, Status, siblings
 from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.report import EvidenceRow

@@ -16,8 +16,8 @@ from gpubench.measure.explain.pairs import (
     StagedPaths,
     summarise,
 )
+from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member, Note, RemarkKind
-from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.fallback import (
     PATHS_SECTION,

@@ -37,6 +37,7 @@ from gpubench.measure.p2p.rows import (
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
+from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.p2p import (
     ABOVE_HOST,
     JUDGED_FROM_BYTES,
@@ -53,7 +54,7 @@ from gpubench.model.paths.p2p import (
     judge,
     siblings_gb_s,
 )
-from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
+from gpubench.model.paths.transport import Transport, is_staged, names
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.report import (
     CAUSES_SECTION,

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpubench.model.terms.operation import DataType, NumberKind, Placement, ReduceOp
 from gpubench.model.terms.units import format_size
 
 ENVIRONMENT = "the environment"
@@ -268,61 +267,3 @@ class MpiSupport:
             return "" if self.of(operation) else f"{operation} was not tried"
         said = f": {bad.said}" if bad.said else ""
         return f"{operation} of {format_size(bad.size_bytes)} on GPU memory {bad.outcome}{said}"
-
-
-TORCH = "torch:"
-"""Before the name of torch.distributed's own backend."""
-
-TORCH_NCCL, TORCH_GLOO = "torch:nccl", "torch:gloo"
-NCCL, MPI, HOST = "nccl", "mpi", "host"
-
-NCCL_ALONE = "NCCL without torch"
-"""Among the libraries of a run: what the nccl backend would load if torch, which is measured too, were not first."""
-
-BACKEND_NAMES = (NCCL, TORCH_NCCL, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
-"""Those that can be asked for; of several in one table the first in this order is what the others are held against."""
-
-ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")
-"""Those that rows name: read from other programs' results, or of a model, too."""
-
-_ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
-"""Collectives of torch.distributed that leave their result in the buffer that they read."""
-
-_ENQUEUED = (NCCL, TORCH_NCCL)
-"""Those whose operations wait in a stream, so that a gate can hold them until all are issued."""
-
-GATE = "gate"
-"""In the metadata, the clock of a table in which operations that can wait behind a gate do so."""
-
-
-def gated(backends: Sequence[str], *, alone: bool = False) -> tuple[str, ...]:
-    """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others.
-
-    torch:nccl has to be timed so, but for operations that are timed `alone`, with their launch; and what stands beside
-    it, where it can be, too.
-    """
-    if alone or TORCH_NCCL not in backends:
-        return ()
-    return tuple(each for each in _ENQUEUED if each in backends)
-
-
-def composed(backend: str, collective: str, dtype: DataType, op: ReduceOp | None, placement: Placement) -> str:
-    """A row's note on what its backend makes of smaller operations, which its time has in it; empty for a single one.
-
-    NCCL's are single calls, or groups of sends that NCCL itself runs as one.
-    """
-    parts = []
-    if backend.startswith(TORCH) and collective in _ONE_BUFFER:
-        name = _ONE_BUFFER[collective]
-        if placement is Placement.OUT_OF_PLACE:
-            parts.append(f"torch's {name} has one buffer: copied into it first")
-    if backend == TORCH_GLOO and collective == "sendrecv":
-        parts.append("Gloo sends no CUDA tensors: from GPUs by way of tensors of the host")
-    if op is ReduceOp.AVG and divides(backend, dtype):
-        parts.append(f"{backend} has no average of {dtype}: a sum, divided afterwards")
-    return "; ".join(parts)
-
-
-def divides(backend: str, dtype: DataType) -> bool:
-    """True where an average is a sum that is divided by hand: MPI has none, and Gloo none of integers."""
-    return backend == MPI or (backend == TORCH_GLOO and dtype.kind is not NumberKind.FLOAT)

@@ -9,16 +9,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubench.model.paths.p2p import FAILED_SHARE, JUDGED_FROM_BYTES, LATENCY_BYTES, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
 from gpubench.model.profiles.profile import BUSBW, SHARE, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
+
+if TYPE_CHECKING:
+    from gpubench.model.results.result_file import ResultFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def split_outliers(samples: Sequence[LearningSample]) -> tuple[list[LearningSamp
     return kept, [sample for sample in samples if abs(sample.value - middle) > most]
 
 
-def samples_of(result: ResultFile) -> list[LearningSample]:
+def samples_of(result: "ResultFile") -> list[LearningSample]:
     """The values of a result: of its rows of collectives, and of its pairs."""
     nccl = result.circumstances.libraries.get("NCCL", "").split(" ")[0] or None
     several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1

@@ -8,7 +8,8 @@ from itertools import takewhile
 from statistics import fmean, median
 from typing import Annotated
 
-from gpubench.model.facts.process import NCCL, TORCH_NCCL, MpiSupport, TrialOutcome
+from gpubench.model.facts.backends import NCCL, TORCH_NCCL
+from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms.operation import AGAIN, OWN_CHOICE, DataType, NcclChoice, Placement, ReduceOp, taken_name
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation

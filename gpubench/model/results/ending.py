@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpubench import errors
-from gpubench.model.paths.transport import Conclusion
+from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import (
     FALLBACK_SECTION,

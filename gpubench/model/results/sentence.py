@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
+from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
 from gpubench.model.facts.health import HIDDEN_GPUS
-from gpubench.model.facts.process import NCCL as NCCL_BACKEND
-from gpubench.model.facts.process import NCCL_ALONE, NCCL_LIB, TORCH, TORCH_NCCL
-from gpubench.model.paths.transport import Conclusion
+from gpubench.model.facts.process import NCCL_LIB
+from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.backends import (
     BACKENDS_SECTION,
     LIBRARIES_SECTION,
@@ -37,7 +38,6 @@ from gpubench.model.results.report import (
     Table,
     VerdictRow,
 )
-from gpubench.model.results.result_file import MODELS
 from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_sentence
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
@@ -160,6 +160,8 @@ def _open(report: Report) -> Iterator[str]:
 
 def _checked(metadata: Metadata, report: Report) -> list[str]:
     """The model of every GPU that `check` judged."""
+    from gpubench.model.results.result_file import MODELS
+
     models = metadata.options.get(MODELS) or ["GPU"]
     return [" and ".join(models) for row in report.rows(VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"]
 

@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.statistics import Spread
 from gpubench.model.terms.units import format_size
+
+if TYPE_CHECKING:
+    from gpubench.model.terms.statistics import Spread
 
 OVERLAP = "overlap"
 """The name of the command, and of the section that its rows are in."""
@@ -279,8 +281,10 @@ class StepsOfRanks:
         return fmean(step.in_flight for steps in self.by_rank for step in steps)
 
     @property
-    def periods(self) -> Spread:
+    def periods(self) -> "Spread":
         """From step to step, on the slowest rank."""
+        from gpubench.model.terms.statistics import Spread
+
         return Spread.of([max(step.period for step in ranks) for ranks in zip(*self.by_rank, strict=True)])
 
 

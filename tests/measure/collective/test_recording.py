@@ -39,7 +39,8 @@ from gpubench.measure.collective.variants import GroupRows, InStep, SweepVariant
 from gpubench.measure.paths.observed import IdleWindow
 from gpubench.model.facts.gpu_use import GpuCondition, GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu
-from gpubench.model.paths.transport import EvidenceUse, Transport, Tuning, Used, parse_transport
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.transport import Transport, Tuning, Used, parse_transport
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report, Table

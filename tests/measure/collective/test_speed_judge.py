@@ -12,7 +12,7 @@ from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge, middle
 from gpubench.measure.paths.diagnosis import Explained
-from gpubench.model.paths.transport import Confidence
+from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.facts.process import composed, divides, gated
+from gpubench.model.facts.backends import composed, divides, gated
 from gpubench.model.results.backends import (
     BackendRow,
     against_first,
