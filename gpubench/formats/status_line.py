@@ -42,12 +42,13 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
 
 def _npd(run: DocumentRun) -> Iterator[str]:
     if run.report.complete:
-        yield npd_line(f"{run.report.verdict}: {summary(run)}")
+        yield npd_line(run.report.sentence)
 
 
 def summary(run: DocumentRun) -> str:
-    """The report's sentence without its verdict, which the line has already."""
-    return run.report.sentence.removeprefix(f"{run.report.verdict}: ")
+    """The report's sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
+    word, _, said = run.report.sentence.partition(": ")
+    return f"{word.removeprefix(run.report.verdict)} {said}".strip()
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:
@@ -119,7 +120,7 @@ class VetoWriter:
         """The line."""
         line = veto_line(report.rows(EVIDENCE_SECTION, EvidenceRow), complete=report.complete)
         # A line break in foreign text would end the comment, and the shell would run what follows.
-        self._target.open().write(printable_line(line + ("; simulated" if self._simulated else "")) + "\n")
+        self._target.open().write(printable_line(line + (" (simulated)" if self._simulated else "")) + "\n")
 
 
 def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:

@@ -395,7 +395,7 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
 
             write_exports(plan, machine, outcome)
         presenter.begin(metadata, ())
-        presenter.end(plan_report(outcome))
+        presenter.end(plan_report(outcome, machine.origin))
     return presenter.exit_code
 
 

@@ -10,6 +10,7 @@ from gpubench.errors import UsageError
 from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
 from gpubench.measure.plan.program import CollectiveTimesFound, FaultSeconds, StepJob
 from gpubench.measure.plan.step import DEFAULT_CAP_BYTES, StepPrediction, predict
+from gpubench.model.results.last_line import LAST, LATER, SOON, last_line, part
 from gpubench.model.results.plan import (
     CURVES_SECTION,
     EXPOSED_SECTION,
@@ -283,7 +284,7 @@ class PlanOutcome:
     profile: str = ""
 
 
-def plan_report(outcome: PlanOutcome) -> Report:
+def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     """The report. It predicts and judges nothing: its verdict is SKIP."""
     layouts = [_layout_row(place, each, outcome) for place, each in enumerate(outcome.ranked, 1)]
     best = outcome.advice.best
@@ -299,7 +300,7 @@ def plan_report(outcome: PlanOutcome) -> Report:
             TIMELINE_SECTION: Table(TimelineRow.columns(), lambda: timeline_rows(best)),
         },
         main=LAYOUTS_SECTION,
-        sentence=_sentence(outcome),
+        sentence=_sentence(outcome, origin),
     )
 
 
@@ -513,28 +514,30 @@ def _row(task: StreamTask, name: str, start_us: float, end: float, *, exposed: b
     )
 
 
-def _sentence(outcome: PlanOutcome) -> str:
+def _sentence(outcome: PlanOutcome, origin: str) -> str:
     best, advice = outcome.advice.best, outcome.advice
     noise = f" ({_ms(best.least)} to {_ms(best.most)})" if _ms(best.most) != _ms(best.least) else ""
     took = f"{outcome.chosen.layout} takes {_ms(best.seconds)} a step{noise}, {_ms(best.exposed)} exposed"
-    parts = [f"predicted, nothing judged: {took}"]
-    if best.host > 0:
-        parts.append(f"{_ms(best.host)} of it waits for the host, which issues a step in {_ms(best.job.host_seconds)}")
     buckets = [each.value for each in advice.flat("bucket_mb")]
-    if buckets:
-        chosen = f"{best.job.settings.bucket_bytes / _MEGABYTE:g}"
-        flat = f" ({buckets[0]} to {buckets[-1]} within {FLAT_PERCENT:g} %)" if len(buckets) > 1 else ""
-        parts.append(f"buckets of {chosen} MiB{flat}")
-    if outcome.as_expected is not None:
-        lost = _slower(best, outcome.as_expected)
-        if lost > _WORTH_SAYING_PERCENT:
-            parts.append(f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects")
+    chosen = f"buckets of {best.job.settings.bucket_bytes / _MEGABYTE:g} MiB" if buckets else ""
+    flat = f" ({buckets[0]} to {buckets[-1]} within {FLAT_PERCENT:g} %)" if len(buckets) > 1 else ""
+    lost = 0.0 if outcome.as_expected is None else _slower(best, outcome.as_expected)
+    slower = f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects"
+    waits = f"{_ms(best.host)} of it waits for the host, which issues a step in {_ms(best.job.host_seconds)}"
+    worst = ""
     if outcome.faults:
-        worst = outcome.faults[0]
-        why = _why_no_slower(worst.prediction, best)
-        cost = f"makes it {_ms(worst.prediction.seconds)} (+{_slower(worst.prediction, best):.0f} %)"
-        parts.append(f"{worst.case.what} {cost}" if why is None else f"{worst.case.what}: {why}")
-    return f"{Verdict.SKIP}: {'; '.join(parts)}"
+        case, prediction = outcome.faults[0].case, outcome.faults[0].prediction
+        why = _why_no_slower(prediction, best)
+        cost = f"{case.what} makes it {_ms(prediction.seconds)} (+{_slower(prediction, best):.0f} %)"
+        worst = cost if why is None else f"{case.what}: {why}"
+    parts = [
+        part(f"predicted, not judged: {took}"),
+        part(waits if best.host > 0 else "", importance=LATER),
+        part(f"{chosen}{flat}", chosen, importance=LAST),
+        part(slower if lost > _WORTH_SAYING_PERCENT else "", importance=SOON),
+        part(worst, importance=SOON),
+    ]
+    return last_line(Verdict.SKIP, origin, parts)
 
 
 def _ms(seconds: float) -> str:

@@ -17,7 +17,7 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, gr
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 PEER_COPIES, HOST_COPIES = "p2p", "host copies"
-_NAMES = {
+COLLECTIVE_NAMES = {
     "allreduce": "all-reduce",
     "allgather": "all-gather",
     "reducescatter": "reduce-scatter",
@@ -55,7 +55,7 @@ class SpeedFigure:
     @property
     def command(self) -> str:
         """The command that measures it."""
-        return next((command for command, name in _NAMES.items() if name == self.what), self.what)
+        return next((command for command, name in COLLECTIVE_NAMES.items() if name == self.what), self.what)
 
     @property
     def expected_percent(self) -> float | None:
@@ -118,7 +118,7 @@ class SpeedFigures:
         if row.backend != self._backend or row.ranks == 1:
             return  # of several in one table the first is the one that is judged; one rank has no speed
         figure = SpeedFigure(
-            what=_NAMES.get(row.collective, row.collective),
+            what=COLLECTIVE_NAMES.get(row.collective, row.collective),
             gb_s=row.reached_gb_s,
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpubench.model.results.compare import Chart, CurveLine
+from gpubench.model.results.last_line import SOON, Part, part
 from gpubench.model.results.report import BACKENDS, OVERLAP_SECTION, SIGNED, Record, Report, Verified
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, cap_name
@@ -125,25 +126,27 @@ def _line(name: str, rows: Sequence[OverlapRow], value: Callable[[OverlapRow], f
 _BESIDE = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "small kernels"}
 
 
-def overlap_sentence(report: Report) -> str:
-    """'allreduce of 256M takes 2.4 times as long beside GEMMs, which slow down by 21 %; 8 CTAs ...'; '' of one cap."""
+def overlap_parts(report: Report) -> Iterator[Part]:
+    """'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'; nothing where one cap was measured."""
     rows = report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow)
     known = [row for row in rows if row.own_communication_slowdown is not None]
     if not known:
-        return ""
+        return
     shown = max(known, key=lambda row: row.size_bytes)
     beside = _BESIDE[Partner(shown.partner)]
     slowed = "" if shown.own_compute_slowdown is None else f", which slow down by {_more(shown.own_compute_slowdown)}"
     said = (
         f"{shown.collective} of {format_size(shown.size_bytes)} takes {shown.own_communication_slowdown:.2g} times "
-        f"as long beside {beside}{slowed}"
+        f"as long beside {beside}"
     )
+    yield part(f"{said}{slowed}", said)
     gains = [row for row in known if row.beyond_noise and row.partner == shown.partner]
     best = max(gains, key=lambda row: row.gain_percent or 0, default=None)
     if best is None:
-        return f"{said}; no cap makes a step shorter"
-    at = f" at {format_size(best.size_bytes)}"
-    return f"{said}; {cap_name(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}"
+        yield part("no cap on CTAs makes a step shorter", importance=SOON)
+    else:
+        at = f" at {format_size(best.size_bytes)}"
+        yield part(f"{cap_name(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}", importance=SOON)
 
 
 def _more(slowdown: float) -> str:

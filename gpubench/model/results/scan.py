@@ -1,13 +1,14 @@
 """The rows of `gpubench scan` and its sentence: rails, bad parts, rounds, collectives, and exclude lists."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from gpubench.model.results.last_line import SOON, Part, part
 from gpubench.model.results.report import Metadata, Record, Report
 from gpubench.model.results.rounds import ScanPhase
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Verdict, drained_hosts
 
 PARTS_SECTION, CELLS_SECTION, ROUNDS_SECTION = "parts", "cells", "rounds"
@@ -131,52 +132,54 @@ _OF_HANGING = ("deadline", "stopped", "kernel")
 _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
-def scan_sentence(metadata: Metadata, report: Report) -> str:
-    """'3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), ...; 1,021 are well'."""
+def scan_parts(metadata: Metadata, report: Report) -> Iterator[Part]:
+    """'3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), …', '1,021 are healthy'."""
     rows = report.rows(PARTS_SECTION, ScanPartRow)
     bad = [row for row in rows if row.verdict == Verdict.FAIL]
     nodes = len(metadata.hosts)
     if bad:
         doubtful = {cell.node for cell in report.rows(CELLS_SECTION, ScanCellRow) if cell.verdict not in _JUDGED}
-        return _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
+        yield from _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
+        return
     suspects = {node for row in rows for node in row.nodes if row.kind in OF_ONE_NODE}
-    sure = _sure(metadata.options)
     if rows:
-        named = _listed(rows)
-        if len(suspects) == 1:
-            return f"1 of {_number(nodes)} nodes is a suspect that nobody confirmed: {named}"
-        count = f"{_number(len(suspects))} of {_number(nodes)} nodes" if suspects else "parts of the network"
-        return f"{count} are suspects that nobody confirmed: {named}"
-    return f"all {_number(nodes)} nodes are well{sure}"
+        count = f"{len(suspects):,} of {nodes:,} nodes" if suspects else "parts of the network"
+        verb = "is suspect but not confirmed" if len(suspects) == 1 else "are suspect but not confirmed"
+        yield _listed(f"{count} {verb}", rows)
+    else:
+        yield part(f"all {nodes:,} nodes are healthy{_sure(metadata.options)}")
 
 
-def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> str:
+def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[Part]:
     """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
     `failing` those whose own facts fail, or whose driver did not answer.
     """
     of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
-    verb = "is" if len(of_nodes) == 1 and not between else "are"
-    subjects = [f"{_number(len(of_nodes))} of {_number(nodes)} nodes"] if of_nodes else []
+    subjects = [f"{len(of_nodes):,} of {nodes:,} nodes"] if of_nodes else []
     subjects += [counted(len(between), "part") + " of the network"] if between else []
-    if not of_nodes and len(between) == 1:
-        verb = "is"
+    is_one = len(of_nodes) + len(between) == 1
+    yield _listed(f"{' and '.join(subjects)} {'is' if is_one else 'are'} bad", bad)
     unsure = len(doubtful - of_nodes - behind)
     ill = len(failing - of_nodes - behind - doubtful)
-    well = nodes - len(of_nodes | behind) - unsure - ill
+    healthy = nodes - len(of_nodes | behind) - unsure - ill
     slowed = len(behind - of_nodes)
-    rest = [f"{_number(slowed)} are slowed by the network"] if slowed else []
-    rest += [f"{_number(unsure)} could not be judged"] if unsure else []
-    rest += [f"{_number(ill)} {'fails' if ill == 1 else 'fail'} by other findings"] if ill else []
-    rest += [f"{_number(well)} {'is' if well == 1 else 'are'} well"] if well or not rest else []
-    return f"{' and '.join(subjects)} {verb} bad: {_listed(bad)}; {', '.join(rest)}"
+    yield part(f"{slowed:,} {_are(slowed)} slowed by the network" if slowed else "", importance=SOON)
+    yield part(f"{unsure:,} could not be judged" if unsure else "", importance=SOON)
+    yield part(f"{ill:,} {'fails' if ill == 1 else 'fail'} for other reasons" if ill else "", importance=SOON)
+    is_told = healthy or not (slowed or unsure or ill)
+    yield part(f"{healthy:,} {_are(healthy)} healthy" if is_told else "", importance=SOON)
 
 
-def _listed(rows: Sequence[ScanPartRow]) -> str:
-    words = [part_words(row) for row in rows[:_MOST_PARTS]]
-    more = f" and {len(rows) - _MOST_PARTS} more" if len(rows) > _MOST_PARTS else ""
-    return ", ".join(words) + more
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _listed(lead: str, rows: Sequence[ScanPartRow]) -> Part:
+    """As many parts as fit, and how many more there are."""
+    words = [part_words(row) for row in rows]
+    return part(*(f"{lead}: {some_of(words, most)}" for most in range(min(len(words), _MOST_PARTS), 0, -1)), lead)
 
 
 def part_words(row: ScanPartRow) -> str:
@@ -193,9 +196,5 @@ def _sure(options: Mapping[str, Any]) -> str:
     sure = options.get("sure_loss_percent")
     if not isinstance(sure, (int, float)):
         return ""
-    beside = "" if options.get("rates_known") else " beside the other nodes"
-    return f": a loss of {sure:.0f} %{beside} would have been named"
-
-
-def _number(value: int) -> str:
-    return f"{value:,}"
+    slower = f"{sure:.0f} % slow" if options.get("rates_known") else f"{sure:.0f} % slower than the others"
+    return f" (a node {slower} would have been detected)"

@@ -1,5 +1,6 @@
 """The last line of a report, and everything that it judged, one by one."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from gpubench.model.results.backends import (
     path_words,
     speed_words,
 )
-from gpubench.model.results.compare import COMPARISON_SECTION, ComparisonRow, Status
+from gpubench.model.results.compare import COMPARISON_SECTION, Change, ComparisonRow, Status
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
-from gpubench.model.results.figures import SpeedFigure, SpeedFigures
-from gpubench.model.results.overlap import overlap_sentence
+from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
+from gpubench.model.results.last_line import LAST, LATER, SOON, Part, first_command, last_line, part
+from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     CHECKS_SECTION,
     EVIDENCE_SECTION,
@@ -38,20 +40,25 @@ from gpubench.model.results.report import (
     Table,
     VerdictRow,
 )
-from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_sentence
+from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_parts
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
-from gpubench.model.results.watch import watch_sentence
+from gpubench.model.results.watch import watch_part
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.ranks import by_device, ranks_per_gpu, why_not_judged
-from gpubench.model.terms.units import compress_names, counted, format_size
-from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Origin, Verdict, exit_code, gravity
+from gpubench.model.terms.units import compress_names, counted, format_size, some_of
+from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
 
+_AGAIN = "measure again, add --new AGAIN.json"
+_GPU_WITH_BUS_ID = re.compile(r"(GPU\d+) \([0-9a-f:.]+\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
 _COARSE_PERCENT = 10.0
 """A comparison whose best row is no surer than that says so: jobs of several nodes differ by their place."""
+
+_SLOWER = ("slower", "slower-together")
+"""The findings that rows are slower than before: each alone, and a range of sizes together."""
 
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
@@ -60,30 +67,44 @@ _OF_FILES = ("explain", "compare", "libraries")
 
 def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
     """The sentence of a report; `remark` is whether to say where the exit code is not what the verdict says."""
-    parts = [_said(metadata, report, figures)]
-    parts += [metadata.origin] if metadata.origin == Origin.SIMULATED else []
-    parts += [remark_on_code(metadata, report)] if remark and report.complete else []
-    return " ".join(f"{report.verdict}: {'; '.join(filter(None, parts))}".split())
-
-
-def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if not report.complete:
-        return _ENDED_EARLY
-    if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
-        return scan_sentence(metadata, report)
+        return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY)])
+    parts, root = list(_said(metadata, report, figures)), worst(report.findings)
+    code = remark_on_code(metadata, report) if remark else ""
+    command = "" if root is None or report.verdict in _GOOD else _command(metadata, root)
+    return last_line(report.verdict, metadata.origin, [*parts, part(code)], command)
+
+
+def _command(metadata: Metadata, root: Finding) -> str:
+    return (
+        _AGAIN if metadata.subject == "compare" and "--new " in root.next_command else first_command(root.next_command)
+    )
+
+
+def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[Part]:
     root = worst(report.findings)
-    if metadata.subject == "watch" and root is None:
-        return watch_sentence(report)
-    if report.verdict in _GOOD or (root is None and figures.slowest is None):
-        beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
-        well, backends = ", ".join(_well(report, figures)), _beside(metadata, report)
-        parts = _machine(metadata, report), *_open(report), beside, well, backends, _speed(metadata, figures)
-        return "; ".join(filter(None, parts))
-    if root is None:
-        return _reached(metadata, figures)
-    others = sum(each.severity is root.severity for each in report.findings) - 1
-    said = _of_finding(metadata, root, figures)
-    return f"{said}; and {counted(others, 'more finding')}" if others else said
+    if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
+        yield from scan_parts(metadata, report)
+    elif metadata.subject == "watch" and root is None:
+        yield watch_part(report)
+    elif report.verdict in _GOOD or (root is None and figures.slowest is None):
+        yield from _healthy(metadata, report, figures)
+    elif root is None:
+        yield part(_reached(metadata, figures))
+    else:
+        yield from _of_finding(metadata, report, root, figures)
+        others = sum(each.severity is root.severity for each in report.findings) - 1
+        yield part(f"and {counted(others, 'more finding')}" if others else "", importance=LATER)
+
+
+def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[Part]:
+    yield from overlap_parts(report) if metadata.subject == OVERLAP_SECTION else ()
+    lead = _machine(metadata, report)
+    yield part(lead, importance=SOON)
+    yield from (part(each, importance=SOON) for each in _open(report))
+    yield from (part(each, importance=LATER) for each in _well(report, figures))
+    yield part(_beside(metadata, report), importance=LAST)
+    yield part(_speed(metadata, figures))
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:
@@ -96,23 +117,78 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     )
 
 
-def _of_finding(metadata: Metadata, root: Finding, figures: SpeedFigures) -> str:
-    """What it is, where, why, and what to do."""
+def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[Part]:
+    """Where, what and how much; for a figure its cause, for a cause the slowest figure that it explains."""
     is_figure = root.id in FIGURES
-    if figures.slowest is not None and (is_figure or root.consequences):
-        what, why = _reached(metadata, figures, root), root.cause if is_figure else root.seen
+    if metadata.subject == "compare" and root.id in _SLOWER:
+        yield part(_slower_words(report.rows(COMPARISON_SECTION, ComparisonRow)) or root.subject)
+    elif is_figure and figures.slowest is not None:
+        yield part(_reached(metadata, figures, root))
+    elif metadata.subject == "explain" and root.id == HOST_STAGED:
+        yield part(*_staged_words(report))
     else:
-        what, why = f"{_with_place(metadata, root.subject)}: {root.seen}", root.cause if is_figure else ""
-    return "; ".join(filter(None, (f"{what}: {why}" if why else what, root.next_command.partition("; ")[0])))
+        yield from _seen_of(metadata, root)
+    if is_figure:
+        # A log names a cause by its id before its evidence.
+        cause = root.cause.partition(": ")[2] or root.cause if root.id == HOST_STAGED else root.cause
+        because = "because" if root.id == HOST_STAGED else "likely"
+        yield part(f"{because} {cause}" if cause and cause != "not known" else "cause not found", importance=SOON)
+    elif root.consequences and figures.slowest is not None:
+        yield part(_reached(metadata, figures, root, with_place=False), importance=SOON)
+
+
+def _seen_of(metadata: Metadata, root: Finding) -> Iterator[Part]:
+    """Where and what was seen; what is seen beside it is said where there is room."""
+    where = _with_place(metadata, root.subject)
+    short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
+    first, _, beside = root.seen.partition("; ")
+    least = first.partition(": ")[0]
+    yield part(f"{where}: {first}", f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}")
+    yield part(beside, importance=LATER)
+
+
+def _slower_words(rows: Sequence[ComparisonRow]) -> str:
+    """'all-reduce is slower in 34 of 60 rows, by up to 33 % (4G: 479 → 319 GB/s, noise 4 %)'; '' where none is alone.
+
+    Percent of bandwidth: 33 % slower is two thirds of it.
+    """
+    compared = [row for row in rows if row.status == Status.COMPARED]
+    slower = [row for row in compared if row.change == Change.SLOWER and row.verdict == Verdict.FAIL]
+    if not slower:
+        return ""
+    worst = max(slower, key=lambda row: row.slower_percent or 0.0)
+    kinds = list(dict.fromkeys(row.collective or "copies" for row in slower))
+    names = [COLLECTIVE_NAMES.get(each, each) for each in kinds]
+    what = " and ".join(names) if len(names) < 3 else f"{len(names)} collectives"
+    lost = 100 - 100 / (1 + (worst.slower_percent or 0.0) / 100)
+    place = format_size(worst.size_bytes) if worst.collective and worst.size_bytes is not None else worst.name
+    both = worst.base_gb_s is not None and worst.new_gb_s is not None
+    figures = f"{worst.base_gb_s:.3g} → {worst.new_gb_s:.3g} GB/s" if both else ""
+    noise = "" if worst.noise_percent is None else f"noise {worst.noise_percent:.0f} %"
+    seen = ", ".join(filter(None, (f"{place}: {figures}" if figures else place, noise)))
+    verb = "is" if len(kinds) == 1 and kinds[0] != "copies" else "are"
+    of_rows = f"{len(slower)} of {counted(len(compared), 'row')}"
+    return f"{what} {verb} slower in {of_rows}, by up to {lost:.0f} % ({seen})"
+
+
+def _staged_words(report: Report) -> Iterator[str]:
+    """'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', of all communicators of a log."""
+    rows = report.rows("transports", TransportRow)
+    staged = [row for row in rows if row.host_staged]
+    count, total = (sum(row.pairs for row in each) for each in (staged, rows))
+    over = ", ".join(dict.fromkeys(row.transport for row in staged))
+    of_all = f"{'all ' if total > 1 else ''}{total}" if count == total else f"{count} of {total}"
+    said = f"{of_all} GPU-to-GPU {'path' if total == 1 else 'paths'} went through host memory"
+    yield from (f"{said} ({over})", said)
 
 
 def _with_place(metadata: Metadata, subject: str) -> str:
-    hosts = list(dict.fromkeys(metadata.hosts))
+    hosts, subject = list(dict.fromkeys(metadata.hosts)), _GPU_WITH_BUS_ID.sub(r"\1", subject)
     named = not subject or len(hosts) != 1 or hosts[0] in subject
-    return subject if named else f"{subject} on {hosts[0]}"
+    return subject if named else f"{hosts[0]} {subject}" if subject.startswith("GPU") else f"{subject} on {hosts[0]}"
 
 
-def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = None) -> str:
+def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = None, *, with_place: bool = True) -> str:
     """'all-reduce reaches 25 of 340 GB/s (7 %) on node3', of a small size the time that it takes."""
     slow = figures.slowest
     if slow is None or slow.expected_gb_s is None:
@@ -121,11 +197,12 @@ def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = N
     if root is not None:
         words = " ".join((root.subject, *root.subjects)).replace(",", " ").split()
         hosts = [host for host in hosts if host in words] or hosts
+    place = f" on {compress_names(hosts)}" if with_place else ""
     if slow.is_small and slow.time_us is not None and slow.expected_us is not None:
-        took = f"takes {slow.time_us:.3g} µs, {slow.expected_us:.3g} expected ({slow.expected_percent:.0f} %),"
-        return f"{slow.what} of {format_size(slow.size_bytes)} {took} on {compress_names(hosts)}"
+        took = f"takes {slow.time_us:.3g} µs{place}, {slow.expected_us:.3g} expected ({slow.expected_percent:.0f} %)"
+        return f"{slow.what} of {format_size(slow.size_bytes)} {took}"
     of_it = f"{_gb_s(slow.gb_s)} of {_gb_s(slow.expected_gb_s)} GB/s ({slow.expected_percent:.0f} %)"
-    return f"{slow.what} reaches {of_it} on {compress_names(hosts)}"
+    return f"{slow.what} reaches {of_it}{place}"
 
 
 def _machine(metadata: Metadata, report: Report) -> str:
@@ -185,12 +262,12 @@ def _job(report: Report) -> str:
     if libraries:
         versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIB)
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
-        return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
+        return f"{nccl}, {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
     if not compared:
         return ""
     least = min((each.noise_percent for each in compared if each.noise_percent is not None), default=0.0)
-    blind = f"; differences below {least:.0f} % are not told apart" if least >= _COARSE_PERCENT else ""
+    blind = f", differences below {least:.0f} % are lost in noise" if least >= _COARSE_PERCENT else ""
     return f"{counted(len(compared), 'row')} compared{blind}"
 
 
@@ -240,11 +317,11 @@ def _paths(report: Report) -> Iterator[str]:
     conclusions = {row.conclusion for row in report.rows(FALLBACK_SECTION, FallbackRow)}
     judged = any(row.check == "paths" and row.verdict == Verdict.PASS for row in report.rows(CHECKS_SECTION, CheckRow))
     if judged or staged == {False} or conclusions == {Conclusion.DIRECT}:
-        yield "all direct"
+        yield "all paths direct"
     elif conclusions == {Conclusion.POSSIBLE}:
         yield "all paths can be direct"
     elif conclusions & {Conclusion.STAGED, Conclusion.IMPOSSIBLE}:
-        yield "host memory by design"
+        yield "through host memory by design"
     elif Conclusion.UNKNOWN in conclusions:
         yield "paths not seen"
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.facts.traffic import FOREIGN_GB_S
+from gpubench.model.results.last_line import Part, part
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
 from gpubench.model.terms.verdict import Origin, Verdict
@@ -146,8 +147,8 @@ def _doing(row: JobRow) -> tuple[str, int, str | None]:
 _MOST_JOBS = 3
 
 
-def watch_sentence(report: Report) -> str:
-    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; why nothing was judged else."""
+def watch_part(report: Report) -> Part:
+    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged."""
     rows = report.rows(JOBS_SECTION, JobRow)
     main: dict[tuple[str, str], JobRow] = {}
     for row in rows:
@@ -156,10 +157,8 @@ def watch_sentence(report: Report) -> str:
     told = [_told(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
     if told:
         unjudged = "" if report.verdict is Verdict.PASS else "no path between GPUs was seen: "
-        return unjudged + some_of(told, _MOST_JOBS)
-    if not rows:
-        return "no process uses a GPU: nothing was seen"
-    return "no bytes between GPUs were seen: all jobs are idle"
+        return part(*(unjudged + some_of(told, most) for most in range(min(len(told), _MOST_JOBS), 0, -1)))
+    return part("all jobs are idle, no traffic between GPUs was seen" if rows else "no process uses a GPU")
 
 
 def _told(rows: list[JobRow]) -> str:
@@ -168,10 +167,10 @@ def _told(rows: list[JobRow]) -> str:
     job = f"{first.job} on {compress_names([row.node for row in rows])}"
     rates = [row.nvlink_gb_s for row in rows if row.nvlink_gb_s is not None]
     if first.way == Way.NOT_TOLD:
-        return f"counters do not tell the way of {job}, and a healthy job shows the same"
+        return f"counters do not show the path of {job} (a healthy job shows the same)"
     if first.way != Way.DIRECT or not rates:
         return f"{job} shows {first.way} for {first.seconds:.0f} s"
-    each = " a node" if len(rows) > 1 else ""
+    each = " per node" if len(rows) > 1 else ""
     by_rdma = min(first.network_gb_s or 0.0, first.pcie_sent_gb_s or 0.0) >= FOREIGN_GB_S
     beside = ", not judged between nodes" if by_rdma else ""
     return f"{job} is direct for {first.seconds:.0f} s, NVLink {sum(rates) / len(rates):.1f} GB/s{each}{beside}"

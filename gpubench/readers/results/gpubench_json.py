@@ -293,7 +293,7 @@ def check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], 
     if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
         ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
         raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=EDITED)
-    if sentence and not sentence.startswith(f"{verdict}:"):
+    if sentence and not sentence.startswith((f"{verdict}:", f"{verdict} (simulated):")):
         raise UsageError(
             f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=EDITED
         )
