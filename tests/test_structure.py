@@ -38,7 +38,6 @@ SUPPORT = {
         "delivery",
         "lines",
         "machine_picture",
-        "networks",
     },
     "readers/machines": {"joined_columns", "limits", "__init__", "registry", "snapshot_rules", "smi_lines"},
     "readers/results": {
@@ -79,7 +78,6 @@ def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:
     packages = {path.parent.name for path in here.glob("*/__init__.py")} - {
         "text",
         "web",
-        "networks",
         "definition",
     }
     modules = {path.stem for path in here.glob("*.py")} | packages

@@ -390,10 +390,6 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
         notes = list(plan.notes)
         outcome, curves = _outcome(plan, machine, found, notes, presenter.waiting)
         metadata = _metadata(plan, arguments, machine, outcome, [*notes, *dict.fromkeys(curves.notes)])
-        if plan.exports:
-            from gpubench.jobs.planned_machine import write_exports
-
-            write_exports(plan, machine, outcome)
         presenter.begin(metadata, ())
         presenter.end(plan_report(outcome, machine.origin))
     return presenter.exit_code

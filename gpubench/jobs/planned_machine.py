@@ -1,24 +1,21 @@
-"""The machine that a plan is for, what a fault on it costs, and its fabric as network files."""
+"""The machine that a plan is for, and the cost of a fault on it."""
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, naming_output
-from gpubench.formats.networks import DATA, EXPERT, PIPELINE, TENSOR, ExportedFabric, network_text
+from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.measure.plan.program import CollectiveTimesFound, CommunicatorRanks
-from gpubench.measure.plan.report import FaultCase, PlanOutcome, curve_rows
+from gpubench.measure.plan.program import CommunicatorRanks
+from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault
-from gpubench.model.results.plan import CurveRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan import PartKind as PartKind
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin
 from gpubench.model.workload import TransformerModel
 from gpubench.readers.results.gpubench_json import read_stored
@@ -28,14 +25,6 @@ if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Profile
 
 NAME = "plan"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportTarget:
-    """A network file to write: for which program, and where."""
-
-    program: str
-    path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +58,6 @@ class TrainingPlan:
     with_optimizer: bool
     faults: tuple[str, ...]
     faults_from: Path | None
-    exports: tuple[ExportTarget, ...]
     timeout_s: float
     presentation: Presentation
 
@@ -230,66 +218,6 @@ def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequenc
         origin=Origin.SIMULATED if simulated else Origin.RECORDED,
         memory_bytes=profile.gpu.memory_bytes if profile else None,
     )
-
-
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "sendrecv")
-_ANY_BYTES = 2**20
-
-
-def write_exports(plan: TrainingPlan, machine: PlannedMachine, outcome: PlanOutcome) -> None:
-    """Write every file that was asked for; OutputError where one cannot be written."""
-    fabric = exported_fabric(machine, outcome)
-    for target in plan.exports:
-        with naming_output(target.path):
-            target.path.write_text(network_text(target.program, fabric), encoding="utf-8")
-
-
-def exported_fabric(machine: PlannedMachine, outcome: PlanOutcome) -> ExportedFabric:
-    """The curves of a node and, of several nodes, between them; by what the chosen layout uses where it has more."""
-    inside = CommunicatorRanks(min(machine.gpus_per_node, outcome.chosen.layout.gpus))
-    across = inside if machine.nodes == 1 else _across(machine)
-    job = outcome.advice.best.job
-    groups = {TENSOR: inside, DATA: across, EXPERT: job.expert_group(), PIPELINE: CommunicatorRanks(2)}
-    if groups[EXPERT].ranks == 1:
-        groups[EXPERT] = inside
-    curves = {role: dict(_curves(outcome.times, group)) for role, group in groups.items()}
-    slowdowns = [each.contention.compute for each in job.contention.measured]
-    # While a collective runs, computation is slowed by the share of the multiprocessors that it takes.
-    usage = 1 - len(slowdowns) / sum(slowdowns) if slowdowns else 0.0
-    profile = machine.profile
-    nics = profile.nics_gb_s if profile is not None else 0.0
-    link = profile.link_gb_s if profile is not None else 0.0
-    return ExportedFabric(
-        curves=curves,
-        link_gb_s=link or 1.0,
-        gpus_per_node=inside.ranks,
-        nodes=machine.nodes,
-        processor_usage=max(0.0, usage),
-        nic_gb_s=nics / machine.gpus_per_node if nics else None,
-    )
-
-
-def _across(machine: PlannedMachine) -> CommunicatorRanks:
-    """A GPU of every node, while all others do the same: these programs let every GPU have such a bandwidth at once."""
-    return CommunicatorRanks(machine.nodes, machine.nodes, machine.gpus_per_node)
-
-
-def _curves(times: CollectiveTimesFound, group: CommunicatorRanks) -> Mapping[str, Sequence[CurveRow]]:
-    """The curves of a group; what nothing is known of is left out."""
-    found: dict[str, Sequence[CurveRow]] = {}
-    for name in _COLLECTIVES:
-        own = CollectiveTimesFound(times.source)
-        try:
-            own.seconds(name, group, _ANY_BYTES)
-        except GpubenchError:
-            continue
-        rows = [
-            replace(row, time_us=own.seconds(name, group, row.size_bytes) * MICROSECONDS_PER_SECOND)
-            for row in list(curve_rows(own))
-        ]
-        if rows:
-            found[name] = rows
-    return found
 
 
 _FAR_MORE = 2.0

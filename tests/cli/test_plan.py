@@ -106,16 +106,6 @@ def test_nodes_are_planned_for_and_their_rails() -> None:
     assert {row["nodes"] for row in found["curves"]} >= {1, 4}
 
 
-def test_exports_are_written(model: str, tmp_path: Path) -> None:
-    targets = {name: tmp_path / name for name in ("calculon", "astra-sim", "simai")}
-    exports = [word for name, path in targets.items() for word in ("--export", f"{name}:{path}")]
-    result = gpubench("plan", model, "--simulate", "hgx-h100-8*2", "--layout", "tp8 ddp", *exports)
-    assert result.returncode == 0, result.stderr
-    assert len(json.loads(targets["calculon"].read_text())["networks"]) == 2
-    assert "npus_count: [ 8, 2 ]" in targets["astra-sim"].read_text()
-    assert targets["simai"].read_text().startswith("gpubench\nTP:\nallreduce,: ")
-
-
 def test_faults_that_a_check_found_are_costed(tmp_path: Path) -> None:
     file = tmp_path / "check.json"
     faults = ("--fault", "gpu1:nvlink=9", "--fault", "link0-2:staged=yes")
@@ -172,7 +162,6 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("--parameters", "1B", *H200, "--measure", "--tflops", "3"), "exclude each other"),
         (("--parameters", "1B", *H200, "--gpus", "5"), "--gpus 5 of a machine with 4"),
         (("--parameters", "1B", *H200, "--fault", "gpu9:nvlink=3"), "there is no GPU 9"),
-        (("--parameters", "1B", *H200, "--export", "gem5"), "'gem5'"),
         (("--parameters", "1B", *H200, "--optimizer", "sgd"), "'sgd'"),
         (("--parameters", "1B", "--simulate", "host"), "has no GPUs"),
         (("--parameters", "1B", "--simulate", "rtx-pro-6000-8"), "computes is not known"),
@@ -208,20 +197,6 @@ def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> 
     everything = gpubench(*command)
     assert everything.returncode == 0, everything.stderr
     assert "layouts are left out" in everything.stdout
-
-
-def test_exported_gpus_share_the_nics_of_their_node(tmp_path: Path) -> None:
-    """Eight NICs of 50 GB/s for eight GPUs, all of which communicate at once."""
-    calculon, astra = tmp_path / "c.json", tmp_path / "a.yaml"
-    exports = ("--export", f"calculon:{calculon}", "--export", f"astra-sim:{astra}")
-    result = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h100-8*2", "--layout", "ddp", *exports)
-    assert result.returncode == 0, result.stderr
-    found = re.search(r"bandwidth: \[ ([\d.]+), ([\d.]+) \]", astra.read_text())
-    assert found is not None
-    assert 0.8 * 50 < float(found[2]) < 50 < float(found[1])
-    between = json.loads(calculon.read_text())["networks"][1]
-    assert between["bandwidth"] == 50
-    assert 0.8 < between["efficiency"] < 1
 
 
 @pytest.fixture(scope="module")

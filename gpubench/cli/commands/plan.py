@@ -12,7 +12,7 @@ from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
-    from gpubench.jobs.planned_machine import ExportTarget, TrainingPlan
+    from gpubench.jobs.planned_machine import TrainingPlan
     from gpubench.model.workload import TransformerModel
 
 HELP = """
@@ -27,14 +27,12 @@ MODEL is TOML or JSON with layers, hidden, heads, sequence, batch, ..., or a Hug
 
   gpubench plan --parameters 7B --simulate 'hgx-h100-8*4' --layout 'tp2 pp2 ddp' --layout fsdp
 
-  gpubench plan --parameters 7B --simulate hgx-h200-8 --fault link0-1:staged=yes --export calculon:network.json
+  gpubench plan --parameters 7B --simulate hgx-h200-8 --fault link0-1:staged=yes
 
 Collectives come from --results, else are measured now, else from the profile; contention from --overlap, else it is
 taken for none; computation from --forward-ms and --backward-ms, --measure, --tflops, else the data sheet of the GPU.
 The report says which. docs/plan.md derives every formula, and has predictions beside measured steps.
 """
-
-_EXPECTED_EXPORT = "calculon, astra-sim or simai, with a file behind a colon: calculon:network.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,6 @@ class PlanOptions:
     )
     fault: list[str] | None = option("WHERE:KEY=VALUE", "A fault whose cost to tell, e.g. gpu0:nvlink=9. Repeatable.")
     faults_from: str | None = option("FILE", "Faults that a stored check or scan tells of.")
-    export: list[str] | None = option("PROGRAM:FILE", f"Write the network file of {_EXPECTED_EXPORT}. Repeatable.")
     timeout: float = option("S", "Seconds that a measurement may take.", default=120.0, min=0.1, max=86400)
     presentation: PresentationOptions
 
@@ -115,7 +112,6 @@ class PlanOptions:
             with_optimizer=self.optimizer == "adam",
             faults=tuple(self.fault or ()),
             faults_from=None if self.faults_from is None else Path(self.faults_from),
-            exports=tuple(_export(text) for text in self.export or ()),
             timeout_s=self.timeout,
             presentation=self.presentation.parse(SECTIONS),
         )
@@ -154,17 +150,6 @@ class PlanOptions:
         )
         shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
         return model, [f"--parameters {self.parameters} is taken for {shape} without embedding"]
-
-
-def _export(text: str) -> "ExportTarget":
-    from gpubench.cli.options import unknown_word
-    from gpubench.formats.networks import NETWORKS, SUFFIXES
-    from gpubench.jobs.planned_machine import ExportTarget
-
-    program, _, path = text.partition(":")
-    if program not in NETWORKS:
-        raise unknown_word("--export", program, tuple(NETWORKS))
-    return ExportTarget(program=program, path=Path(path or f"{program}{SUFFIXES[program]}"))
 
 
 def _run(options: PlanOptions) -> int:
