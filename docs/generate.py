@@ -1,8 +1,8 @@
 """Write what of the documentation is known to the program: `python docs/generate.py`; a test says when it is due.
 
-docs/commands.md is what --help prints, docs/gpubench.1 the same as a man page. The JSON Schema of a report, which is
-part of the package, and the tables of docs/formats.md are made from the row types: their fields, and the comment `#:`
-after or above each.
+docs/commands.md is what --help-all prints, docs/gpubench.1 the same as a man page. The JSON Schema of a report, which
+is part of the package, and the tables of docs/formats.md are made from the row types: their fields, and the comment
+`#:` after or above each.
 """
 
 import inspect
@@ -34,14 +34,15 @@ def commands() -> list[str]:
 
 
 def help_of(*command: str) -> str:
-    """What --help prints on a terminal of 80 columns."""
-    result = CliRunner().invoke(app, [*command, "--help"], env=_COLUMNS, prog_name="gpubench")
+    """What --help-all of a command prints on a terminal of 80 columns, or --help of the program."""
+    wanted = "--help-all" if command else "--help"
+    result = CliRunner().invoke(app, [*command, wanted], env=_COLUMNS, prog_name="gpubench")
     return "\n".join(line.rstrip() for line in result.output.rstrip().splitlines()) + "\n"
 
 
 def command_reference() -> str:
     """docs/commands.md."""
-    parts = ["# Commands\n\nWhat `--help` prints, written by `python docs/generate.py`.\n"]
+    parts = ["# Commands\n\nWhat `gpubench COMMAND --help-all` prints, written by `python docs/generate.py`.\n"]
     parts += [
         f"## {f'gpubench {command}'.strip()}\n\n```text\n{help_of(*command.split())}```\n"
         for command in ("", *commands())
@@ -55,7 +56,7 @@ def man_page() -> str:
         '.\\" written by python docs/generate.py',
         ".TH GPUBENCH 1",
         ".SH NAME",
-        "gpubench \\- what the links between GPUs should deliver, what they deliver, and why not",
+        "gpubench \\- find out why your GPUs talk slowly",
         ".SH SYNOPSIS",
         ".B gpubench",
         "COMMAND [OPTIONS]",

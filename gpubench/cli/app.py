@@ -1,16 +1,18 @@
 """The program: its subcommands, and the one place where errors become exit codes."""
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.completion
 from typer.core import TyperCommand, TyperGroup
 
 from gpubench import __version__
 from gpubench.cli.process import exit_with
-from gpubench.cli.signature import switched_off
+from gpubench.cli.signature import HELP_ALL, switched_off
 from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
 from gpubench.errors import (
     COULD_NOT_MEASURE,
@@ -27,27 +29,45 @@ from gpubench.model.facts.environment import LaunchedBy
 if TYPE_CHECKING:
     from gpubench.formats.presentation import ExitStyle
 
-HELP = """What the links between your GPUs should deliver, what they deliver, and why not.
+HELP = """Find out why your GPUs talk slowly: the path data takes between GPUs, the speed it reaches, and the speed it
+should reach.
 
 Start with:
 
 \b
-  gpubench               this machine in ten lines and half a minute: what is
-                         here, is it well, how fast, what to do next
-  gpubench topo          how it is wired, and what each pair can carry
-  gpubench p2p           what each pair delivers
-  gpubench allreduce     what NCCL makes of it, a rank a GPU
-  gpubench check         whether all that is as it should be
-  gpubench explain LOG   which way the bytes of any job went
+  gpubench               check this machine: ten lines, half a minute
+  gpubench topo          how GPUs are wired, and the limit of each pair
+  gpubench p2p           copies between every pair of GPUs
+  gpubench allreduce     NCCL's all-reduce, one rank per GPU
+  gpubench check         is everything as fast as it should be?
+  gpubench explain LOG   the paths of any job, from its NCCL logs
 
-Without a GPU: gpubench topo --simulate hgx-h100-8, and allreduce measures MPI
-on CPU buffers. gpubench COMMAND --help has options and examples.
+Without a GPU, try:
 
-An option that is not given has the value of its variable, GPUBENCH_TIMEOUT=60,
-else the one in gpubench.toml of the current folder: timeout = 60.
+\b
+  gpubench topo --simulate hgx-h100-8
+
+gpubench COMMAND --help shows the common options of a command, gpubench COMMAND --help-all shows all of them, and
+gpubench --help-all those of gpubench without a command.
+
+To change the default of an option, set its variable (GPUBENCH_TIMEOUT=60) or write it to gpubench.toml in the current
+folder (timeout = 60).
 
 Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.
 """
+
+
+_COMPLETION: Mapping[str, Any] = {
+    "--show-completion": typer.completion.show_callback,
+    "--install-completion": typer.completion.install_callback,
+}
+_SHELLS = ("bash", "zsh", "fish")
+_FLAGS = (
+    ("-h, --help", "Show this page."),
+    ("-V, --version", "Show the version."),
+    ("--install-completion [SHELL]", "Install completion for this shell, or for bash, zsh or fish."),
+    ("--show-completion [SHELL]", "Print the completion script of this shell, or of bash, zsh or fish."),
+)
 
 
 class LazyCommands(TyperGroup):
@@ -60,13 +80,23 @@ class LazyCommands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The flags before the command; where no command is named, the words are options of the one without a name."""
-        own = {name for each in self.get_params(ctx) for name in each.opts}
+        if args[:1] == ["help"] and not ctx.resilient_parsing:
+            args = [*args[1:], "--help"]
+        if args[:1] and args[0] in _COMPLETION and args[1:] in [[shell] for shell in _SHELLS]:
+            _COMPLETION[args[0]](ctx, None, args[1])
+        own = {name for each in self.get_params(ctx) for name in each.opts} - {HELP_ALL}
         named = bool(args) and (not args[0].startswith("-") or args[0] in own)
         return super().parse_args(ctx, args if named or ctx.resilient_parsing else [WITHOUT_NAME.name, *args])
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The flags before the command."""
         return switched_off(super().get_params(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The flags, and the commands."""
+        with formatter.section("Options"):
+            formatter.write_dl(_FLAGS)
+        self.format_commands(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first of these words names, and the words that are left for it."""
@@ -89,7 +119,7 @@ app = typer.Typer(
     add_completion=True,
     rich_markup_mode=None,  # plain help takes half the time of boxes
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help", HELP_ALL]},
 )
 
 
@@ -102,7 +132,7 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001
 @app.callback()
 def _before_command(
     version: Annotated[  # noqa: FBT002
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", "-V", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Nothing: a command follows."""

@@ -12,10 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from gpubench.cli.signature import NCCL, OUTPUT, SIMULATE, completed, flag, no_option, option, option_fields
+from gpubench.cli.signature import JUDGE, NCCL, OUTPUT, SIMULATE, completed, flag, no_option, option, option_fields
 from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher, invalid_choice
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
-from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE, Format
+from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, Format
 from gpubench.jobs.sources import Recording, Simulation, simulation_of
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import DataType
@@ -65,8 +65,10 @@ FOLDER_MARK = "/"
 
 SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 
-PLOT = "Draw bandwidth over size in the table, with limit and expectation."
-"""The help of --plot, which commands have that visit sizes."""
+
+def plotting() -> Any:
+    """The field that is `--plot`, which commands have that visit sizes."""
+    return flag("Draw bandwidth by size below the table, with limit and expected value.", group=OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,38 +79,39 @@ class PresentationOptions:
 
     format_name: str = option(
         "NAME",
-        f"Of stdout: {', '.join(each.name for each in FORMATS)}.",
+        f"Format of stdout: {', '.join(each.name for each in FORMATS)}.",
         name="--format",
         default="table",
         autocompletion=completed("format"),
+        common=True,
     )
+    json: bool = flag("Same as --format json.", common=True)
     output: list[str] | None = option(
         "FILE",
-        f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
-        "dated json of every run. Repeatable.",
+        f"Also write the result to this file, in the format of its suffix ({', '.join(SUFFIXES)}). A folder (results/) "
+        "gets one dated JSON file per run. Repeatable.",
         name="--output -o",
+        common=True,
     )
     save_baseline: str | None = option(
         "NAME",
-        "Keep this result under a name, for gpubench compare --against NAME.",
+        "Keep this result as the baseline NAME, for gpubench compare --against NAME.",
         autocompletion=completed("against"),
     )
     section: str | None = option(
         "NAME",
-        "What csv shows, which shows one. Default: the command's main one. prometheus has every pair with pairs.",
+        "Which section to write as CSV (default: the main one). With prometheus, pairs adds every GPU pair.",
     )
-    wide: bool = flag("Every line of csv says of which run it is: id, time, hosts, GPUs, driver, NCCL.")
-    color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
-    width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
-    summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
-    verbose: bool = flag(
-        "Headers in full: every GPU, library and setting, not only those that bear on performance.", name="--verbose -v"
-    )
-    quiet: bool = flag("No progress, and of the table only findings and the last sentence.", name="--quiet -q")
-    no_progress: bool = flag("No progress bar.")
+    wide: bool = flag("Add to each line of CSV the run it belongs to: id, time, hosts, GPUs, driver, NCCL.")
+    color: str = option("|".join(Color), "When to color the table.", default="auto", autocompletion=completed("color"))
+    width: int | None = option("N", "Width of the table in columns (default: the terminal's, otherwise 100).", min=40)
+    summary: bool = flag("Print only the last line: verdict, and cause or best figures.", name=SUMMARY_OPTION)
+    verbose: bool = flag("Print every GPU, library and setting in the header.", name="--verbose -v")
+    quiet: bool = flag("Print only findings and the last line, without progress.", name="--quiet -q")
+    no_progress: bool = flag("Do not show progress.")
     exit_style: str | None = option(
         "|".join(ExitStyle),
-        "One line and the exit codes of a Nagios or node-problem-detector plugin.",
+        "Print one line and exit with the codes of a Nagios or node-problem-detector plugin.",
         name=OPTION,
         autocompletion=completed("exit-style"),
     )
@@ -118,7 +121,7 @@ class PresentationOptions:
         """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
         if self.section is not None and self.section not in sections:
             raise unknown_word("--section", self.section, sections)
-        format_, outputs = parse_format(self.format_name), (*parse_outputs(self.output or ()), *self._baseline())
+        format_, outputs = self._format(), (*parse_outputs(self.output or ()), *self._baseline())
         formats = (format_, *(output.format for output in outputs))
         names = {each.name for each in formats}
         if self.section is not None and CSV not in formats and not (self.section == "pairs" and "prometheus" in names):
@@ -163,6 +166,14 @@ class PresentationOptions:
             defaults_file=None if self.defaults is None else self.defaults.file,
             job_defaults=self._job_defaults(),
         )
+
+    def _format(self) -> Format:
+        """The format of stdout; what the command line asks for comes before a default of the other option."""
+        if not self.json or (self.format_name != TABLE.name and "--json" in self.by_default):
+            return parse_format(self.format_name)
+        if self.format_name not in (TABLE.name, JSON.name) and "--format" not in self.by_default:
+            raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
+        return JSON
 
     def _baseline(self) -> tuple[Output, ...]:
         if self.save_baseline is None:
@@ -271,7 +282,14 @@ def _format_of(path: Path, text: str) -> Format:
     )
 
 
-PROFILE = "Judge by this profile. Default: one of your own that matches, else one of gpubench's."
+def judging_profile() -> Any:
+    """The field that is `--profile`."""
+    return option(
+        "NAME|FILE",
+        "Judge by this profile (default: one of your own that matches, otherwise one of gpubench's).",
+        autocompletion=completed("profile"),
+        group=JUDGE,
+    )
 
 
 def check_profile(name: str | None) -> None:
@@ -285,7 +303,11 @@ def check_profile(name: str | None) -> None:
 def expected_gpus() -> Any:
     """The field of a dataclass that is `--expect-gpus`."""
     return option(
-        "N", "GPUs that every node should have: fewer or more is a FAIL, none anywhere exit code 3.", min=1, max=1024
+        "N",
+        "Fail unless every node has exactly N GPUs (exit code 3 if no node has any).",
+        min=1,
+        max=1024,
+        group=JUDGE,
     )
 
 
@@ -295,8 +317,8 @@ class RecordingOptions:
 
     help_group: ClassVar = SIMULATE
 
-    replay: str | None = option("DIR", "Show what --record wrote.")
-    record: str | None = option("DIR", "Also write there the facts of every node and rank, and raw samples.")
+    replay: str | None = option("DIR", "Show what --record wrote to this folder.")
+    record: str | None = option("DIR", "Also write all facts and raw samples to this folder.")
 
     def parse(self, excluded: Mapping[str, object]) -> Recording:
         """The folders that were named; UsageError for --replay beside any option that is given of `excluded`."""
@@ -322,15 +344,18 @@ class SimulationOptions:
     help_group: ClassVar = SIMULATE
 
     simulate: str | None = option(
-        "NAME[/GPUS][*NODES]",
-        "A machine that does not exist, from its profile: hgx-h200-4; 'hgx-h100-8*16' for 16 nodes, hgx-h100-8/1 for "
-        "one GPU of its board.",
+        "MACHINE",
+        "Simulate a machine: a profile (hgx-h200-4), 16 nodes of it ('hgx-h100-8*16'), or one of its GPUs "
+        "(hgx-h100-8/1). See gpubench profiles list.",
         autocompletion=completed("simulate"),
+        common=True,
     )
     fault: list[str] | None = option(
-        "WHERE:KEY=VALUE", "Break the simulated machine, e.g. node3.gpu5:nvlink=12; counted from 0. Repeatable."
+        "WHERE:KEY=VALUE",
+        "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. Repeatable.",
+        common=True,
     )
-    seed: int = option("N", "Of the simulated noise.", default=0, show_default=False)
+    seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
 
     def parse(self, *, command: str = "") -> Simulation | None:
         """The simulated machine, None where none was asked for; UsageError for a fault without a machine.
@@ -368,12 +393,29 @@ class NcclTestsOptions:
 
     help_group: ClassVar = NCCL
 
-    smallest: str | None = option("SIZE", "As in nccl-tests: -b 8 -e 4G -f 2 is --sizes 8:4G:2.", name="-b")
-    largest: str | None = option("SIZE", "Up to this size, with -b.", name="-e")
-    factor: str | None = option("FACTOR", "Times so much, with -b and -e.", name="-f")
-    step: str | None = option("BYTES", "So much more, with -b and -e: -i 1M.", name="-i")
-    gpus: int | None = option("N", "As --np. Under mpirun or srun, -g 1 alone: a rank has one GPU.", name="-g", min=1)
-    verified: int | None = option("0|1", "-c 0 as --no-check, -c 1 as --check.", name="-c", min=0)
+    smallest: str | None = option("SIZE", "Smallest size, as in nccl-tests: -b 8 -e 4G -f 2.", name="-b")
+    largest: str | None = option("SIZE", "Largest size, as in nccl-tests.", name="-e")
+    factor: str | None = option("FACTOR", "Factor between sizes, as in nccl-tests.", name="-f")
+    step: str | None = option("BYTES", "Step between sizes, as in nccl-tests: -i 1M.", name="-i")
+    gpus: int | None = option("N", "Same as --np. Under mpirun or srun: -g 1 only.", name="-g", min=1)
+    verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0)
+    threads: str | None = option("N", "", name="-t", hidden=True)
+    parallel_init: str | None = option("0|1", "", name="-p", hidden=True)
+
+    def refuse_threads(self) -> None:
+        """Raise UsageError for nccl-tests' options about threads, which gpubench has no counterpart of."""
+        if self.threads not in (None, "1"):
+            raise UsageError(
+                f"-t {self.threads}",
+                expected="no -t: in gpubench every GPU has a process of its own, and no process has several threads",
+                next_step=f"--np {int(self.threads) * (self.gpus or 1) if self.threads.isdecimal() else 'N'}",
+            )
+        if self.parallel_init not in (None, "0"):
+            raise UsageError(
+                f"-p {self.parallel_init}",
+                expected="no -p: gpubench always initializes all ranks at once, each in a process of its own",
+                next_step="leave -p out",
+            )
 
     def sizes(self, own: str | None, by_default: Container[str]) -> str | None:
         """What --sizes would be; `own` is what it is. UsageError where sizes are said twice, or by halves."""

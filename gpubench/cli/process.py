@@ -13,7 +13,7 @@ from gpubench.model.facts.environment import OF_TORCHRUN, SECONDS_FOR_THE_FIRST_
 
 _HANDLER = "gpubench"
 _SPELLED = str.maketrans(
-    {"×": "x", "µ": "u", "→": "->", "…": "...", "✓": "+", "✗": "!", "│": "|", "├": "|", "└": "`"}
+    {"×": "x", "±": "+-", "µ": "u", "→": "->", "…": "...", "✓": "+", "✗": "!", "│": "|", "├": "|", "└": "`"}
     | dict.fromkeys("─━╸╺–", "-")
     | dict.fromkeys("✅❌⚠🟣⏭\ufe0f", "")
 )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -24,15 +24,144 @@ TYPERS_OWN = object()
 """Stands for a value that typer has to read, or to refuse in its own words."""
 
 _DEFAULTS = "gpubench.defaults"
-OPTIONS = "Options"
-MEASURE, NCCL, OUTPUT, SIMULATE = "Measure", "NCCL", "Output", "Simulate and record"
-"""Headings of --help: what to measure and how, what only NCCL has, where results go, machines that are not here."""
+HELP_ALL = "--help-all"
+ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
+NCCL, SIMULATE, OUTPUT, HELP = "NCCL", "Simulate and record", "Output", "Help"
+GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
+"""Headings of the help of every command, in this order."""
+
+_EXAMPLES_OF_SHORT_HELP = 2
+_NAME_COLUMNS = 26
+_WORD_TO_PASTE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 _INTEGER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
 
-class PlainValuesCommand(TyperCommand):
+class HelpPage(NamedTuple):
+    """The help of a command beside its purpose and options: examples (what they do, and the command), and more text.
+
+    --help shows the first two examples, the text stands only in --help-all. `common` has the names of the options that
+    --help shows; where it is empty, it shows all.
+    """
+
+    examples: Sequence[tuple[str, str]] = ()
+    about: str = ""
+    common: Container[str] = ()
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose help has two lengths."""
+
+    page: ClassVar[HelpPage] = HelpPage()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; --help-all is a name of --help."""
+        ctx.meta[HELP_ALL] = HELP_ALL in args
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """'[OPTIONS]' and the arguments, optional ones in brackets."""
+        arguments = (each for each in self.params if each.param_type_name == "argument")
+        return ["[OPTIONS]", *(_usage_of(each) for each in arguments)]
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """'Usage: gpubench topo [OPTIONS]'; the command without a name has no word in it."""
+        formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
+
+    def get_help(self, ctx: Any) -> str:
+        """The help, as stdout can show it."""
+        return showable(super().get_help(ctx))
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """The purpose, and the examples, each of which can be pasted."""
+        is_whole = bool(ctx.meta.get(HELP_ALL))
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(self.help or "")
+        if is_whole and self.page.about:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(self.page.about.strip())
+        if self.page.examples:
+            with formatter.section("Examples"):
+                for told, command in self.page.examples[: None if is_whole else _EXAMPLES_OF_SHORT_HELP]:
+                    formatter.write_text(f"{told}:")
+                    formatter.write("".join(f"    {line}\n" for line in _lines_to_paste(command, formatter.width - 4)))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments, and the common options or all of them, under the headings of their groups."""
+        visible = [each for each in self.params if not getattr(each, "hidden", False)]
+        shown = [each for each in visible if ctx.meta.get(HELP_ALL) or self._is_common(each)]
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
+        for each in shown:
+            usual = ARGUMENTS if each.param_type_name == "argument" else OUTPUT
+            groups[getattr(each, "rich_help_panel", None) or usual].append((_names_of(each), _told_of(each)))
+        groups[HELP] = [("-h, --help", "Show this page.")]
+        if self.page.common:
+            count = sum(each.param_type_name == "option" for each in visible)
+            groups[HELP] = [
+                ("-h, --help", "Show the common options."),
+                (HELP_ALL, f"Show all {count} options, more examples and the exit codes."),
+            ]
+        width = min(_NAME_COLUMNS, max(len(name) for records in groups.values() for name, _ in records))
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl([(names.ljust(width), told) for names, told in records], col_max=width)
+
+    def _is_common(self, parameter: Any) -> bool:
+        is_option = parameter.param_type_name == "option"
+        return not self.page.common or not is_option or parameter.name in self.page.common
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options, with --help, which typer adds."""
+        return switched_off(super().get_params(ctx))
+
+
+def _usage_of(argument: Any) -> str:
+    name = f"{argument.metavar or argument.name.upper()}{'...' if argument.nargs == -1 else ''}"
+    return name if argument.required else f"[{name}]"
+
+
+def _names_of(parameter: Any) -> str:
+    """'-d, --dtype TYPE', '--check / --no-check'."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    names = ", ".join(sorted(parameter.opts, key=len))
+    if parameter.secondary_opts:
+        names += f" / {', '.join(parameter.secondary_opts)}"
+    return names if parameter.is_flag else f"{names} {parameter.metavar or 'TEXT'}"
+
+
+def _told_of(parameter: Any) -> str:
+    """The help of a parameter, with its default."""
+    told = str(parameter.help or "")
+    default = parameter.default
+    if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
+        return told
+    if parameter.is_flag:
+        return _with_default(told, parameter.opts[-1]) if default is True else told
+    return _with_default(told, f"{default:g}" if isinstance(default, float) else str(default))
+
+
+def _with_default(told: str, default: str) -> str:
+    return f"{told.removesuffix('.')} (default: {default})."
+
+
+def _lines_to_paste(command: str, width: int) -> Iterator[str]:
+    """The lines of a command: broken between words, each but the last with a backslash, so that it can be pasted."""
+    line = ""
+    for word in _WORD_TO_PASTE.findall(command):
+        if line.strip() and len(f"{line} {word} \\") > width:
+            yield f"{line} \\"
+            line = f"  {word}"
+        else:
+            line = f"{line} {word}" if line else word
+    yield line
+
+
+class PlainValuesCommand(HelpfulCommand):
     """A command that reads the plain values of its options itself, and leaves all others to typer."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -62,22 +191,6 @@ class PlainValuesCommand(TyperCommand):
         used = {name: each for name, each in defaults.by_name.items() if _is_used(name, ctx)}
         ctx.meta[_DEFAULTS] = defaults._replace(by_name=used)
         return rest
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The arguments, and the options under the headings of their groups."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for each in self.get_params(ctx):
-            usual = "Arguments" if each.param_type_name == "argument" else OPTIONS
-            record = each.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(getattr(each, "rich_help_panel", None) or usual, []).append(record)
-        for name, records in groups.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options, with --help, which typer adds."""
-        return switched_off(super().get_params(ctx))
 
 
 def defaults_in(context: Any) -> "Defaults | None":
@@ -141,25 +254,29 @@ def _number(kind: type[int | float], given: Any, least: float | None, most: floa
 
 Options = TypeVar("Options")
 
-_NO_OPTION = "no option"
+_NO_OPTION, _COMMON, _GROUP = "no option", "common", "group"
 _SECONDS_A_DAY = 86400
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def app_of(help_text: str, kind: type[Options], run: Callable[[Options], int]) -> Callable[[Command], typer.Typer]:
+def app_of(page: HelpPage, kind: type[Options], run: Callable[[Options], int]) -> Callable[[Command], typer.Typer]:
     """The `app` of a command's module, which makes the command for typer; the process ends with what `run` returns."""
-    return lambda command: typer_app(command, help_text, kind, run)
+    return lambda command: typer_app(command, page, kind, run)
 
 
 def typer_app(
     command: Command,
-    help_text: str,
+    help_page: HelpPage,
     kind: type[Options],
     run: Callable[[Options], int],
     *,
     without: Container[str] = (),
 ) -> typer.Typer:
     """A command for typer, which hands its options to `run`; `without` are those that mean nothing for it."""
+    given = [(each, group) for each, group in _grouped_fields(kind) if each.name not in without]
+
+    class OwnCommand(PlainValuesCommand):
+        page = help_page._replace(common={each.name for each, _ in given if each.metadata.get(_COMMON)})
 
     def call(context: typer.Context, **given: Any) -> None:
         defaults = defaults_in(context)
@@ -170,12 +287,12 @@ def typer_app(
                 defaults.explain(error)
             raise
 
-    call.__doc__ = showable(f"{command.summary}\n\n{help_text.strip()}")
+    call.__doc__ = command.summary
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_CONTEXT, *(_parameter(each, group) for each, group in _grouped_fields(kind) if each.name not in without)]
+        [_CONTEXT, *(_parameter(each, group) for each, group in given)]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(command.name, cls=PlainValuesCommand)(call)
+    app.command(command.name, cls=OwnCommand)(call)
     return app
 
 
@@ -190,32 +307,50 @@ def completed(option: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def option(metavar: str | None, help_text: str, *, default: Any = None, name: str = "", **settings: Any) -> Any:
+def option(
+    metavar: str | None,
+    help_text: str,
+    *,
+    default: Any = None,
+    name: str = "",
+    common: bool = False,
+    group: str | None = None,
+    **settings: Any,
+) -> Any:
     """A field of a dataclass that is an option for typer; its name is the field's where no other is given.
 
-    `name` may hold several, with a blank between them: '--verbose -v'.
+    `name` may hold several, with a blank between them: '--verbose -v'. --help shows only `common` ones, --help-all all.
+    `group` is a heading of the help, by default that of the dataclass.
     """
-    return field(default=default, metadata={"name": name, "metavar": metavar, "help": help_text, **settings})
+    told = {"name": name, "metavar": metavar, "help": help_text, _COMMON: common, _GROUP: group}
+    return field(default=default, metadata={**told, **settings})
 
 
-def flag(help_text: str, *, default: bool | None = False, name: str = "") -> Any:
+def flag(
+    help_text: str,
+    *,
+    default: bool | None = False,
+    name: str = "",
+    common: bool = False,
+    group: str | None = None,
+) -> Any:
     """A field that is an option without a value."""
-    return option(None, help_text, default=default, name=name)
+    return option(None, help_text, default=default, name=name, common=common, group=group)
 
 
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
     """A field that is `--timeout`, which means the same everywhere; `steps` are what it waits for so long."""
-    told = f"Seconds after which a step is given up: {steps}."
-    return option("S", told, default=default, min=least, max=_SECONDS_A_DAY)
+    told = f"Give up a step that takes longer than S seconds: {steps}."
+    return option("S", told, default=default, min=least, max=_SECONDS_A_DAY, group=MEASURE)
 
 
 def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
     """A field that is `--ranks-per-gpu`, which means the same everywhere; `how` is what makes NCCL take them."""
     told = (
-        f"Ranks to launch on each GPU, which share it: N ranks on a machine of one GPU. {how}; "
-        "they run at the same time where an MPS server runs, else in turns."
+        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
+        "time, otherwise in turns."
     )
-    return option("N", told, default=1, min=1, show_default=False)
+    return option("N", told, default=1, min=1, show_default=False, group=MEASURE)
 
 
 def no_option() -> Any:
@@ -278,7 +413,8 @@ def _name_of(each: "Field[Any]", value: Any) -> str:
 def _parameter(each: "Field[Any]", group: str | None) -> inspect.Parameter:
     annotation: Any = each.type
     if each.metadata:
-        settings: dict[str, Any] = {"rich_help_panel": group, **each.metadata}
+        settings = {name: value for name, value in each.metadata.items() if name not in (_COMMON, _GROUP)}
+        settings["rich_help_panel"] = each.metadata.get(_GROUP) or group
         names = (settings.pop("name") or f"--{each.name.replace('_', '-')}").split(" ")
         annotation = Annotated[annotation, typer.Option(*names, **settings)]
     default = inspect.Parameter.empty if each.default is MISSING else each.default

@@ -28,37 +28,35 @@ class Command(NamedTuple):
 
 _ALONE = UnderTorchrun.ALONE
 
-WITHOUT_NAME = Command("", "What is here, is it well, how fast is it, what to do next.", "check")
+WITHOUT_NAME = Command(
+    "", "Check this machine in ten lines and half a minute: hardware, health, speed, next step.", "check"
+)
 """What `gpubench` does where no command is named."""
 
 COMMANDS = (
-    Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo", _ALONE),
-    Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),
+    Command("topo", "Show GPUs, NVLinks and NICs, how they are wired, and the limit of each pair.", "topo", _ALONE),
+    Command("p2p", "Measure copies between every pair of GPUs: bandwidth, latency, path.", "p2p"),
     Command(
-        "libraries", "Which libraries that move data are here, which versions, and who uses which.", "libraries", _ALONE
+        "libraries", "List the communication libraries that are installed, and who loads them.", "libraries", _ALONE
     ),
-    Command("check", "Is this machine healthy? Facts and measurements against its profile and its siblings.", "check"),
-    Command("scan", "Which node, GPU, NIC, rail or leaf among thousands is slow, dead or hangs.", "scan"),
-    Command(
-        "watch",
-        "Traffic of jobs that run, live: direct, staged, by sockets, unbalanced; a gate with --strict.",
-        "watch",
-        _ALONE,
-    ),
-    Command(
-        "explain",
-        "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.",
-        "explain",
-        _ALONE,
-    ),
-    Command("compare", "Two files of results: what got slower, beyond the noise.", "compare", _ALONE),
-    Command("report", "A stored result again, or another program's table judged; in any format.", "report", _ALONE),
+    Command("check", "Check whether this machine or cluster is healthy, and as fast as its profile.", "check"),
+    Command("scan", "Find slow, dead or hanging nodes, GPUs, NICs, rails and leaves in a large job.", "scan"),
+    Command("watch", "Show the live traffic of running jobs: direct, host-staged, over sockets.", "watch", _ALONE),
+    Command("explain", "Read the NCCL logs of any job: which path each connection took, and why.", "explain", _ALONE),
+    Command("compare", "Compare two results: what got slower, beyond the noise.", "compare", _ALONE),
+    Command("report", "Show a stored result in any format, or judge another program's table.", "report", _ALONE),
     *(Command(name, summary, "collective", UnderTorchrun.RANKS) for name, summary in COLLECTIVES.items()),
     Command(
-        "overlap", "What a collective and computation cost each other when both run.", "overlap", UnderTorchrun.RANKS
+        "overlap",
+        "Measure how much a collective and computation slow each other down.",
+        "overlap",
+        UnderTorchrun.RANKS,
     ),
     Command(
-        "plan", "What this fabric, as measured, makes of a training step: buckets and layouts compared.", "plan", _ALONE
+        "plan",
+        "Predict the time of a training step on this fabric; compare bucket sizes and parallel layouts.",
+        "plan",
+        _ALONE,
     ),
-    Command("profiles", "What healthy machines reach: list, show, match, lint, learn.", "profiles", _ALONE),
+    Command("profiles", "List, show, match, check and learn profiles of healthy machines.", "profiles", _ALONE),
 )

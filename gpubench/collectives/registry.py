@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     from gpubench.collectives.record import Collective
 
 SUMMARIES = {
-    "allreduce": "Reduce over all ranks, result on every rank: gradients in data-parallel training.",
-    "allgather": "Collect every rank's block on every rank: sharded weights before a layer.",
-    "reducescatter": "Reduce over all ranks, each rank keeps one block: sharded gradients.",
-    "broadcast": "Copy the root's buffer to every rank: initial weights.",
-    "reduce": "Reduce over all ranks, result on the root.",
-    "alltoall": "Every rank sends a block to every rank: mixture-of-experts routing.",
-    "gather": "Collect every rank's block on the root.",
-    "scatter": "Hand each rank its block of the root's buffer.",
-    "sendrecv": "Send to the next rank, receive from the previous: pipeline stages.",
+    "allreduce": "Measure all-reduce: the reduction over all ranks, on every rank (gradients).",
+    "allgather": "Measure all-gather: every rank's block, on every rank (sharded weights).",
+    "reducescatter": "Measure reduce-scatter: the reduction over all ranks, a block per rank (sharded gradients).",
+    "broadcast": "Measure broadcast: the root's buffer, on every rank (initial weights).",
+    "reduce": "Measure reduce: the reduction over all ranks, on the root.",
+    "alltoall": "Measure all-to-all: a block from every rank to every rank (mixture of experts).",
+    "gather": "Measure gather: every rank's block, on the root.",
+    "scatter": "Measure scatter: a block of the root's buffer, on each rank.",
+    "sendrecv": "Measure send and receive around a ring: to the next rank, from the previous (pipelines).",
 }
 """The purpose of each, by its name. The file of that name has its record, under the same name in capitals."""
 

@@ -82,11 +82,12 @@ class Format:
 
 TABLE = Format("table", ".txt", "for people", "table:TableWriter")
 CSV = Format("csv", ".csv", "one line a row, unknown values empty", "csv:CsvWriter")
+JSON = Format("json", ".json", "one document: metadata, sections, findings, verdict", "json:JsonWriter")
 
 FORMATS = (
     TABLE,
     CSV,
-    Format("json", ".json", "one document: metadata, sections, findings, verdict", "json:JsonWriter"),
+    JSON,
     Format("jsonl", ".jsonl", "one JSON object a line: metadata, rows, report", "jsonl:JsonLinesWriter"),
     Format("junit", ".xml", "a test case for everything that was judged, for CI", "junit:writer"),
     Format("prometheus", ".prom", "gauges for node_exporter's textfile collector", "prometheus:writer"),

@@ -104,7 +104,7 @@ def test_help_says_what_to_type_first() -> None:
     result = gpubench("--help")
     assert result.returncode == 0
     start = result.stdout.partition("Start with:")[2]
-    assert start.split()[:4] == ["gpubench", "this", "machine", "in"]
+    assert start.split()[:4] == ["gpubench", "check", "this", "machine:"]
     assert "--simulate hgx-h100-8" in start
 
 

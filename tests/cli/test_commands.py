@@ -52,13 +52,13 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
 
     from gpubench.cli.app import app
 
-    result = CliRunner().invoke(app, [collective.name, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    result = CliRunner().invoke(app, [collective.name, "--help-all"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
     assert result.exit_code == 0
     assert max(map(len, result.output.splitlines())) <= 80
     assert ("--op" in result.output) == collective.reduces
     assert ("--root" in result.output) == collective.rooted
     assert f"gpubench {collective.name}" in result.output
-    assert collective.description in help_of(collective)
+    assert collective.description in help_of(collective).about
 
 
 def test_a_typo_is_answered_with_the_nearest_command() -> None:
@@ -329,12 +329,13 @@ def test_a_launcher_whose_own_daemon_did_not_start_is_started_once_more(
 
 
 def test_help_has_its_options_under_headings() -> None:
-    shown = gpubench("allreduce", "--help").stdout
+    shown = gpubench("allreduce", "--help-all").stdout
     headings = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
-    assert headings == ["Measure", "NCCL", "Simulate and record", "Output", "Options"]
+    assert headings == ["Examples", "Measure", "Judge", "NCCL", "Simulate and record", "Output", "Help"]
     under = dict(zip(headings, re.split(r"^\w[\w ]*:$", shown, flags=re.MULTILINE)[1:], strict=True))
     for heading, names in {
-        "Measure": ("--sizes", "--iters", "--timeout", "--strict"),
+        "Measure": ("--sizes", "--iters", "--timeout"),
+        "Judge": ("--strict", "--profile", "--expect-gpus"),
         "NCCL": ("--algo", "--graph", "--nccl-library", "-b SIZE"),
         "Simulate and record": ("--simulate", "--fault", "--record"),
         "Output": ("--format", "--output", "--quiet"),
@@ -343,9 +344,9 @@ def test_help_has_its_options_under_headings() -> None:
 
 
 def test_timeout_says_the_same_everywhere() -> None:
-    for command in ("topo", "p2p", "check", "scan", "allreduce"):
-        told = " ".join(gpubench(command, "--help").stdout.partition("--timeout S ")[2].split())
-        assert told.startswith("Seconds after which a step is given up: "), command
+    for command in ("topo", "p2p", "check", "scan", "allreduce", "watch", "plan", "overlap", "libraries"):
+        told = " ".join(gpubench(command, "--help-all").stdout.partition("--timeout S ")[2].split())
+        assert told.startswith("Give up a step that takes longer than S seconds: "), command
 
 
 def test_profiles_alone_shows_its_help() -> None:

@@ -174,7 +174,7 @@ def test_pairs(tmp_path: Path) -> None:
 
 
 def test_help_fits_eighty_columns() -> None:
-    result = gpubench("compare", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
+    result = gpubench("compare", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
     assert result.returncode == 0
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
 

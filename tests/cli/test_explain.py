@@ -57,7 +57,7 @@ def test_eighty_columns() -> None:
 
 
 def test_help_fits_eighty_columns() -> None:
-    result = gpubench("explain", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
+    result = gpubench("explain", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
     assert result.returncode == 0
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log" in result.stdout

@@ -279,7 +279,7 @@ def test_a_machine_without_gpus_says_what_it_needs() -> None:
 
 
 def test_help_fits_eighty_columns() -> None:
-    result = gpubench("p2p", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
+    result = gpubench("p2p", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert "gpubench p2p --pairs 0-1,1-0 --sizes 8:1G" in result.stdout
 

@@ -42,7 +42,7 @@ def test_this_machine_is_shown() -> None:
 
 
 def test_help_fits_eighty_columns() -> None:
-    result = gpubench("topo", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
+    result = gpubench("topo", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
     assert result.returncode == 0
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert "gpubench topo --from topo.xml" in result.stdout

@@ -177,7 +177,7 @@ def test_what_cannot_be_asked_for_is_one_error(arguments: tuple[str, ...], code:
 
 def test_options_that_mean_nothing_do_not_exist() -> None:
     assert gpubench("alltoall", "--algo", "ring").returncode == 2
-    assert "--hierarchical" not in gpubench("reducescatter", "--help").stdout
+    assert "--hierarchical" not in gpubench("reducescatter", "--help-all").stdout
 
 
 @pytest.mark.slow

@@ -9,47 +9,65 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions, check_profile, expected_gpus
-from gpubench.cli.signature import MEASURE, completed, flag, given_words, option, sharing_ranks, step_timeout, typer_app
+from gpubench.cli.signature import (
+    JUDGE,
+    MEASURE,
+    HelpPage,
+    completed,
+    flag,
+    given_words,
+    option,
+    sharing_ranks,
+    step_timeout,
+    typer_app,
+)
 from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
     from gpubench.jobs.check import CheckPlan
 
-HELP = """
-Finds the profile of the machine, reads its facts, measures copies between all GPUs and with host memory and all-reduce
-at three sizes, and says what is wrong, on what, and what to do. Every GPU and link is judged against the profile and
-against its siblings. What could not be measured is ERROR: neither healthy nor faulty. Exit 0 healthy (warnings
-included), 1 something fails, 3 not measured.
+HELP = HelpPage(
+    (
+        ("Check this machine", "gpubench check"),
+        (
+            "Check two nodes of eight GPUs and keep the result",
+            "mpirun -n 16 gpubench check --strict --output node-gate.json",
+        ),
+        ("Read facts only, in a few seconds: for a Slurm prolog", "gpubench check --quick"),
+        ("Start the ranks on these hosts", "gpubench check --hosts hosts.txt"),
+        ("Start the ranks in a Slurm allocation", "salloc -N 4 --gpus-per-node=8 gpubench check --slurm"),
+        (
+            "Try it without a GPU",
+            "gpubench check --simulate 'hgx-h100-8*4' --fault node3.gpu5:nvlink=12",
+        ),
+    ),
+    """
+check finds the profile of the machine, reads its facts, measures copies between all GPUs and to and from host memory,
+and all-reduce at three sizes. It says what is wrong, on which part, and what to do. Every GPU and link is compared with
+the profile and with its siblings. What could not be measured is ERROR, which means neither healthy nor faulty.
 
-Under mpirun, with one rank a GPU: a verdict for every node, GPU and link, and for the whole.
+Under mpirun, with one rank per GPU, every node, GPU and link has a verdict, and so has the cluster.
 
-  gpubench check
+Exit codes: 0 healthy (warnings included); 1 something fails; 2 wrong usage; 3 could not measure.
+""",
+)
 
-  gpubench check --quick                     # facts alone: for a prolog or a HealthCheckProgram
+HELP_OF_BRIEF = HelpPage(
+    (
+        ("Check this machine", "gpubench"),
+        ("Read facts only, without a measurement", "gpubench --quick"),
+        ("Keep the result, which gpubench report shows again", "gpubench -o today.json"),
+        ("Try it without a GPU", "gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12"),
+    ),
+    """
+The ten lines say what is here, whether it is healthy, how fast it is compared with what is expected, what is wrong, and
+which command to type next. Copies between all GPUs and all-reduce are measured at few sizes; gpubench check measures
+more. A machine without GPUs is shown too.
 
-  mpirun -n 16 gpubench check --strict --output node-gate.json
-
-  gpubench check --hosts hosts.txt
-
-  salloc -N 4 --gpus-per-node=8 gpubench check --slurm
-
-  gpubench check --simulate 'hgx-h100-8*4' --fault node3.gpu5:nvlink=12
-"""
-
-HELP_OF_BRIEF = """
-In ten lines and half a minute: what is here, is it well, how fast is it beside what is expected, what is wrong and what
-to do about it, and what to type next. Copies between all GPUs and all-reduce are measured at few sizes: gpubench check
-measures more. A machine without GPUs is shown too. Exit 0 looked at, 1 something fails, 3 not measured.
-
-  gpubench
-
-  gpubench --quick                           # facts alone, no measurement
-
-  gpubench -o today.json                     # keeps what was measured; gpubench report shows it again
-
-  gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12
-"""
+Exit codes: 0 done; 1 something fails; 2 wrong usage; 3 could not measure.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +76,23 @@ class CheckOptions:
 
     help_group: ClassVar = MEASURE
 
-    quick: bool = flag("Facts alone, no measurement.")
-    full: bool = flag("All collectives, all ways of copying.")
+    quick: bool = flag("Read facts only, measure nothing.", common=True)
+    full: bool = flag("Measure all collectives and all ways of copying.", common=True)
     profile: str | None = option(
         "NAME|FILE",
-        "Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs.",
+        "Judge by this profile, with its number of GPUs and NICs (host: a machine without GPUs).",
         autocompletion=completed("profile"),
+        common=True,
+        group=JUDGE,
     )
     expect_gpus: int | None = expected_gpus()
-    hosts: str | None = option("FILE", "Start a rank a GPU on these hosts, a line each, by mpirun.")
-    slurm: bool = flag("Start a rank a GPU on all nodes of this allocation, by srun.", name="--slurm/--no-slurm")
+    hosts: str | None = option("FILE", "Start one rank per GPU by mpirun on these hosts, one per line.", common=True)
+    slurm: bool = flag(
+        "Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm", common=True
+    )
     ranks_per_gpu: int = sharing_ranks()
-    strict: bool = flag("Exit 1 also where there is a warning.")
-    timeout: float = step_timeout("a driver that does not answer (20 at most), a measurement", default=120.0)
+    strict: bool = flag("Exit 1 for warnings too.", common=True, group=JUDGE)
+    timeout: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions

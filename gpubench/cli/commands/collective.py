@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from gpubench.cli.options import (
-    PLOT,
-    PROFILE,
     NcclTestsOptions,
     PresentationOptions,
     RecordingOptions,
@@ -18,13 +16,17 @@ from gpubench.cli.options import (
     check_outputs,
     check_profile,
     expected_gpus,
+    judging_profile,
     parse_choices,
     parse_dtypes,
+    plotting,
     unknown_word,
 )
 from gpubench.cli.signature import (
+    JUDGE,
     MEASURE,
     NCCL,
+    HelpPage,
     completed,
     flag,
     given_options,
@@ -36,7 +38,7 @@ from gpubench.cli.signature import (
 from gpubench.cli.table import Command
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.plans import BACKEND_SUMMARIES, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.plans import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import Algorithm, Allocator, DataType, Placement, Protocol, ReduceOp, settings_of
@@ -57,19 +59,20 @@ class SamplingOptions:
 
     mode: str = option(
         "|".join(Mode),
-        "Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
+        "Time operations back to back, as nccl-tests does, or each one alone, with percentiles.",
         default="throughput",
         autocompletion=completed("mode"),
     )
     iters: str | None = option(
         "N|auto",
-        f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. Default {AUTO}; "
-        f"{DEFAULT_ITERATIONS[Mode.THROUGHPUT]} with --graph, --split and --simulate; "
-        f"alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+        f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
+        f"--split and --simulate: {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}; with --mode latency: "
+        f"{DEFAULT_ITERATIONS[Mode.LATENCY]}.",
         name="--iters -n",
+        common=True,
     )
     budget: float | None = option(
-        "S", f"Seconds a row that --iters {AUTO} may take. Default {Sampling().budget_seconds:g}.", min=0
+        "S", f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).", min=0
     )
 
     def parse(self, *, graph_replays: int, counted: bool = False) -> Sampling:
@@ -110,16 +113,19 @@ class VariantOptions:
 
     algo: list[str] | None = option(
         "ALGO",
-        f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice.",
+        f"Also measure with this NCCL algorithm: {', '.join(Algorithm)}. Several with commas.",
         autocompletion=completed("algo"),
     )
     proto: list[str] | None = option(
         "PROTO",
-        f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.",
+        f"Also measure with this NCCL protocol: {', '.join(Protocol)}. Several with commas; with --algo, every "
+        "combination.",
         autocompletion=completed("proto"),
     )
     hierarchical: bool = flag(
-        "Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.", name=HIERARCHICAL_OPTION
+        "Also measure all-reduce in three steps: reduce-scatter within nodes, all-reduce between nodes, all-gather "
+        "within nodes.",
+        name=HIERARCHICAL_OPTION,
     )
 
     def parse(self, backends: tuple[str, ...] = ()) -> "AskedVariants":
@@ -138,8 +144,6 @@ def parse_backends(text: str | None) -> tuple[str, ...]:
 
     Raises UsageError: a word is none of them.
     """
-    from gpubench.jobs.plans import BACKENDS
-
     words = [] if text is None else [word.strip() for word in text.split(",")]
     for word in words:
         if word not in BACKENDS:
@@ -165,68 +169,79 @@ class CollectiveOptions:
 
     sizes: str | None = option(
         "SIZES",
-        f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
-        f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
+        "Sizes in bytes: 1K:4G (each twice the last), 1K:4G:4 (four times), 1M:64M:+1M (steps), or 1K,64K,1M "
+        f"(default: {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on CPUs).",
+        common=True,
     )
     dtype: list[str] | None = option(
         "TYPE",
-        f"{', '.join(DataType)}; several with commas. Default float32.",
+        f"Data type: {', '.join(DataType)} (default: float32). Several with commas.",
         name="--dtype -d",
         autocompletion=completed("dtype"),
+        common=True,
     )
     op: list[str] | None = option(
-        "OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.", autocompletion=completed("op")
+        "OP",
+        f"Reduction: {', '.join(ReduceOp)} (default: sum). Several with commas.",
+        autocompletion=completed("op"),
+        common=True,
     )
-    root: int = option("RANK", "The root rank.", name="--root -r", default=0)
+    root: int = option("RANK", "Root rank.", name="--root -r", default=0, common=True)
     variants: VariantOptions
-    in_place: bool = flag("Only in place: the result over the input.")
-    out_of_place: bool = flag("Only out of place.")
-    both: bool = flag("Both (the default, where in place exists).")
+    in_place: bool = flag("Measure only in place: the result overwrites the input.")
+    out_of_place: bool = flag("Measure only out of place.")
+    both: bool = flag("Measure in place and out of place (default, if the collective has both).")
     sampling: SamplingOptions
-    warmup: int = option("N", "Untimed operations before a row.", name="--warmup -w", default=5, min=0)
+    warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
     graph: int = option(
         "N",
-        "Capture the iterations in a CUDA graph and time N replays of it.",
+        "Capture the operations in a CUDA graph and time N replays.",
         default=0,
         min=0,
         show_default=False,
-        rich_help_panel=NCCL,
+        group=NCCL,
     )
-    check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
+    check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
     backend: str | None = option(
         "NAME",
-        f"{BACKEND_SUMMARIES}. Several with commas: one table, nccl,torch:nccl,host.",
+        f"Library to measure: {', '.join(BACKENDS)} (default: nccl on GPUs, otherwise host). Several with commas "
+        "are compared in one table.",
         autocompletion=completed("backend"),
+        common=True,
     )
     nccl_library: str | None = option(
-        "PATH", "Measure this libnccl.so.2, say a training framework's.", rich_help_panel=NCCL
+        "PATH", "Measure this libnccl.so.2, e.g. the one of a training framework.", group=NCCL
     )
     allocator: str = option(
         "|".join(Allocator),
-        "Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
+        "Allocate buffers with cudaMalloc, as frameworks do, or ncclMemAlloc, as nccl-tests does.",
         default="cuda",
         autocompletion=completed("allocator"),
-        rich_help_panel=NCCL,
+        group=NCCL,
     )
-    np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
+    np: int | None = option(
+        "N", "Ranks to launch on this host (default: one per GPU; 2 without GPUs).", min=1, common=True
+    )
     ranks_per_gpu: int = sharing_ranks()
-    timeout: float = step_timeout(f"an operation; {SECONDS_TO_START:g} while the run starts", default=60.0, least=1)
+    timeout: float = step_timeout(f"one operation ({SECONDS_TO_START:g} s while the run starts)", default=60.0, least=1)
     evidence: bool | None = flag(
-        "Show what is known of every path; or do not listen to NCCL and count nothing.",
+        "Show the evidence for every path, or collect none (no NCCL log, no counters).",
         name="--evidence/--no-evidence",
         default=None,
     )
     expect_gpus: int | None = expected_gpus()
     strict: bool = flag(
-        "Exit 1 for whatever is not PASS, 3 where speed was not judged; NCCL is told to refuse host memory."
+        "Exit 1 unless the verdict is PASS, 3 if speed could not be judged. NCCL may not use host memory.",
+        common=True,
+        group=JUDGE,
     )
-    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
+    profile: str | None = judging_profile()
     split: str | None = option(
         "|".join(SPLITS),
-        "The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
-        f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
+        "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
+        f"in groups of N ranks. Not with --evidence, --strict, --simulate or --iters {AUTO}.",
     )
-    plot: bool = flag(PLOT)
+    plot: bool = plotting()
     nccl_tests: NcclTestsOptions
     simulation: SimulationOptions
     recording: RecordingOptions
@@ -236,6 +251,7 @@ class CollectiveOptions:
         """The plan for a collective; UsageError for anything that cannot be, with the next step."""
         from gpubench.jobs.sources import Simulated, source_of
 
+        self.nccl_tests.refuse_threads()
         self._check_replay()
         check_outputs(self.presentation.output, tuple(ReduceOp))
         check_profile(self.profile)
@@ -408,14 +424,28 @@ def app(command: Command) -> typer.Typer:
     return typer_app(command, help_of(collective), CollectiveOptions, run, without=without)
 
 
-def help_of(collective: "Collective") -> str:
-    """The help of a collective: its size, and three commands to start from."""
+def help_of(collective: "Collective") -> HelpPage:
+    """The help of a collective: its size and bus bandwidth, and commands to start from."""
     own = "--dtype bfloat16 --op sum,max" if collective.reduces else "--root 1" if collective.rooted else "--graph 10"
-    return f"""{collective.description}
+    return HelpPage(
+        (
+            (
+                "Measure on all GPUs of this host, one rank per GPU, and keep the result",
+                f"gpubench {collective.name} --sizes 1K:4G --output result.json",
+            ),
+            ("Measure on two nodes of eight GPUs", f"mpirun -n 16 gpubench {collective.name}"),
+            ("Measure other data types, operations or ways", f"gpubench {collective.name} {own}"),
+            ("Write CSV", f"gpubench {collective.name} --format csv > result.csv"),
+            (
+                "Try it without a GPU",
+                f"gpubench {collective.name} --simulate hgx-h100-8 --fault link0-3:staged=yes",
+            ),
+        ),
+        f"""{collective.description}
 
-  gpubench {collective.name} --sizes 1K:4G
+Backends: {BACKEND_SUMMARIES}.
 
-  gpubench {collective.name} {own} --output result.json
-
-  mpirun -n 8 gpubench {collective.name} --format csv > result.csv
-"""
+Exit codes: 0 measured; 1 wrong data, or with --strict anything but PASS; 2 wrong usage; 3 could not measure, or with
+--strict nothing to judge speed by.
+""",
+    )

@@ -4,44 +4,51 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from gpubench.cli.options import PresentationOptions, parse_collective
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.signature import INPUT, JUDGE, HelpPage, app_of, completed, flag, option
 from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
     from gpubench.jobs.compare import ComparePlan
 
-HELP = """
-Files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), rccl-tests', OSU's or nvbandwidth's, also one
-of each. Rows are brought together by what they measured. What counts as slower is what chance does not explain: with
-single runs 5 % or 0.5 µs, 2 % from 16 MiB on, and more where the figures are noisier; with three or more runs a side
-from 1 % on, as the runs show.
-Of two checks the findings are compared too: what is new, graver or gone.
+HELP = HelpPage(
+    (
+        ("Compare two results", "gpubench compare base.json new.json"),
+        (
+            "Keep a good result as a baseline, and compare a later result with it",
+            "gpubench allreduce --save-baseline good && gpubench compare --against good now.json",
+        ),
+        (
+            "Compare three runs with three, which finds smaller differences",
+            "gpubench compare base1.json new1.json --base base2.json --base base3.json --new new2.json --new new3.json",
+        ),
+        ("Fail if anything is 5 % slower, or missing", "gpubench compare before.txt after.txt --threshold 5 --strict"),
+        (
+            "Say which collective ran, for nccl-tests before 2.17",
+            "gpubench compare old.txt new.txt --collective allgather",
+        ),
+        (
+            "Compare the newest results in a folder with the five before them",
+            "gpubench compare --last 5 results/",
+        ),
+    ),
+    """
+The files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), rccl-tests', OSU's or nvbandwidth's, also
+one of each. Rows with the same collective, size and type are compared. A row is slower if noise cannot explain the
+difference: from 5 % or 0.5 µs on with one run a side (2 % from 16 MiB on, more if the figures are noisier), from 1 % on
+with three or more runs a side. Two results of check are compared by their findings too: new, worse or gone.
 
-  gpubench compare base.json new.json
-
-  gpubench compare base1.json new1.json --base base2.json --base base3.json --new new2.json --new new3.json
-
-  gpubench compare before.txt after.txt --threshold 5 --strict
-
-  gpubench compare old.txt new.txt --collective allgather     # their nccl-tests did not say what ran
-
-  gpubench compare last-week.json now.json     # of gpubench check --output: did this machine get worse?
-
-  gpubench allreduce --save-baseline good; gpubench allreduce -o now.json; gpubench compare --against good now.json
-
-  gpubench compare --last 5 results/
-
-With --last, BASE is a folder that --output results/ keeps dated results in: the newest result of each command, machine
+With --last, BASE is a folder that --output results/ writes dated results to. The newest result of each command, machine
 and set of options is compared with those before it.
 
-Exit codes: 0 nothing got worse; 1 something did: time, path, data, or with --strict a row is missing; 2 a file that
-cannot be read, or of another machine; 3 nothing in common to compare, or a row that could not be measured any more.
-"""
+Exit codes: 0 nothing got worse; 1 a time, path or data got worse, or with --strict a row is missing; 2 a file cannot be
+read, or is of another machine; 3 the files have nothing in common, or a row could not be measured any more.
+""",
+)
 
 _USUAL_FOLDER = "results"
 _EXPECTED = "two files, BASE and NEW, or a folder of dated results with --last N"
@@ -51,22 +58,35 @@ _EXPECTED = "two files, BASE and NEW, or a folder of dated results with --last N
 class CompareOptions:
     """The files to compare, and how to judge them."""
 
+    help_group: ClassVar = INPUT
+
     base_file: Annotated[
-        str | None, typer.Argument(metavar="BASE", help="Old results; with --last their folder, results/ by default.")
+        str | None,
+        typer.Argument(metavar="BASE", help="Old result; with --last, a folder of results (default: results/)."),
     ] = None
-    new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New results.")] = None
-    base: list[str] | None = option("FILE", "Another run of the old side. Repeatable.")
-    new: list[str] | None = option("FILE", "Another run of the new side. Repeatable.")
+    new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New result.")] = None
+    base: list[str] | None = option("FILE", "One more run of the old side. Repeatable.", common=True)
+    new: list[str] | None = option("FILE", "One more run of the new side. Repeatable.", common=True)
     against: str | None = option(
         "NAME",
-        "The old side is what --save-baseline NAME kept: compare --against NAME NEW.",
+        "Compare with the baseline that --save-baseline NAME kept.",
         autocompletion=completed("against"),
+        common=True,
     )
-    last: int | None = option("N", "Compare the newest results of a folder with the N before them.", min=1)
-    threshold: float | None = option("PERCENT", "How much slower is a regression, whatever the noise.", min=0, max=1000)
-    strict: bool = flag("Exit 1 also for missing rows and other doubts.")
-    other_machine: bool = flag("Compare results of different machines.")
-    collective: str | None = option("NAME", "What ran, of files that do not say: nccl-tests before 2.17.")
+    last: int | None = option(
+        "N", "Compare the newest results in a folder with the N results before them.", min=1, common=True
+    )
+    threshold: float | None = option(
+        "PERCENT",
+        "Call a row slower from this difference on, whatever the noise.",
+        min=0,
+        max=1000,
+        common=True,
+        group=JUDGE,
+    )
+    strict: bool = flag("Exit 1 for missing rows and other doubts too.", common=True, group=JUDGE)
+    other_machine: bool = flag("Compare results of different machines.", common=True)
+    collective: str | None = option("NAME", "Collective of files that do not name it: nccl-tests before 2.17.")
     presentation: PresentationOptions
 
     def plan(self) -> "ComparePlan":

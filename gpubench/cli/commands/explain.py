@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.options import PresentationOptions
-from gpubench.cli.signature import app_of, flag
+from gpubench.cli.signature import JUDGE, HelpPage, app_of, flag
 
 if TYPE_CHECKING:
     from gpubench.jobs.explain import ExplainPlan
 
-HELP = """
-Any program that uses NCCL (PyTorch, nccl-tests, ...) writes them when these are in every rank's environment:
+HELP = HelpPage(
+    (
+        (
+            "Run any NCCL program with its log on, in every rank's environment",
+            "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log python train.py",
+        ),
+        ("Read the logs", "gpubench explain /tmp/nccl.*.log"),
+        ("Write the paths as CSV", "gpubench explain logs/ --output paths.csv"),
+        ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
+        ("Fail if any path is in doubt", "gpubench explain logs/ --strict"),
+    ),
+    """
+Any program that uses NCCL writes such logs (PyTorch, nccl-tests, ...). One log of all ranks together, as mpirun or srun
+collects it, works too, and so does gzip. NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING adds more about the causes.
 
-  NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log
+If a log is incomplete, a WARN says what is missing, and the result is about the rest.
 
-NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING says more about why. A log of all ranks together, as mpirun or srun
-collect it, will do too, and so will gzip.
-
-  gpubench explain /tmp/nccl.*.log
-
-  gpubench explain logs/ --output paths.csv
-
-  zcat slurm-4711.out.gz | gpubench explain -
-
-What holds of a part of a log holds of that part: WARN says what is missing.
-
-  gpubench explain logs/ --strict
-
-Exit codes: 0 nothing goes through host memory, or only by design; 1 something does and need not, the job failed, or
-with --strict there is any doubt; 3 the logs do not say enough.
-"""
+Exit codes: 0 no path uses host memory, or only by design; 1 a path uses host memory and need not, the job failed, or
+with --strict there is any doubt; 2 wrong usage; 3 the logs do not say enough.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ExplainOptions:
     """The logs to read, and how to show what they say."""
 
     logs: Annotated[list[str], typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.")]
-    strict: bool = flag("Exit 1 also where there is a doubt: for gates.")
+    strict: bool = flag("Exit 1 if there is any doubt.", common=True, group=JUDGE)
     presentation: PresentationOptions
 
     def plan(self) -> "ExplainPlan":

@@ -5,25 +5,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options import PresentationOptions, RecordingOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.signature import JUDGE, HelpPage, app_of, flag, step_timeout
 
 if TYPE_CHECKING:
     from gpubench.jobs.libraries import LibrariesPlan
 
-HELP = """
-NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, CuPy, and the kernel's ways for a NIC into GPU memory: which are here, in
-which version, from where, and who would load which. Two NCCLs of different versions in one environment are a finding.
-Nothing is loaded into this process, and nothing is measured: a library is asked in a process of its own, PyTorch's
-files are read.
+HELP = HelpPage(
+    (
+        ("List the libraries of this environment", "gpubench libraries"),
+        ("Fail unless every node of a job has the same ones", "mpirun -n 16 gpubench libraries --strict"),
+        ("Write JSON", "gpubench libraries --format json"),
+        ("Show what --record wrote", "gpubench libraries --replay node7/"),
+    ),
+    """
+Libraries are NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, CuPy, and the kernel modules that give a NIC access to GPU
+memory. The report has the version and place of each, and which program would load which. Two NCCLs of different
+versions in one environment are a finding. Nothing is measured, and each library is loaded in a process of its own;
+PyTorch is not loaded, its files are read.
 
-  gpubench libraries
-
-  gpubench libraries --format json
-
-  gpubench libraries --replay node7/
-
-  mpirun -n 16 gpubench libraries --strict
-"""
+Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 with --strict, a host has no NCCL.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class LibrariesOptions:
     """The environment to look at, and how to show it."""
 
     recording: RecordingOptions
-    strict: bool = flag("Exit 1 for what is not PASS, 3 where a host has no NCCL: for gates.")
-    timeout: float = option("S", "Seconds in which every part has to answer.", default=30.0, min=0.1, max=86400)
+    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if a host has no NCCL.", common=True, group=JUDGE)
+    timeout: float = step_timeout("the answer of one library", default=30.0)
     presentation: PresentationOptions
 
     def plan(self) -> "LibrariesPlan":

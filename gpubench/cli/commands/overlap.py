@@ -3,18 +3,29 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import (
-    PROFILE,
     PresentationOptions,
     SimulationOptions,
     check_profile,
+    judging_profile,
     parse_choices,
     parse_dtypes,
     unknown_word,
 )
-from gpubench.cli.signature import app_of, completed, flag, option, sharing_ranks
+from gpubench.cli.signature import (
+    JUDGE,
+    MEASURE,
+    NCCL,
+    HelpPage,
+    app_of,
+    completed,
+    flag,
+    option,
+    sharing_ranks,
+    step_timeout,
+)
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import UsageError
 from gpubench.jobs.plans import CollectivePlan
@@ -34,22 +45,27 @@ from gpubench.model.terms.units import parse_sizes
 if TYPE_CHECKING:
     from gpubench.collectives.record import SweepRequest
 
-HELP = """
-What a collective and computation cost each other when both run: each alone, then together, sustained until clocks and
-power have settled. How much the collective is slowed, and how much of that it waited for SMs; how much computation is
-slowed meanwhile; what of the collective is hidden. For several caps on NCCL's CTAs, and at the end the cap with the
+HELP = HelpPage(
+    (
+        ("Measure all-reduce beside a matrix product, on all GPUs of this host", "gpubench overlap"),
+        ("Measure on two nodes of eight GPUs", "mpirun -n 16 gpubench overlap --sizes 256M"),
+        (
+            "Measure other computations, sizes and limits on NCCL's CTAs",
+            "gpubench overlap --partner gemm,copy,chain --sizes 64M,256M --ctas own,8",
+        ),
+        (
+            "Measure all-gather, and write a page",
+            "gpubench overlap --collective allgather --gemm 4096 --output overlap.html",
+        ),
+        ("Try it without a GPU", "gpubench overlap --simulate hgx-h200-4"),
+    ),
+    """
+Collective and computation run alone, then together, until clocks and power have settled. The report says how much
+slower the collective is, how much of that it waited for SMs, how much slower computation is meanwhile, and how much of
+the collective is hidden. This is repeated for several limits on NCCL's CTAs; the last line names the limit with the
 shortest step. docs/overlap.md defines every figure.
-
-  gpubench overlap
-
-  gpubench overlap --partner gemm,copy,chain --sizes 64M,256M --ctas own,8
-
-  gpubench overlap --collective allgather --gemm 4096 --output overlap.html
-
-  gpubench overlap --simulate hgx-h200-4
-
-  mpirun -n 16 gpubench overlap --sizes 256M
-"""
+""",
+)
 
 _LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
 """A smaller one takes the host longer to launch than a GPU to compute."""
@@ -59,42 +75,61 @@ _LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
 class OverlapOptions:
     """The collective, its caps, and the computation beside it."""
 
-    collective: str = option("NAME", f"{', '.join(SUMMARIES)}.", default="allreduce")
-    sizes: str = option("SIZES", "1M:1G:4 (x4), 1M:64M:+1M (steps), or 1M,64M.", default=DEFAULT_SIZES)
+    help_group: ClassVar = MEASURE
+
+    collective: str = option("NAME", f"Collective: {', '.join(SUMMARIES)}.", default="allreduce", common=True)
+    sizes: str = option(
+        "SIZES",
+        "Sizes in bytes: 1M:1G:4 (each four times the last), 1M:64M:+1M (steps), or 1M,64M.",
+        default=DEFAULT_SIZES,
+        common=True,
+    )
     ctas: list[str] | None = option(
-        "N", "CTAs that NCCL may take at most; own: as many as it likes. Default own,16,8,4,2."
+        "N",
+        "Limits on NCCL's CTAs, several with commas; own is NCCL's own choice (default: own,16,8,4,2).",
+        group=NCCL,
+        common=True,
     )
     partner: list[str] | None = option(
         "|".join(Partner),
-        "Beside it: a Tensor-Core GEMM, a copy within GPU memory, a chain of small kernels; several with commas. "
-        "Default gemm.",
+        "Computation: gemm (matrix product on Tensor Cores, default), copy (within GPU memory), chain (small kernels). "
+        "Several with commas.",
         autocompletion=completed("partner"),
+        common=True,
     )
     gemm: int = option(
-        "N", "N x N x N is the GEMM, in 16 bits.", default=DEFAULT_GEMM_SIDE, min=_LEAST_GEMM_SIDE, max=_MOST_GEMM_SIDE
+        "N",
+        "Side of the matrices of the product, in 16-bit numbers.",
+        default=DEFAULT_GEMM_SIDE,
+        min=_LEAST_GEMM_SIDE,
+        max=_MOST_GEMM_SIDE,
+        common=True,
     )
     partner_count: int | None = option(
-        "N", "The partner's operations in a step. Default: twice the collective's time, and one.", min=1, max=100_000
+        "N",
+        "Operations of the computation in a step (default: as many as take twice the collective's time, plus one).",
+        min=1,
+        max=100_000,
     )
-    dtype: str = option("TYPE", f"{', '.join(DataType)}.", name="--dtype -d", default="bfloat16")
-    root: int = option("RANK", "The root rank of a collective that has one.", name="--root -r", default=0)
+    dtype: str = option("TYPE", f"Data type: {', '.join(DataType)}.", name="--dtype -d", default="bfloat16")
+    root: int = option("RANK", "Root rank of a collective that has one.", name="--root -r", default=0)
     seconds: float = option(
-        "S", "Seconds that each phase of a row is measured, once it has settled.", default=DEFAULT_SECONDS, min=0.01
+        "S", "Seconds to measure each phase of a row, after it has settled.", default=DEFAULT_SECONDS, min=0.01
     )
-    check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
-    nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
-    np: int | None = option("N", "Ranks to launch here. Default: one a GPU.", min=1)
+    check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
+    nccl_library: str | None = option(
+        "PATH", "Measure this libnccl.so.2, e.g. the one of a training framework.", group=NCCL
+    )
+    np: int | None = option("N", "Ranks to launch on this host (default: one per GPU).", min=1, common=True)
     ranks_per_gpu: int = sharing_ranks()
-    timeout: float = option(
-        "S", "Seconds without one completed step after which a run that hangs is ended.", default=60.0, min=1
-    )
+    timeout: float = step_timeout("one step of collective and computation", default=60.0, least=1)
     evidence: bool | None = flag(
-        "Show what is known of every path; or do not listen to NCCL and count nothing.",
+        "Show the evidence for every path, or collect none (no NCCL log, no counters).",
         name="--evidence/--no-evidence",
         default=None,
     )
-    strict: bool = flag("Exit 1 for whatever is not PASS, 3 where speed was not judged.")
-    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
+    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if speed could not be judged.", common=True, group=JUDGE)
+    profile: str | None = judging_profile()
     simulation: SimulationOptions
     presentation: PresentationOptions
 

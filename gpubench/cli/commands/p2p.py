@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import (
-    PLOT,
-    PROFILE,
     PresentationOptions,
     RecordingOptions,
     SimulationOptions,
     check_profile,
     expected_gpus,
+    judging_profile,
     parse_choices,
+    plotting,
 )
-from gpubench.cli.signature import MEASURE, app_of, completed, flag, option, step_timeout
+from gpubench.cli.signature import JUDGE, MEASURE, OUTPUT, HelpPage, app_of, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import As, MemoryKind, P2pPlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -24,29 +24,30 @@ from gpubench.model.terms.units import parse_sizes
 if TYPE_CHECKING:
     from gpubench.formats.presentation import Presentation
 
-HELP = """
-Copies between all GPUs of this host, as nvbandwidth and p2pBandwidthLatencyTest make them: with peer access off, then
-on; written and read by copy engines, by a kernel, both ways at once; 16 bytes for the latency; to and from host memory;
-many pairs at once. Every destination checks what arrived. Each pair is compared with its limit, with its siblings, and
-with healthy machines of the type.
+HELP = HelpPage(
+    (
+        ("Measure all pairs of GPUs of this host", "gpubench p2p"),
+        ("Measure some pairs at several sizes", "gpubench p2p --pairs 0-1,1-0 --sizes 8:1G"),
+        ("Copy as nvbandwidth does, and write CSV", "gpubench p2p --as nvbandwidth --format csv > p2p.csv"),
+        ("Measure unified memory too", "gpubench p2p --memory managed"),
+        (
+            "Start a program without peer access where that is broken or slow",
+            'eval "$(gpubench p2p --veto)" && vllm serve MODEL -tp 2',
+        ),
+        ("Copy between ranks", "mpirun -n 4 gpubench p2p"),
+        ("Try it without a GPU", "gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes"),
+    ),
+    """
+Copies run with peer access off, then on: written and read by copy engines, by a kernel, in both directions at once,
+with 16 bytes for the latency, to and from host memory, and between many pairs at once. Every destination verifies the
+data. Each pair is compared with its limit, with its siblings, and with healthy machines of the type.
 
-Under mpirun or srun, copies between ranks: through CUDA IPC on a node, by NCCL's send and receive between nodes,
-disjoint pairs at the same time. Host memory, kernels, patterns and peer access off are for one process.
+Under mpirun or srun, copies run between ranks: through CUDA IPC within a node, by NCCL's send and receive between
+nodes, disjoint pairs at the same time. Host memory, kernels, patterns and peer access off are not measured then.
 
-  gpubench p2p
-
-  gpubench p2p --pairs 0-1,1-0 --sizes 8:1G
-
-  gpubench p2p --as nvbandwidth --format csv > p2p.csv
-
-  gpubench p2p --memory managed
-
-  eval "$(gpubench p2p --veto)" && vllm serve MODEL -tp 2
-
-  gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes
-
-  mpirun -n 4 gpubench p2p
-"""
+Exit codes: 0 done; 1 wrong data, or with --strict a slow or host-staged pair; 2 wrong usage; 3 could not measure.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,33 +58,40 @@ class P2pOptions:
 
     sizes: str | None = option(
         "SIZES",
-        "Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
-        "in every way, and 16 bytes for the latency.",
+        "Copy only these sizes, by copy engines, with peer access off and on: 8:1G or 1K,64K,1M (default: 256M in "
+        "every way, and 16 bytes for the latency).",
+        common=True,
     )
     pairs: list[str] | None = option(
-        "I-J", "Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all."
+        "I-J", "Copy only from GPU I to GPU J (under mpirun: ranks): 0-1,3-5 (default: all pairs).", common=True
     )
     memory: str = option(
         "|".join(MemoryKind),
-        "managed: unified memory beside pinned: prefetched both ways, fetched by a kernel's page faults, used in "
-        "place; 64M, or the one size of --sizes.",
+        "managed: also measure unified memory: prefetched, fetched by page faults of a kernel, and used in place, at "
+        "64M or the one size of --sizes.",
         default=MemoryKind.PLAIN.value,
+        common=True,
     )
     like: str | None = option(
-        "|".join(As), "With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.", name="--as"
+        "|".join(As),
+        "Copy with the parameters of nvbandwidth: 512M, 16 copies after 4, median of 3.",
+        name="--as",
+        common=True,
     )
-    host: bool = flag("Also between host memory and every GPU.", name="--host/--no-host", default=True)
-    patterns: bool = flag("Also many pairs at once.", name="--patterns/--no-patterns", default=True)
-    check: bool = flag("Have destinations check what arrived.", name="--check/--no-check", default=True)
-    evidence: bool = flag("Show all that is known of every pair's path.")
+    host: bool = flag("Copy to and from host memory too, or not.", name="--host/--no-host", default=True)
+    patterns: bool = flag("Copy between many pairs at once too, or not.", name="--patterns/--no-patterns", default=True)
+    check: bool = flag("Verify the data at every destination, or not.", name="--check/--no-check", default=True)
+    evidence: bool = flag("Show the evidence for every pair's path.")
     veto: bool = flag(
-        "One line for a launcher in the place of the table: P2P works, drops to host memory or corrupts data, with "
-        'the environment that avoids it. Take it with eval "$(gpubench p2p --veto)".'
+        "Print one line for a shell in place of the table: the environment that avoids peer access where it is broken "
+        "or slow.",
+        common=True,
+        group=OUTPUT,
     )
-    strict: bool = flag("Exit 1 also for slow and host-staged pairs.")
-    timeout: float = step_timeout("a driver that does not answer, a copy between ranks", default=20.0)
-    plot: bool = flag(PLOT)
-    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
+    strict: bool = flag("Exit 1 for slow and host-staged pairs too.", common=True, group=JUDGE)
+    timeout: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
+    plot: bool = plotting()
+    profile: str | None = judging_profile()
     expect_gpus: int | None = expected_gpus()
     simulation: SimulationOptions
     recording: RecordingOptions

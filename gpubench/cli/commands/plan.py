@@ -3,82 +3,112 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from gpubench.cli.options import PresentationOptions
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.signature import INPUT, MEASURE, SIMULATE, HelpPage, app_of, completed, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
     from gpubench.jobs.planned_machine import TrainingPlan
     from gpubench.model.workload import TransformerModel
 
-HELP = """
-What this fabric, as measured, makes of a training step: the milliseconds that communication costs, the best bucket, how
-layouts compare, and what a fault of the fabric would cost. A step is forward and backward, simulated event by event.
+HELP = HelpPage(
+    (
+        (
+            "Compare two layouts on a simulated cluster of four nodes",
+            "gpubench plan --parameters 7B --simulate 'hgx-h100-8*4' --layout 'tp2 pp2 ddp' --layout fsdp",
+        ),
+        (
+            "Predict from measured results",
+            "gpubench plan model.toml --results results/ --overlap overlap.json --backward-ms 57.8 --forward-ms 25.0",
+        ),
+        ("Measure computation and collectives here", "gpubench plan config.json --measure"),
+        (
+            "Predict the cost of a fault",
+            "gpubench plan --parameters 7B --simulate hgx-h200-8 --fault link0-1:staged=yes",
+        ),
+    ),
+    """
+The report has the milliseconds that communication adds to a step, the best bucket size, a comparison of layouts, and
+the cost of faults. A step is forward and backward, simulated event by event.
 
 MODEL is TOML or JSON with layers, hidden, heads, sequence, batch, ..., or a Hugging Face config.json.
 
-  gpubench plan model.toml --results results/ --overlap overlap.json --backward-ms 57.8 --forward-ms 25.0
-
-  gpubench plan config.json --measure
-
-  gpubench plan --parameters 7B --simulate 'hgx-h100-8*4' --layout 'tp2 pp2 ddp' --layout fsdp
-
-  gpubench plan --parameters 7B --simulate hgx-h200-8 --fault link0-1:staged=yes
-
-Collectives come from --results, else are measured now, else from the profile; contention from --overlap, else it is
-taken for none; computation from --forward-ms and --backward-ms, --measure, --tflops, else the data sheet of the GPU.
-The report says which. docs/plan.md derives every formula, and has predictions beside measured steps.
-"""
+Times of collectives come from --results, otherwise from a measurement now, otherwise from the profile. Contention comes
+from --overlap, otherwise it is ignored. Computation comes from --forward-ms and --backward-ms, --measure, --tflops,
+otherwise from the data sheet of the GPU. The report says which. docs/plan.md derives every formula and compares
+predictions with measured steps.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """The model, the machine, and what its times follow from."""
 
+    help_group: ClassVar = INPUT
+
     model_file: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="The model, a .toml or .json; or --parameters.")
+        str | None, typer.Argument(metavar="MODEL", help="File with the model (.toml or .json), or use --parameters.")
     ] = None
-    parameters: str | None = option("7B", "A model with about so many parameters in place of MODEL: blocks alone.")
-    sequence: int | None = option("N", "Tokens of a sequence.", min=1, max=100_000_000)
-    batch: int | None = option("N", "Sequences of a microbatch on one GPU.", min=1, max=1_000_000)
-    global_batch: int | None = option("N", "Sequences of a step in all. Default: --batch × GPUs.", min=1)
-    microbatches: int | None = option(
-        "N", "Microbatches of a data-parallel rank, whatever the layout.", min=1, max=100_000
+    parameters: str | None = option(
+        "7B", "In place of MODEL: a transformer with about this many parameters, without embedding.", common=True
     )
+    sequence: int | None = option("N", "Tokens per sequence.", min=1, max=100_000_000)
+    batch: int | None = option("N", "Sequences per microbatch on one GPU.", min=1, max=1_000_000)
+    global_batch: int | None = option("N", "Sequences per step on all GPUs (default: --batch × GPUs).", min=1)
+    microbatches: int | None = option("N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000)
     layout: list[str] | None = option(
-        "WORDS", "ddp, zero1, zero2 or fsdp, with tpN, sp, ppN, vN, ringN, ulyssesN, epN. Repeatable. Default: all."
+        "WORDS",
+        "Layout to compare: ddp, zero1, zero2 or fsdp, with tpN, sp, ppN, vN, ringN, ulyssesN, epN. Repeatable "
+        "(default: all).",
+        common=True,
     )
     simulate: str | None = option(
-        "NAME[/GPUS][*NODES]", "A machine by its profile in place of this one.", autocompletion=completed("simulate")
+        "MACHINE",
+        "Plan for a machine by its profile: hgx-h200-8, or 'hgx-h100-8*4' for 4 nodes (default: this machine).",
+        autocompletion=completed("simulate"),
+        common=True,
+        group=SIMULATE,
     )
     profile: str | None = option(
-        "NAME|FILE", "What to expect where nothing was measured.", autocompletion=completed("profile")
+        "NAME|FILE", "Profile to take times from that were not measured.", autocompletion=completed("profile")
     )
-    nodes: int | None = option("N", "Nodes alike: what lies between them is the profile's.", min=1, max=16384)
-    gpus: int | None = option("N", "GPUs that take part. Default: all.", min=1, max=1_000_000)
-    results: list[str] | None = option("DIR|FILE", "Stored results of collectives. Repeatable.")
-    overlap: list[str] | None = option("FILE", "Stored results of gpubench overlap. Repeatable.")
+    nodes: int | None = option(
+        "N", "Plan for N nodes of this machine, joined as in its profile.", min=1, max=16384, common=True
+    )
+    gpus: int | None = option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
+    results: list[str] | None = option("DIR|FILE", "Stored results of collectives. Repeatable.", common=True)
+    overlap: list[str] | None = option("FILE", "Stored results of gpubench overlap. Repeatable.", common=True)
     other_machine: bool = flag("Use results of another machine.")
-    measure: bool = flag("Time the model's computation here: its blocks by PyTorch, else its products by CuPy.")
-    forward_ms: float | None = option("MS", "Forward pass of one microbatch on one GPU, as you measured it.", min=1e-6)
-    backward_ms: float | None = option("MS", "Backward pass, likewise.", min=1e-6)
-    tflops: float | None = option("N", "What the model reaches on one GPU, TFLOP/s.", min=1e-3, max=1e6)
-    gpu_memory: str | None = option("80G", "Memory of a GPU. Default: as found.")
-    optimizer: str = option("adam|none", "Whose states the memory holds.", default="adam")
-    bucket_mb: float | None = option("MB", "One cap of DDP's buckets in place of comparing them.", min=0.001, max=1e6)
-    first_bucket_mb: float | None = option(
-        "MB", "The first bucket's cap; PyTorch's is 1 where you give none.", min=0.001
+    measure: bool = flag(
+        "Measure the model's computation here: its blocks with PyTorch, otherwise its matrix products with CuPy.",
+        common=True,
+        group=MEASURE,
     )
+    forward_ms: float | None = option(
+        "MS", "Measured time of the forward pass of one microbatch on one GPU.", min=1e-6, common=True
+    )
+    backward_ms: float | None = option("MS", "Measured time of the backward pass.", min=1e-6, common=True)
+    tflops: float | None = option("N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True)
+    gpu_memory: str | None = option("80G", "Memory of a GPU (default: as found).")
+    optimizer: str = option("adam|none", "Optimizer whose state needs memory.", default="adam")
+    bucket_mb: float | None = option("MB", "Size of DDP's buckets (default: compare several).", min=0.001, max=1e6)
+    first_bucket_mb: float | None = option("MB", "Size of the first bucket (default: 1, as in PyTorch).", min=0.001)
     imbalance: float = option(
-        "FACTOR", "Tokens of the busiest expert rank over the average.", default=1.0, min=1, max=1000
+        "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
     )
-    fault: list[str] | None = option("WHERE:KEY=VALUE", "A fault whose cost to tell, e.g. gpu0:nvlink=9. Repeatable.")
-    faults_from: str | None = option("FILE", "Faults that a stored check or scan tells of.")
-    timeout: float = option("S", "Seconds that a measurement may take.", default=120.0, min=0.1, max=86400)
+    fault: list[str] | None = option(
+        "WHERE:KEY=VALUE",
+        "Predict the cost of this fault, e.g. gpu0:nvlink=9. Repeatable.",
+        common=True,
+        group=SIMULATE,
+    )
+    faults_from: str | None = option("FILE", "Predict the cost of the faults in a stored result of check or scan.")
+    timeout: float = step_timeout("one measurement", default=120.0)
     presentation: PresentationOptions
 
     def plan(self) -> "TrainingPlan":

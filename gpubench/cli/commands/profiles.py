@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpubench.cli.signature import HelpfulCommand
 from gpubench.cli.table import Command
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import say
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Expected, Profile
 
 HELP = """
-Of your own: --profile FILE of check, or a folder: GPUBENCH_PROFILES, else $XDG_CONFIG_HOME/gpubench/profiles.
-They come before those of gpubench.
+Your own profiles come before those of gpubench. They are files in GPUBENCH_PROFILES, otherwise in
+$XDG_CONFIG_HOME/gpubench/profiles. check --profile FILE takes any other file.
 
 Examples:
 
 \b
+  gpubench profiles list
   gpubench profiles show hgx-h100-8
-  gpubench profiles match
-  gpubench profiles learn node1.json node2.json
+  gpubench check -o node1.json
+  gpubench profiles learn node1.json --name rack-7 -o rack-7.toml
 """
 
 _app = typer.Typer(
@@ -43,15 +45,21 @@ def _known_names(incomplete: str) -> list[str]:
 
 _NAMED = Annotated[
     str,
-    typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a file.", autocompletion=_known_names),
+    typer.Argument(metavar="NAME|FILE", help="Name of a profile, or a file.", autocompletion=_known_names),
 ]
-_FILES = Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Default: all of gpubench's and yours.")]
+_FILES = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE", help="Files to check (default: all profiles of gpubench, and yours)."),
+]
 _TIMEOUT = Annotated[
     float,
-    typer.Option("--timeout", metavar="S", min=0.1, help="Seconds after which a silent driver is given up."),
+    typer.Option("--timeout", metavar="S", min=0.1, help="Give up a driver that does not answer within S seconds."),
 ]
 _SIMULATE = Annotated[
-    str | None, typer.Option("--simulate", metavar="NAME", help="A machine that does not exist.", show_default=False)
+    str | None,
+    typer.Option(
+        "--simulate", metavar="MACHINE", help="Match a simulated machine, e.g. hgx-h200-4.", show_default=False
+    ),
 ]
 
 
@@ -61,9 +69,9 @@ def _without_command(context: typer.Context) -> None:
         say(*context.get_help().splitlines())
 
 
-@_app.command("list")
+@_app.command("list", cls=HelpfulCommand)
 def list_profiles() -> None:
-    """Every profile: its name, its GPUs, how many values it has and of which kinds."""
+    """List all profiles: name, GPUs, number of values."""
     from gpubench.profiles import all_profiles, own_folder, own_profiles
 
     own = own_profiles(os.environ)
@@ -76,18 +84,18 @@ def list_profiles() -> None:
         say(f"none of your own in {own_folder(os.environ)}", to=sys.stderr)
 
 
-@_app.command("show")
+@_app.command("show", cls=HelpfulCommand)
 def show(name: _NAMED) -> None:
-    """One profile: the machine, and every expected value with its kind and source."""
+    """Show a profile: its machine, every expected value, its source."""
     from gpubench.profiles import find
 
     profile = find(name, os.environ)
     say(*_described(profile))
 
 
-@_app.command("match")
+@_app.command("match", cls=HelpfulCommand)
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
-    """Which profile this machine has; exit 3 where it has no GPU."""
+    """Find the profile of this machine (exit 3 without a GPU)."""
     from gpubench.errors import no_gpu
     from gpubench.jobs.sources import simulation_of, source_of
     from gpubench.profiles import profile_for
@@ -106,9 +114,9 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
         )
 
 
-@_app.command("lint")
+@_app.command("lint", cls=HelpfulCommand)
 def lint(files: _FILES = None) -> None:
-    """Refuse what cannot be right: exit 2 for the first file that is, with its key."""
+    """Check the values of profiles (exit 2 for the first error)."""
     from gpubench.collectives.registry import SUMMARIES
     from gpubench.errors import invalid_choice
     from gpubench.profiles import all_profiles, own_profiles, read_file
@@ -122,19 +130,27 @@ def lint(files: _FILES = None) -> None:
         say(f"{profile.name}: {len(profile.all_expected)} values, nothing wrong")
 
 
-@_app.command("learn")
+@_app.command("learn", cls=HelpfulCommand)
 def learn(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="gpubench's JSON, of healthy machines.")],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the new profile.")],
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULT", help="JSON results of gpubench, of healthy machines.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the new profile (required).")],
     like: Annotated[
         str | None,
-        typer.Option("--like", metavar="NAME|FILE", help="Whose machine it has. Default: the one that matches."),
+        typer.Option(
+            "--like", metavar="NAME|FILE", help="Profile to copy the machine from (default: the one that matches)."
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write (default: stdout).", show_default=False),
     ] = None,
 ) -> None:
-    """Write a profile from results: median and spread over runs and siblings; outliers are shown and left out."""
+    """Write a profile from results of healthy machines.
+
+    Values are medians, with the spread over runs and siblings. Outliers are printed and left out.
+    """
     from gpubench.jobs.compare import learned
 
     text, notes = learned(results, name=name, like=like, environment=os.environ)

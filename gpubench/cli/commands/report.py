@@ -3,60 +3,67 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from gpubench.cli.options import PLOT, PresentationOptions, parse_collective
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.options import PresentationOptions, parse_collective, plotting
+from gpubench.cli.signature import INPUT, JUDGE, HelpPage, app_of, completed, flag, option
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
     from gpubench.jobs.report import JudgePlan, ReportPlan
 
-HELP = """
-A result of gpubench's own (.json or .jsonl of --output, of any command) is shown as it was; verdict, findings and exit
-code are those of its run.
+HELP = HelpPage(
+    (
+        ("Show a result of gpubench as a page", "gpubench report result.json -o result.html"),
+        ("Judge the output of nccl-tests", "gpubench report all_reduce.txt"),
+        ("Show one section as CSV", "gpubench report node.json --format csv --section nics"),
+        ("Judge a pasted table, whose machine is not in it", "gpubench report pasted.txt --machine 'hgx-b200-8*2'"),
+        (
+            "Judge a table of two nodes with four NICs of 100 Gbit/s each",
+            "gpubench report p4d.txt --machine 'hgx-a100-8-40gb*2' --nics 4x100 -o p4d.html",
+        ),
+    ),
+    """
+A result of gpubench (.json or .jsonl of --output, of any command) keeps the verdict, findings and exit code of its run.
 
-  gpubench report result.json
+A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gpubench's CSV are judged as if gpubench
+had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts are
+read from the file; use --machine if they were cut off.
 
-  gpubench report result.json -o result.html -o result.csv
-
-  gpubench report node.json --format csv --section nics
-
-A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gpubench's CSV, are judged as if gpubench
-had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts in
-the file say which machine it was; --machine says it where they were cut off.
-
-  gpubench report all_reduce.txt
-
-  gpubench report pasted.txt --machine 'hgx-b200-8*2'
-
-  gpubench report p4d.txt --machine 'hgx-a100-8-40gb*2' --nics 4x100 -o p4d.html
-
-Exit code 1 for wrong data, and with --strict where anything is slow; 2 for a file that cannot be read.
-"""
+Exit codes: those of the run, for a result of gpubench. For a table: 0 done; 1 wrong data, or with --strict anything is
+slow; 2 the file cannot be read; 3 with --strict, nothing is judged.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """The result to show, and how."""
 
+    help_group: ClassVar = INPUT
+
     result: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="A result: gpubench's, nccl-tests', rccl-tests', OSU's, nvbandwidth's."),
+        typer.Argument(metavar="FILE", help="A result of gpubench, nccl-tests, rccl-tests, OSU or nvbandwidth."),
     ]
     machine: str | None = option(
-        "NAME[/GPUS][*NODES]",
-        "The machine of a table that does not say it, by its profile: 'hgx-b200-8*2' for 2 nodes.",
+        "MACHINE",
+        "Machine of a table that does not name it, by its profile: hgx-b200-8, or 'hgx-b200-8*2' for 2 nodes.",
         autocompletion=completed("simulate"),
+        common=True,
     )
     nics: str | None = option(
-        "NxGBIT", "NICs of each node of that table: 8x400, 4x200e of plain Ethernet. Default: the profile's."
+        "NxGBIT",
+        "NICs of each node of the table: 8x400, or 4x200e for plain Ethernet (default: the profile's).",
+        common=True,
     )
-    collective: str | None = option("NAME", "What ran, of a table that does not say it; or which of several to show.")
-    strict: bool = flag("Of such a table: exit 1 where anything is slow, 3 where nothing is judged.")
-    plot: bool = flag(PLOT)
+    collective: str | None = option(
+        "NAME", "Collective of a table that does not name it, or the one to show of several.", common=True
+    )
+    strict: bool = flag("Exit 1 if anything in the table is slow, 3 if nothing is judged.", common=True, group=JUDGE)
+    plot: bool = plotting()
     presentation: PresentationOptions
 
     def plan(self) -> "ReportPlan | JudgePlan":

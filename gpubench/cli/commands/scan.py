@@ -6,27 +6,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import PresentationOptions, SimulationOptions
-from gpubench.cli.signature import MEASURE, app_of, flag, option, sharing_ranks, step_timeout
+from gpubench.cli.signature import (
+    INPUT,
+    JUDGE,
+    MEASURE,
+    OUTPUT,
+    SIMULATE,
+    HelpPage,
+    app_of,
+    flag,
+    option,
+    sharing_ranks,
+    step_timeout,
+)
 from gpubench.errors import exclusive, invalid_choice
 
 if TYPE_CHECKING:
     from gpubench.jobs.rounds import ScanPlan
 
-HELP = """
-Names every slow or dead node, GPU, NIC, rail and leaf of a job. All nodes measure each other at once, on all rails, in
-eleven rounds whatever their number: three of random pairs, three of suspects with known good nodes, five that confirm.
-A node that dies or hangs is a finding, and the others go on; docs/scan.md says with which MPI. Start a rank a GPU, or
-a rank a node.
-Exit 0 all are well, 1 something is bad, 3 not measured, or too noisy to tell.
+HELP = HelpPage(
+    (
+        (
+            "Scan 64 nodes of eight GPUs, one rank per GPU, and keep every round",
+            "mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/",
+        ),
+        (
+            "Try it without a GPU: a node of 1024 that hangs",
+            "gpubench scan --simulate 'hgx-h100-8*1024' --fault node9:hangs=round2",
+        ),
+        ("Judge the rounds that a job finished before it died", "gpubench scan --replay r/"),
+        (
+            "Try it without a GPU: a slow leaf on one rail",
+            "gpubench scan --simulate 'hgx-h100-8*128' --fault leaf1.rail2:bandwidth=0.6",
+        ),
+    ),
+    """
+All nodes measure each other at once, on all rails, in eleven rounds, however many nodes there are: three rounds of
+random pairs, three of suspects with healthy nodes, five to confirm. A node that dies or hangs is a finding, and the
+others go on (docs/scan.md says with which MPI). Start one rank per GPU, or one rank per node.
 
-  mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/
-
-  gpubench scan --replay r/       # of a job that died: the rounds it finished
-
-  gpubench scan --simulate 'hgx-h100-8*1024' --fault node9:hangs=round2
-
-  gpubench scan --simulate 'hgx-h100-8*128' --fault leaf1.rail2:bandwidth=0.6
-"""
+Exit codes: 0 all parts are healthy; 1 a part is slow, dead or hangs; 2 wrong usage; 3 could not measure, or the
+measurements vary too much.
+""",
+)
 
 _BACKENDS = ("nccl", "host")
 
@@ -39,21 +61,28 @@ class ScanOptions:
 
     backend: str | None = option(
         "|".join(_BACKENDS),
-        "What moves the data: NCCL between GPUs (default where there are any), or TCP between CPU buffers.",
+        "Measure with NCCL between GPUs (default if there are any), or with TCP between CPU buffers.",
         default=None,
     )
-    quick: bool = flag("Three rounds: suspects, and nothing confirmed.")
+    quick: bool = flag("Stop after three rounds, with suspects that are not confirmed.", common=True)
     leaves: str | None = option(
-        "FILE", "Which leaf each node hangs on: Slurm's topology.conf, ibnetdiscover's output, or NODE LEAF."
+        "FILE",
+        "Leaf switch of each node: Slurm's topology.conf, the output of ibnetdiscover, or lines of NODE LEAF.",
+        common=True,
+        group=INPUT,
     )
-    rounds: str | None = option("DIR", "Keep every round there as it ends.")
-    resume: str | None = option("DIR", "Go on with the rounds that are there, and the nodes that are left.")
-    replay: str | None = option("DIR", "Judge the rounds that are there; nothing is measured.")
-    hostfile: str | None = option("FILE", "Write the good nodes there, a line each, as mpirun --hostfile reads them.")
-    ranks_as_nodes: bool = flag("Every rank is a node of its own: tries a scan on one host, or on its GPUs.")
-    ranks_per_gpu: int = sharing_ranks("Each is a node of its own, by NCCL_HOSTID, with any NCCL")
-    timeout: float = step_timeout("a round", default=10.0, least=0.5)
-    strict: bool = flag("Exit 1 also where there is a suspect or another doubt.")
+    rounds: str | None = option("DIR", "Write every round to this folder as it ends.", common=True, group=OUTPUT)
+    resume: str | None = option(
+        "DIR", "Continue the rounds in this folder with the nodes that are left.", common=True, group=INPUT
+    )
+    replay: str | None = option("DIR", "Judge the rounds in this folder, measure nothing.", common=True, group=SIMULATE)
+    hostfile: str | None = option(
+        "FILE", "Write the healthy nodes to this file, one per line, for mpirun --hostfile.", common=True, group=OUTPUT
+    )
+    ranks_as_nodes: bool = flag("Treat every rank as a node: to try a scan on one host.")
+    ranks_per_gpu: int = sharing_ranks("Each rank counts as a node. Works with any NCCL")
+    timeout: float = step_timeout("one round", default=10.0, least=0.5)
+    strict: bool = flag("Exit 1 if there is a suspect or any other doubt.", common=True, group=JUDGE)
     simulation: SimulationOptions
     presentation: PresentationOptions
 

@@ -6,34 +6,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import (
-    PROFILE,
     PresentationOptions,
     RecordingOptions,
     SimulationOptions,
     check_profile,
     expected_gpus,
+    judging_profile,
 )
-from gpubench.cli.signature import MEASURE, app_of, completed, flag, option, step_timeout
+from gpubench.cli.signature import INPUT, JUDGE, MEASURE, OUTPUT, HelpPage, app_of, flag, option, step_timeout
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
     from gpubench.jobs.topo import TopoPlan
 
-HELP = """
-One look at what the links should be able to do: GPUs, NVLinks, NICs, how they are wired, who can reach whose memory,
-and what each pair can carry at most. Under mpirun every node is read once, and nodes that differ from their kind are
-named.
+HELP = HelpPage(
+    (
+        ("Show this machine", "gpubench topo"),
+        (
+            "Show a simulated cluster of 16 nodes with a fault",
+            "gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12",
+        ),
+        ("Show what would make data take a slow path", "gpubench topo --causes"),
+        ("Show a file, e.g. of NCCL_TOPO_DUMP_FILE", "gpubench topo --from topo.xml"),
+        ("Read two nodes of eight GPUs and keep the result", "mpirun -n 16 gpubench topo --output cluster.json"),
+    ),
+    """
+topo measures nothing. It shows GPUs, NVLinks and NICs, how they are wired, which GPU can access whose memory, and the
+limit of each pair. Under mpirun every node is read once, and nodes that differ from the others are named.
 
-  gpubench topo
-
-  gpubench topo --causes
-
-  gpubench topo --from topo.xml
-
-  gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12
-
-  mpirun -n 16 gpubench topo --output cluster.json
-"""
+Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 with --strict, nothing was judged.
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +47,22 @@ class TopoOptions:
 
     from_file: str | None = option(
         "FILE",
-        "Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
+        "Show a file: an NCCL topology XML, the text of nvidia-smi topo -m or -p2p, or a recorded snapshot.",
         name="--from",
+        common=True,
+        group=INPUT,
     )
     simulation: SimulationOptions
     recording: RecordingOptions
-    strict: bool = flag("Exit 1 for what is not PASS, 3 where nothing was judged: for CI and node gates.")
+    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if nothing was judged.", common=True, group=JUDGE)
     causes: bool = flag(
-        "Show what would make bytes go through host memory, or slowly, each with its cure, and what could not "
-        "be read; in place of the devices."
+        "Show, in place of the devices, what would make data go through host memory or a slow path, how to fix it, and "
+        "what could not be read.",
+        common=True,
+        group=OUTPUT,
     )
-    timeout: float = step_timeout("a node's driver that does not answer", default=20.0)
-    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
+    timeout: float = step_timeout("reading the driver of a node", default=20.0)
+    profile: str | None = judging_profile()
     expect_gpus: int | None = expected_gpus()
     presentation: PresentationOptions
 

@@ -3,31 +3,34 @@
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.signature import JUDGE, MEASURE, HelpPage, app_of, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
     from gpubench.jobs.watch import WatchPlan
 
-HELP = """
-The NVLink, PCIe and NIC traffic of jobs that run already, and which way it goes: direct, staged through host memory, by
-sockets, unbalanced, one GPU idle while its peers wait, loading data, idle, or unknown. Needs no log, restart or root;
-of other users' processes it cannot say why. On a terminal q or Ctrl-C ends it. Under mpirun or srun, one rank a node,
-equal nodes are one line. Exit 0 done, 1 with --strict what is not as it should be, 3 with --strict nothing judged.
+HELP = HelpPage(
+    (
+        ("Watch all jobs of this machine, until q or Ctrl-C", "gpubench watch"),
+        (
+            "Fail if the traffic of the next job is host-staged",
+            "gpubench watch --until-traffic --for 30s --strict",
+        ),
+        ("Watch one Slurm job and keep the result", "gpubench watch --job 4711 --for 1m --output watch.json"),
+        ("Watch 16 nodes, one rank per node", "mpirun -n 16 --map-by ppr:1:node gpubench watch --for 30s"),
+        ("Try it without a GPU", "gpubench watch --simulate hgx-h200-4 --fault node0:traffic=staged"),
+    ),
+    """
+watch reads the NVLink, PCIe and NIC counters and says which path the traffic takes: direct, host-staged, over sockets,
+unbalanced, one GPU idle while its peers wait, loading data, idle, or unknown. It needs no log, no restart of the job
+and no root; for processes of other users it cannot name the cause. Under mpirun or srun, equal nodes share one line.
 
-  gpubench watch
-
-  gpubench watch --until-traffic --for 30s --strict    # a gate: exit 1 where a job is staged
-
-  gpubench watch --job 4711 --for 1m --output watch.json
-
-  gpubench watch --simulate hgx-h200-4 --fault node0:traffic=staged
-
-  mpirun -n 16 --map-by ppr:1:node gpubench watch --for 30s
-"""
+Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 with --strict, nothing was judged.
+""",
+)
 
 _DURATION = re.compile(r"(?P<number>\d{1,6}(?:\.\d{1,6})?)\s*(?P<unit>ms|s|m|h|)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,20 +44,30 @@ _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 class WatchOptions:
     """What is watched, and how."""
 
+    help_group: ClassVar = MEASURE
+
     interval: str | None = option(
-        "TIME", "Between two lines: 500ms, 1s, 1m. Default: 1s; 2s of nodes with more than four GPUs."
+        "TIME",
+        "Time between two lines: 500ms, 1s, 1m (default: 1s, or 2s for several nodes with more than four GPUs).",
+        common=True,
     )
     seconds: str | None = option(
         "TIME",
-        "End after so long: 30s, 5m. Default: when somebody ends it; 10s of what is simulated, all that is recorded.",
+        "Stop after this time, e.g. 30s, 5m. Default: until interrupted (10s with --simulate, the whole recording with "
+        "--replay).",
         name="--for",
+        common=True,
     )
-    until_traffic: bool = flag("Wait for the first bytes; --for counts from then on.")
-    strict: bool = flag("Exit 1 for what is not PASS, 3 where no path between GPUs was seen: for gates.")
-    pid: list[int] | None = option("PID", "Only the jobs of this process. Repeatable.")
-    job: str | None = option("ID", "Only this Slurm job, by its number, or this container, by the beginning of its id.")
-    gpus: str | None = option("LIST", "Only these GPUs, by nvidia-smi's numbers: 0,2-3.")
-    timeout: float = option("S", "Seconds in which a node's driver has to answer.", default=20.0, min=0.1, max=86400)
+    until_traffic: bool = flag("Wait for the first traffic; --for counts from then on.", common=True)
+    strict: bool = flag(
+        "Exit 1 unless the verdict is PASS, 3 if no path between GPUs was seen.", common=True, group=JUDGE
+    )
+    pid: list[int] | None = option("PID", "Watch only the jobs of this process. Repeatable.", common=True)
+    job: str | None = option(
+        "ID", "Watch only this Slurm job (its number) or container (the beginning of its id).", common=True
+    )
+    gpus: str | None = option("LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", common=True)
+    timeout: float = step_timeout("reading the driver of a node", default=20.0)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions

@@ -5,6 +5,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +17,7 @@ from gpubench.model.profiles.profile import P2P_STATUSES
 GRAMMAR = (
     "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, and "
     "for scan leafI:KEY=VALUE or leafI.railJ:KEY=VALUE, "
-    "counted from 0, node0 where none is named; several keys with commas: gpu5:nvlink=12,width=8"
+    "counted from 0, on node0 unless another is named; several keys with commas: gpu5:nvlink=12,width=8"
 )
 
 _SUBJECT = re.compile(
@@ -61,6 +62,14 @@ _FORMS = {
 }
 """The form of a value; of what is above 0 the most that it may be; and both in words."""
 
+_VALUES_TO_TRY = {
+    ValueKind.COUNT: ("9",),
+    ValueKind.FACTOR: ("0.5",),
+    ValueKind.RATE: ("200",),
+    ValueKind.VERSION: ("550.54.15",),
+    ValueKind.ROUND: ("round2",),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class FaultKey:
@@ -102,23 +111,25 @@ TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference"
 """Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
 
 FAULT_KEYS = (
-    FaultKey(Subject.GPU, "nvlink", "only so many of its NVLinks are active", ValueKind.COUNT),
+    FaultKey(Subject.GPU, "nvlink", "only N of its NVLinks are active", ValueKind.COUNT),
     FaultKey(Subject.GPU, "width", "its PCIe link is trained to this width", words=_WIDTHS),
     FaultKey(Subject.GPU, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
     FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS),
     FaultKey(Subject.GPU, "cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",)),
     FaultKey(Subject.GPU, "lost", "it fell off the bus: the driver lists it and cannot reach it", words=("yes",)),
-    FaultKey(Subject.GPU, "missing", "it is not there at all; the GPUs after it count down", words=("yes",)),
+    FaultKey(Subject.GPU, "missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",)),
     FaultKey(Subject.GPU, "mig", "MIG is on, and so peer access is refused", words=("on",)),
     FaultKey(Subject.GPU, "ecc", "ECC is off", words=("off",)),
     FaultKey(
         Subject.GPU,
         "throttle",
-        "its clocks are held down, for this reason",
+        "its clocks are throttled for this reason",
         words=THROTTLE_REASONS,
         unmodelled=(COPIES, COLLECTIVES),
     ),
-    FaultKey(Subject.GPU, "rows", "remapped memory rows wait for a reset, or failed", words=("pending", "failure")),
+    FaultKey(
+        Subject.GPU, "rows", "row remapping in its memory waits for a reset, or failed", words=("pending", "failure")
+    ),
     FaultKey(
         Subject.GPU,
         "fabric",
@@ -126,50 +137,62 @@ FAULT_KEYS = (
         words=("not_started", "in_progress"),
     ),
     FaultKey(Subject.GPU, "health", "the NVLink fabric reports this condition", words=HEALTH_CONDITIONS),
-    FaultKey(Subject.GPU, "speed", "its links deliver this share (0 to 1), and nothing says so", ValueKind.FACTOR),
-    FaultKey(Subject.GPU, "errors", "so many uncorrectable memory errors were counted", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "temperature", "its chip has so many °C", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "replays", "its PCIe link has replayed so many packets", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "busy", "a process with this pid uses it", ValueKind.COUNT, unmodelled=(COLLECTIVES,)),
+    FaultKey(
+        Subject.GPU,
+        "speed",
+        "its links reach this share of their bandwidth (0 to 1), and no fact shows it",
+        ValueKind.FACTOR,
+    ),
+    FaultKey(Subject.GPU, "errors", "it has counted N uncorrectable memory errors", ValueKind.COUNT),
+    FaultKey(Subject.GPU, "temperature", "its chip has N °C", ValueKind.COUNT),
+    FaultKey(Subject.GPU, "replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
+    FaultKey(Subject.GPU, "busy", "a process with the pid N uses it", ValueKind.COUNT, unmodelled=(COLLECTIVES,)),
     FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init")),
     FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE),
     FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS),
     FaultKey(Subject.NIC, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
-    FaultKey(Subject.NIC, "errors", "its port has counted so many damaged symbols", ValueKind.COUNT),
-    FaultKey(Subject.NIC, "missing", "it is not there at all", words=("yes",)),
-    _of_scan(Subject.NIC, "bandwidth", "it delivers this share (0 to 1), and nothing says so"),
-    FaultKey(Subject.LINK, "nvlink", "only so many NVLinks join the two GPUs (none through a switch)", ValueKind.COUNT),
+    FaultKey(Subject.NIC, "errors", "its port has counted N symbol errors", ValueKind.COUNT),
+    FaultKey(Subject.NIC, "missing", "it is missing", words=("yes",)),
+    _of_scan(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
+    FaultKey(Subject.LINK, "nvlink", "only N NVLinks join the two GPUs (not through a switch)", ValueKind.COUNT),
     FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS),
-    FaultKey(Subject.LINK, "staged", "copies go through host memory although nothing says so", words=("yes",)),
+    FaultKey(Subject.LINK, "staged", "copies go through host memory, and no fact shows it", words=("yes",)),
     FaultKey(
         Subject.LINK,
         "corrupts",
-        "what GPUs write to each other does not arrive, although nothing says so",
+        "data that the GPUs write to each other are corrupted, and no fact shows it",
         words=("yes",),
         unmodelled=(COLLECTIVES,),
     ),
-    FaultKey(Subject.LINK, "speed", "copies reach this share (0 to 1), and nothing says so", ValueKind.FACTOR),
-    FaultKey(Subject.NODE, "driver", "it has this driver", ValueKind.VERSION),
-    FaultKey(Subject.NODE, "cuda", "its driver runs CUDA up to this version", ValueKind.VERSION),
+    FaultKey(
+        Subject.LINK,
+        "speed",
+        "copies reach this share of their bandwidth (0 to 1), and no fact shows it",
+        ValueKind.FACTOR,
+    ),
+    FaultKey(Subject.NODE, "driver", "it has this version of the driver", ValueKind.VERSION),
+    FaultKey(Subject.NODE, "cuda", "its driver supports CUDA up to this version", ValueKind.VERSION),
     FaultKey(Subject.NODE, "peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
-    FaultKey(Subject.NODE, "acs", "PCIe ports send what GPUs send each other up to the root and back", words=("on",)),
+    FaultKey(Subject.NODE, "acs", "ACS sends traffic between GPUs up to the PCIe root and back", words=("on",)),
     FaultKey(Subject.NODE, "iommu", "the IOMMU translates addresses", words=("on",)),
     FaultKey(Subject.NODE, "clique", "its GPUs are in this clique of the NVLink domain", ValueKind.COUNT),
-    FaultKey(Subject.NODE, "imex", "the service nvidia-imex does not run there", words=("down",)),
-    FaultKey(Subject.NODE, "mnnvl", "NCCL uses no NVLinks to other nodes, and nothing says why", words=("off",)),
+    FaultKey(Subject.NODE, "imex", "the service nvidia-imex does not run", words=("down",)),
+    FaultKey(Subject.NODE, "mnnvl", "NCCL uses no NVLinks to other nodes, and no fact shows why", words=("off",)),
     FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
     FaultKey(
-        Subject.NODE, "traffic", "watch sees such a job there in the place of training", words=TRAFFIC, command="watch"
+        Subject.NODE, "traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"
     ),
-    _of_scan(Subject.NODE, "bandwidth", "all its NICs deliver this share (0 to 1)"),
-    _of_scan(Subject.NODE, "dips", "this share of its figures is 5 to 40 % too low"),
+    _of_scan(Subject.NODE, "bandwidth", "all its NICs reach this share of their bandwidth (0 to 1)"),
+    _of_scan(Subject.NODE, "dips", "this share of its measurements (0 to 1) is 5 to 40 % too low"),
     _of_scan(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
     _of_scan(Subject.NODE, "hangs", "its workers hang from this round on", ValueKind.ROUND),
-    _of_scan(Subject.LEAF, "bandwidth", "all nodes on it get this share (0 to 1)"),
-    _of_scan(Subject.LEAF, "uplink", "what leaves it gets this share (0 to 1)"),
-    _of_scan(Subject.RAIL, "bandwidth", "all nodes on the leaf get this share (0 to 1) on this rail"),
-    _of_scan(Subject.RAIL, "uplink", "what leaves the leaf on this rail gets this share (0 to 1)"),
+    _of_scan(Subject.LEAF, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1)"),
+    _of_scan(Subject.LEAF, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1)"),
+    _of_scan(Subject.RAIL, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1) on this rail"),
+    _of_scan(
+        Subject.RAIL, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1) on this rail"
+    ),
 )
 
 
@@ -251,7 +274,7 @@ def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[s
     for setting in settings.split(","):
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not equals or key not in known:
-            raise _unknown_key(text, subject, key, tuple(known))
+            raise _unknown_key(text, subject, (key, value), known)
         if not known[key].accepts(value):
             raise UsageError(f"--fault {text!r}: {key} cannot be {value!r}", expected=f"{key}={_described(known[key])}")
         if key in parsed:
@@ -264,11 +287,19 @@ def _described(key: FaultKey) -> str:
     return f"{key.values} ({key.effect}{'; ' + _FORMS[key.kind][2] if key.kind in _FORMS else ''})"
 
 
-def _unknown_key(text: str, subject: Subject, key: str, known: tuple[str, ...]) -> UsageError:
+def _unknown_key(text: str, subject: Subject, setting: tuple[str, str], known: Mapping[str, FaultKey]) -> UsageError:
+    """A key that this kind of part does not have, or that has no value; the next step has the nearest key."""
+    key, value = setting
+    where = text.strip().partition(":")[0]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    next_step = ""
+    if near:
+        nearest = known[near[0]]
+        fit = value if nearest.accepts(value) else (*nearest.words, *_VALUES_TO_TRY.get(nearest.kind, ()))[0]
+        next_step = f"--fault {where}:{nearest.key}={fit}"
     if key in known:
-        seen, next_step = f"--fault {text!r}: {key} has no value", f"{key}=..."
-    else:
-        seen = f"--fault {text!r}: a {subject} has no {key!r}"
-        next_step = f"did you mean {near[0]}?" if near else GRAMMAR
-    return UsageError(seen, expected=f"{', '.join(known)}; {GRAMMAR}", next_step=next_step)
+        return UsageError(
+            f"--fault {text!r}: {key} has no value", expected=f"{key}={_described(known[key])}", next_step=next_step
+        )
+    keys = f"one of the keys of a {subject}: {', '.join(known)}"
+    return UsageError(f"--fault {text!r}: a {subject} has no key {key!r}", expected=keys, next_step=next_step)

@@ -81,9 +81,9 @@ def test_faults_as_people_write_them() -> None:
         ("gpu٣:lost=yes", "names nothing"),
         ("gpu" + "9" * 5000 + ":lost=yes", "names nothing"),
         ("link2-2:staged=yes", "two different GPUs"),
-        ("gpu5:", "a gpu has no ''"),
-        ("gpu5:nvlnk=12", "a gpu has no 'nvlnk'"),
-        ("nic0:nvlink=12", "a nic has no 'nvlink'"),
+        ("gpu5:", "a gpu has no key ''"),
+        ("gpu5:nvlnk=12", "a gpu has no key 'nvlnk'"),
+        ("nic0:nvlink=12", "a nic has no key 'nvlink'"),
         ("gpu5:nvlink", "nvlink has no value"),
         ("gpu5:nvlink=-1", "nvlink cannot be '-1'"),
         ("gpu5:nvlink=" + "9" * 5000, "nvlink cannot be"),
@@ -105,11 +105,21 @@ def test_what_is_no_fault_is_refused_by_name(text: str, message: str) -> None:
 def test_the_nearest_key_is_suggested_and_every_key_explained() -> None:
     with pytest.raises(UsageError) as caught:
         parse_fault("gpu5:nvlnk=12")
-    assert "did you mean nvlink?" in caught.value.next_step
-    assert "nodeI" in caught.value.expected
+    assert caught.value.next_step == "--fault gpu5:nvlink=12"
+    gpus_keys = [each.key for each in FAULT_KEYS if each.subject is Subject.GPU]
+    assert caught.value.expected == f"one of the keys of a gpu: {', '.join(gpus_keys)}"
     with pytest.raises(UsageError) as caught:
         parse_fault("gpu5:zzzz=12")
-    assert "nodeI" in caught.value.next_step
+    assert (caught.value.seen, caught.value.next_step) == ("--fault 'gpu5:zzzz=12': a gpu has no key 'zzzz'", "")
+    with pytest.raises(UsageError) as caught:
+        parse_fault("node1.nic0:bandwith")
+    assert caught.value.next_step == "--fault node1.nic0:bandwidth=0.5"
+    with pytest.raises(UsageError) as caught:
+        parse_fault("gpu5:mig")
+    assert (caught.value.expected, caught.value.next_step) == (
+        "mig=on (MIG is on, and so peer access is refused)",
+        "--fault gpu5:mig=on",
+    )
     assert all(key.effect and key.values for key in FAULT_KEYS)
     assert {key.key: key.values for key in FAULT_KEYS if key.subject is Subject.GPU}["rows"] == "pending|failure"
     assert len({(key.subject, key.key) for key in FAULT_KEYS}) == len(FAULT_KEYS)
