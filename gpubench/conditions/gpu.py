@@ -25,23 +25,23 @@ from gpubench.model.results.figures import is_busy
 from gpubench.model.terms.units import counted
 
 _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
-"""Reasons for which the hardware divides its clocks by two or more (NVML, clocks event reasons)."""
+"""Reasons for which the hardware divides the clocks by two or more (NVML, clocks event reasons)."""
 
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
 _POWER_CAP, _SYNC_BOOST = "sw_power_cap", "sync_boost"
 
 _MOST_ABOVE_SIBLINGS_C = 20
-"""Idle GPUs of one server differ by some 10 °C from the first to the last in the air."""
+"""Idle GPUs of one server differ by about 10 °C along the air flow."""
 
 _HOT_C = 85
 """Below the slowdown of data centre GPUs, 87 to 93 °C (nvidia-smi -q -d TEMPERATURE)."""
 
 _LOW_POWER_SHARE = 0.6
-"""Of the default limit."""
+"""Share of the default power limit below which copies slow down."""
 
 
 def _throttled(*harmful: str) -> Look:
-    """As its node was read, and as it was at work for a rank."""
+    """Uses the reading of the node and the reading during operations."""
 
     @in_each_node
     def look(run: Circumstances) -> Found:
@@ -50,40 +50,38 @@ def _throttled(*harmful: str) -> Look:
             every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
             reasons = [reason for reason in dict.fromkeys(every) if reason in harmful]
             if reasons:
-                yield of_gpu(run, position, f"clocks are lowered: {joined(reasons).replace('_', ' ')}")
+                yield of_gpu(run, position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
 
     return look
 
 
 @in_each_node
 def _held_back(run: Circumstances) -> Found:
-    """A power cap is how a busy GPU runs: it means trouble where no process uses the GPU. A sync boost group means that
-    one slow GPU of the group slows the others.
+    """A power cap is normal on a busy GPU, but a fault on an unused one. In a sync boost group one slow GPU slows the
+    others.
     """
     for position, _, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
         if _SYNC_BOOST in reasons:
-            expected, likely = "clocks of its own", "a group of GPUs that run at one clock: dcgmi or nvidia-smi set it"
-            yield of_gpu(
-                run, position, "clocks are held to those of a sync boost group", expected=expected, likely=likely
-            )
+            expected, likely = "independent clocks", "a sync boost group set with dcgmi or nvidia-smi"
+            yield of_gpu(run, position, "clocks tied to a sync boost group", expected=expected, likely=likely)
         elif _POWER_CAP in reasons and gpu.processes == () and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
-            expected, likely = "a power cap at work alone", "a low power limit, or a power supply that has failed"
+            expected, likely = "a power cap only under load", "a low power limit, or a failed power supply"
             yield of_gpu(
-                run, position, "a power cap lowers its clocks, and no process uses it", expected=expected, likely=likely
+                run, position, "a power cap lowers the clocks of an unused GPU", expected=expected, likely=likely
             )
 
 
 @in_each_node
 def _clocks_held_down(run: Circumstances) -> Found:
-    """Clocks that somebody set below the driver's, and those at work that nothing the driver tells of holds down."""
+    """Applications clocks set below the default, and low clocks under load without a reason from the driver."""
     for position, _, gpu in run.gpus():
         then, set_to, usual = run.at_work.get(position), gpu.limits.clock_mhz, gpu.limits.default_clock_mhz
         if set_to and usual and set_to < usual:
-            of, seen = usual, f"applications clock {set_to} MHz, {usual} by default"
+            of, seen = usual, f"applications clock {set_to} MHz, default {usual}"
         elif then is not None and then.clock_mhz and then.most_clock_mhz and not then.throttle_reasons:
             set_to, of = then.clock_mhz, then.most_clock_mhz
-            seen = f"{set_to} of {of} MHz at work, and the driver throttles nothing"
+            seen = f"{set_to} of {of} MHz under load, without throttling by the driver"
             if set_to >= LEAST_CLOCK_SHARE * of:
                 continue
         else:
@@ -99,13 +97,13 @@ def _power_limited(run: Circumstances) -> Found:
         limit, usual = gpu.limits.power_w, gpu.limits.default_power_w
         if limit and usual and limit < usual:
             sure = Confidence.LIKELY if limit <= _LOW_POWER_SHARE * usual else Confidence.WEAK
-            seen = f"power limit {limit:g} W, {usual:g} by default"
+            seen = f"power limit {limit:g} W, default {usual:g}"
             yield of_gpu(run, position, seen, sure, expected=f"{usual:g} W")
 
 
 def _row(*, failed: bool) -> Look:
-    """Of rows that wait for a reset, or could not be remapped, which is said alone. It slows down what uses them."""
-    seen = "a memory row could not be remapped" if failed else "a memory row waits to be remapped"
+    """Memory rows that could not be remapped (`failed`), or rows whose remapping waits for a reset."""
+    seen = "a memory row could not be remapped" if failed else "a memory row will be remapped at the next reset"
 
     def found(gpu: GpuFacts) -> str:
         rows = gpu.remapped_rows
@@ -116,13 +114,12 @@ def _row(*, failed: bool) -> Look:
 
 @in_each_node
 def _ecc_off(run: Circumstances) -> Found:
-    """Off where the profile or a sibling has it on."""
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node)
         sibling = any(other.ecc for other in node.gpus if other.name == gpu.name)
         if gpu.ecc is False and (sibling or (profile is not None and profile.gpu.ecc is True)):
-            has_it = "its siblings have it" if sibling else "the profile has it"
-            yield of_gpu(run, position, "ECC is off", expected=f"ECC on, as {has_it}")
+            reference = "like its siblings" if sibling else "as in the profile"
+            yield of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
 
 
 @in_each_node
@@ -133,15 +130,14 @@ def _memory_errors(run: Circumstances) -> Found:
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
-    """A total, and what of it came during the run: each of them may have stopped a program, so old ones count too."""
+    """The total, and the number during this run. Old errors count too: each may have stopped a program."""
     since = f"{total} {MEMORY_ERRORS} since the driver was loaded"
     if grown is None:
-        return f"{since}, when is not known"
+        return f"{since}, at unknown times"
     return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
 
 
 def _low_clocks(run: Circumstances) -> Found:
-    """Another highest clock than GPUs of the same model have, over all nodes."""
     every = [gpu for _, _, gpu in run.gpus() if gpu.most_clock_mhz]
     by_model = {
         name: Counter(gpu.most_clock_mhz for gpu in every if gpu.name == name) for name in {g.name for g in every}
@@ -149,13 +145,13 @@ def _low_clocks(run: Circumstances) -> Found:
     usual = {name: max(clocks, key=lambda mhz: (clocks[mhz], mhz or 0)) or 0 for name, clocks in by_model.items()}
     for position, _, gpu in run.gpus():
         if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
-            expected = f"{usual[gpu.name]} MHz, as GPUs of its model have"
-            yield of_gpu(run, position, f"at most {gpu.most_clock_mhz} MHz", Confidence.LIKELY, expected=expected)
+            expected = f"{usual[gpu.name]} MHz, like other GPUs of its model"
+            seen = f"highest clock {gpu.most_clock_mhz} MHz"
+            yield of_gpu(run, position, seen, Confidence.LIKELY, expected=expected)
 
 
 @in_each_node
 def _hot(run: Circumstances) -> Found:
-    """Far above the middle of its siblings, or near its slowdown."""
     for position, node, gpu in run.gpus():
         if gpu.temperature_c is None:
             continue
@@ -163,7 +159,7 @@ def _hot(run: Circumstances) -> Found:
         usual = median(others) if others else gpu.temperature_c
         above = gpu.temperature_c - usual
         if above > _MOST_ABOVE_SIBLINGS_C or gpu.temperature_c >= _HOT_C:
-            expected = f"about {usual:g} °C, as its siblings have" if above > 0 else f"below {_HOT_C} °C"
+            expected = f"about {usual:g} °C, like its siblings" if above > 0 else f"below {_HOT_C} °C"
             yield of_gpu(run, position, f"{gpu.temperature_c} °C", Confidence.WEAK, expected=expected)
 
 
@@ -180,8 +176,8 @@ GPU = Family.of(
         detection="NVML's answer for every GPU",
         check="gpu_present",
         expected="a GPU that answers",
-        likely="it fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
-        cure="dmesg | grep Xid; a reboot or power cycle brings it back, or it has to be replaced",
+        likely="the GPU fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
+        cure="dmesg | grep Xid. Reboot or power-cycle the node; if the GPU stays lost, replace it",
         link="https://docs.nvidia.com/deploy/xid-errors/index.html",
         look=of_every_gpu(lambda gpu: gpu.lost),
     ),
@@ -193,30 +189,31 @@ GPU = Family.of(
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
         expected="no slowdown by heat or power",
-        likely="cooling, or the power supply's brake signal",
-        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
+        likely="insufficient cooling, or the power supply's brake signal",
+        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE. Then check the cooling, or the power supply if its brake "
+        "signal is on",
         link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
         look=_throttled(*_BY_HARDWARE),
         aliases=("gpu-throttled",),
     ),
     Condition(
         id="gpu-throttled",
-        title="GPU clocks are throttled by the driver for heat (SW Thermal Slowdown)",
+        title="GPU clocks are throttled by the driver because of heat (SW Thermal Slowdown)",
         seen_as=("SW Thermal Slowdown : Active",),
-        detection="nvmlDeviceGetCurrentClocksEventReasons: the driver lowers clocks for heat",
+        detection="nvmlDeviceGetCurrentClocksEventReasons: the driver lowers clocks because of heat",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
         expected="no slowdown by heat",
-        likely="cooling: a fan, a cold plate, a blocked duct",
-        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling",
+        likely="insufficient cooling: a fan, a cold plate, or a blocked duct",
+        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE. Then check the cooling",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_throttled(*_BY_SOFTWARE),
     ),
     Condition(
         id="clocks-capped",
-        title="A GPU's clocks are capped by power while it idles, or held to those of a sync boost group",
+        title="A power cap lowers the clocks of an unused GPU, or a sync boost group limits a GPU's clocks",
         seen_as=("SW Power Cap : Active", "Sync Boost : Active"),
-        detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap only where no process uses the GPU",
+        detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap counts only if no process uses the GPU",
         settles="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
         check="throttle",
         cure="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
@@ -226,24 +223,24 @@ GPU = Family.of(
         id="clocks-held-down",
         title="GPU clocks are set low: applications clocks (nvidia-smi -ac) or locked clocks (nvidia-smi -lgc)",
         seen_as=("Applications Clocks Setting : Active",),
-        detection="nvmlDeviceGetApplicationsClock against nvmlDeviceGetDefaultApplicationsClock; the clock right after "
-        f"operations below {LEAST_CLOCK_SHARE:.0%} of the highest, with no reason of the driver's",
-        settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
+        detection="nvmlDeviceGetApplicationsClock against nvmlDeviceGetDefaultApplicationsClock; or, right after "
+        f"operations, a clock below {LEAST_CLOCK_SHARE:.0%} of the highest without a reason from the driver",
+        settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
-        likely="somebody set them, for even results or to save power",
-        cure="nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU, as root",
+        likely="clocks set on purpose, for repeatable results or to save power",
+        cure="nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU. Run both as root",
         look=_clocks_held_down,
     ),
     Condition(
         id="power-limited",
         title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
         seen_as=("SW Power Cap : Active",),
-        detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; weak above "
-        f"{_LOW_POWER_SHARE:.0%} of it",
-        settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU, while it works",
+        detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; weak evidence "
+        f"if the limit is above {_LOW_POWER_SHARE:.0%} of the default",
+        settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU under load",
         check="clocks",
-        likely="somebody set it, or the data centre caps its power",
-        cure="nvidia-smi -q -d POWER -i GPU; then nvidia-smi -pl with its default power limit, as root",
+        likely="a limit set on purpose, or power capping by the data centre",
+        cure="nvidia-smi -q -d POWER -i GPU. Then, as root, set the default power limit with nvidia-smi -pl",
         look=_power_limited,
     ),
     Condition(
@@ -253,73 +250,77 @@ GPU = Family.of(
         detection="nvmlDeviceGetRemappedRows",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
-        expected="no row pending or failed",
+        expected="no pending or failed row remapping",
         likely="uncorrectable memory errors, and no spare row left",
-        cure="replace the GPU (RMA)",
+        cure="nvidia-smi -q -d ROW_REMAPPER -i GPU. Replace the GPU (RMA)",
         link=_MEMORY,
         look=_row(failed=True),
         aliases=("memory-rows-pending",),
     ),
     Condition(
         id="row-remap-pending",
-        title="Row remapping pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
+        title="Row remapping is pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
         seen_as=("Pending : Yes", "Xid 63"),
         detection="nvmlDeviceGetRemappedRows",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
-        expected="no row pending or failed",
+        expected="no pending or failed row remapping",
         likely="an uncorrectable memory error since the last reset",
-        cure="nvidia-smi --gpu-reset -i GPU, when nobody uses it, or reboot",
+        cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle, or reboot",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_row(failed=False),
         aliases=("memory-rows-pending",),
     ),
     Condition(
         id="page-retirement-pending",
-        title="Page retirement pending: a memory page is retired at the next reset (double bit ECC error)",
+        title="Page retirement is pending: a memory page is retired at the next reset (double bit ECC error)",
         detection="nvmlDeviceGetRetiredPagesPendingStatus",
         check="memory_rows",
         likely="memory errors since the last reset",
-        cure="nvidia-smi -q -d PAGE_RETIREMENT; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
+        cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle; nvidia-smi -q -d PAGE_RETIREMENT shows the "
+        "pages",
         link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
-        look=of_every_gpu(lambda gpu: "a memory page waits to be retired" if gpu.retirement_pending else ""),
+        look=of_every_gpu(
+            lambda gpu: "a memory page will be retired at the next reset" if gpu.retirement_pending else ""
+        ),
     ),
     Condition(
         id="ecc-off",
         title="ECC is disabled on a GPU",
         detection="nvmlDeviceGetEccMode against siblings and the profile",
         check="ecc",
-        likely="somebody switched it off",
-        cure="nvidia-smi -e 1 -i GPU, then reboot",
+        likely="ECC was switched off on purpose",
+        cure="nvidia-smi -e 1 -i GPU. Then reboot",
         look=_ecc_off,
     ),
     Condition(
         id="memory-errors",
         title="Uncorrectable ECC memory errors",
-        detection="nvmlDeviceGetTotalEccErrors, uncorrected and volatile; what came during the run",
+        detection="nvmlDeviceGetTotalEccErrors (uncorrected, volatile), in total and during the run",
         check="ecc",
-        likely="a cell of its memory fails, or a particle hit it once",
-        cure="nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
+        likely="a failing memory cell, or a single particle hit",
+        cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the "
+        "errors",
         link=_MEMORY,
         look=_memory_errors,
     ),
     Condition(
         id="clock-limited",
-        title="A GPU's highest clock is below that of others of its model",
+        title="A GPU's highest clock is below that of other GPUs of its model",
         detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
-        settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
+        settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
-        likely="another VBIOS or power limit",
-        cure="nvidia-smi -q -d CLOCK,POWER -i GPU; nvidia-smi -q | grep VBIOS",
+        likely="a different VBIOS or power limit",
+        cure="nvidia-smi -q -d CLOCK,POWER -i GPU. Compare the VBIOS version too: nvidia-smi -q | grep VBIOS",
         look=_low_clocks,
     ),
     Condition(
         id="gpu-hot",
         title="A GPU is much hotter than its siblings, or near its slowdown temperature",
-        settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU, while it works",
-        detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
+        settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU under load",
+        detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the median of its siblings, or at least {_HOT_C} °C",
         check="temperature",
-        likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
+        likely="a fan, a cold plate or its paste, or a blocked duct; or this GPU alone is under load",
         cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
         look=_hot,
     ),
@@ -328,17 +329,17 @@ GPU = Family.of(
 
 
 _MOST_USED_SHARE = 0.02
-"""Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""
+"""Share of an unused GPU's memory; the driver's own part is not counted as used."""
 
 _HOST_BOUND_SHARE = 0.9
-"""Of an operation's time that the host takes to issue it. Healthy small operations take 5.3 to 6.7 of 8.8 µs."""
+"""Share of an operation's time that the host needs to issue it. Healthy small operations need 5.3 to 6.7 of 8.8 µs."""
 
 _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
 
 
 def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, float | None]]) -> Look:
-    """Traffic over links of one kind that is not this job's, by what GPUs send and receive of it."""
+    """Traffic of other jobs over links of one kind, by what each GPU sends and receives."""
 
     def look(run: Circumstances) -> Found:
         for position, gpu in run.idle_gpus.items():
@@ -353,22 +354,25 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
 
 
 def _foreign_nvlink(run: Circumstances) -> Found:
-    """The same, and counters that moved by more than this job can have moved, where nothing was seen of a GPU idle."""
+    """Traffic while this job is idle; else NVLink counters that moved by more than this job can have moved."""
     found = list(_foreign("NVLink", lambda rates: (rates.nvlink_sent, rates.nvlink_received))(run))
     yield from found
     seen = {gpu for each in found if isinstance(each, Sighting) for gpu in each.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
-            moved = f"the NVLink counters of {run.name(position)} moved by {times:.2g} times what this job can move"
+            moved = f"{run.name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
             yield of_gpu(run, position, moved)
 
 
 def _there(users: Sequence[GpuProcess]) -> str:
-    return f" (on it: {_named(users)})" if users else ""
+    return f" (used by {_named(users)})" if users else ""
 
 
 def _cure(users: Sequence[GpuProcess]) -> str:
-    return f"end {_named(users)}, or measure when it is done" if users else ""
+    if not users:
+        return ""
+    pids = ",".join(str(each.pid) for each in users)
+    return f"ps -o pid,user,args -p {pids}. End {_named(users)}, or measure after it has ended"
 
 
 def _named(users: Sequence[GpuProcess]) -> str:
@@ -378,7 +382,6 @@ def _named(users: Sequence[GpuProcess]) -> str:
 
 @in_each_node
 def _in_use(run: Circumstances) -> Found:
-    """As GPUs were while this job was idle; where nobody looked then, as the machine was read."""
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:
@@ -390,7 +393,7 @@ def _in_use(run: Circumstances) -> Found:
 
 
 def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
-    """A process that computes is proven to be in the way, one on a GPU with traffic likely, one that sleeps may be."""
+    """A busy process is proven to disturb; an idle one is likely to if the GPU has other traffic, else it may."""
     use, name = gpu.use, run.name(position)
     if use.is_busy:
         by = _named(use.users) or _UNSEEN
@@ -400,12 +403,12 @@ def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
         rates = gpu.rates
         moved = any(map(is_foreign, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
-        did = "its links carry what is not this job's" if moved else "idle when it was looked at"
+        did = "its links carry traffic of another job" if moved else "idle when read"
         yield of_gpu(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
 
 
 def _others(run: Circumstances, position: int, gpu: GpuFacts) -> list[GpuProcess]:
-    """The processes on a GPU that are no rank of this job, and work: an MPS server does not."""
+    """The processes on a GPU other than ranks of this job and MPS servers."""
     node = run.wiring.gpus[position].node
     own = {each.pid for each in run.facts if each.node == node}
     return [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
@@ -413,7 +416,7 @@ def _others(run: Circumstances, position: int, gpu: GpuFacts) -> list[GpuProcess
 
 @in_each_node
 def _memory_kept(run: Circumstances) -> Found:
-    """Memory that somebody held before this job opened the GPU; where paths were measured, it holds some itself."""
+    """Memory in use before this job opened the GPU; once paths were measured, this job uses some itself."""
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:
@@ -425,16 +428,18 @@ def _memory_kept(run: Circumstances) -> Found:
             if run.staged is not None:
                 continue
         if gpu.memory_bytes and used > _MOST_USED_SHARE * gpu.memory_bytes and not users:
-            yield of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, and no process is seen", sure)
+            yield of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
 
 
 def _host_bound(run: Circumstances) -> Found:
-    """Rows of which the host needs nearly all the time to issue their operations."""
+    """Rows whose time is almost entirely the host issuing operations."""
     bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
     if bound:
         worst = max(bound, key=lambda each: each.time_us)
-        more = f", as of {counted(len(bound) - 1, 'more row')}" if len(bound) > 1 else ""
-        seen = f"the host takes {worst.issue_us:.3g} of the {worst.time_us:.3g} µs of {worst.label} to issue it{more}"
+        more = f"; {counted(len(bound) - 1, 'more row')} likewise" if len(bound) > 1 else ""
+        seen = (
+            f"{worst.label} takes {worst.time_us:.3g} µs, {worst.issue_us:.3g} of them for the host to issue it{more}"
+        )
         gpus = frozenset(range(len(run.wiring.gpus)))
         yield Sighting(subject="the host", seen=seen, gpus=gpus)
 
@@ -446,9 +451,9 @@ def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look:
         detection=detection,
         check="gpu_free",
         expected=expected,
-        likely="a job that was not ended, or one in another container, whose processes are not visible here",
+        likely="a job that is still running, or a job in another container, whose processes are not visible here",
         settles="nvidia-smi pmon -s um",
-        cure="nvidia-smi; fuser -v /dev/nvidia*",
+        cure="fuser -v /dev/nvidia*",
         look=look,
     )
 
@@ -456,10 +461,10 @@ def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look:
 def _foreign_traffic(id_: str, link: str, detection: str, look: Look) -> Condition:
     return Condition(
         id=id_,
-        title=f"Somebody else's traffic passes a GPU's {link} while this job is idle",
+        title=f"Traffic of another job passes a GPU's {link} while this job is idle",
         detection=detection,
         settles="gpubench watch",
-        cure="find out who: nvidia-smi, gpubench watch; end it, or measure when the machine is idle",
+        cure="gpubench watch. It shows the process; end it, or measure when the machine is idle",
         look=look,
         implies=("gpu-in-use",),
     )
@@ -471,37 +476,38 @@ CONTENTION = Family.of(
     _foreign_traffic(
         "foreign-nvlink-traffic",
         "NVLinks",
-        f"NVML's NVLink byte counters over 20 ms before the first operation and after the last: {FOREIGN_GB_S:g} GB/s; "
-        "counters that move by more than any algorithm sends",
+        f"NVML's NVLink byte counters over 20 ms before the first operation and after the last: {FOREIGN_GB_S:g} GB/s "
+        "or more; or counters that move by more than any algorithm sends",
         _foreign_nvlink,
     ),
     _foreign_traffic(
         "foreign-pcie-traffic",
         "PCIe link",
-        f"NVML's PCIe byte counters over 20 ms before the first operation and after the last: {FOREIGN_GB_S:g} GB/s",
+        f"NVML's PCIe byte counters over 20 ms before the first operation and after the last: {FOREIGN_GB_S:g} GB/s "
+        "or more",
         _foreign("PCIe", lambda rates: (rates.pcie_sent, rates.pcie_received)),
     ),
     _used_by_somebody(
         "gpu-in-use",
         "A GPU is in use by another process",
-        "processes that NVML lists on a GPU that is not idle, but this job's; what is measured there is not judged; "
-        f"beside a measurement, {BUSY_PERCENT} % utilization while this job is idle",
-        "nobody",
+        "processes of other jobs that NVML lists on a busy GPU; measurements on this GPU are not judged; around a "
+        f"measurement, {BUSY_PERCENT} % utilization while this job is idle",
+        "no other process",
         _in_use,
     ),
     _used_by_somebody(
         "memory-in-use",
-        "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
-        f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
+        "GPU memory is in use although no process is shown (nvidia-smi: No running processes found)",
+        f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory in use without a visible process",
         "free memory",
         _memory_kept,
     ),
     Condition(
         id="host-bound",
-        title="The host is too slow to launch operations: issuing them takes as long as they do",
-        detection=f"slow rows of which the host needs {_HOST_BOUND_SHARE:.0%} of the time to issue them",
+        title="The host is too slow to launch operations: issuing them takes as long as the operations",
+        detection=f"slow rows with at least {_HOST_BOUND_SHARE:.0%} of their time spent on issuing operations",
         settles="perf top; nsys profile --trace=osrt,cuda",
-        cure="free the cores of the ranks: no tracing, no other jobs, one core a rank and more; or --graph 10",
+        cure="gpubench allreduce --graph 10. To speed up the host, give each rank a free core and run without tracing",
         look=_host_bound,
         general=True,
     ),

@@ -1,4 +1,4 @@
-"""NCCL's policy, and variables of the environment or of NCCL's files that keep it off a direct path."""
+"""NCCL's default policy, and variables (environment or NCCL's files) that keep NCCL off a direct path."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,15 +42,15 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 
 Chosen = Mapping[str, frozenset[str]]
-"""The names that a list leaves to NCCL, by the collective that it is for; '' is for all."""
+"""The names that a list allows, by collective; '' stands for all collectives."""
 
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
 
 
 def nccl_number(value: str) -> int | None:
-    """The number at the beginning, hexadecimal after 0x and octal after 0 as in C: '4M' is 4.
+    """The number at the beginning of a value, as NCCL reads it: hexadecimal after 0x, octal after 0; '4M' is 4.
 
-    What begins with no number is 0, and what is empty counts as not set: None.
+    A text without a leading number is 0; an empty one counts as not set (None).
     """
     if not value:
         return None
@@ -69,9 +69,9 @@ def _unsigned(digits: str) -> int:
 
 
 def chosen(value: str, known: frozenset[str]) -> Chosen:
-    """The names that a list of NCCL_ALGO or NCCL_PROTO leaves: 'ring,tree', '^ll', 'ring;allreduce:tree'.
+    """The names that a value of NCCL_ALGO or NCCL_PROTO allows: 'ring,tree', '^ll', 'ring;allreduce:tree'.
 
-    What names nothing that is known is passed over.
+    Parts without a known name are ignored.
     """
     found: dict[str, frozenset[str]] = {}
     for part in value.lower().split(";"):
@@ -93,7 +93,7 @@ def blame(
     confidence: Confidence,
     pairs: frozenset[Pair] | None,
 ) -> Sighting:
-    """A sighting of variables: their values, where they stand, on which nodes or ranks, and how to be rid of them."""
+    """A sighting of variables: values, place, nodes or ranks, and the command that removes them."""
     having = [each for each in run.facts if any(_value(each, name) in set(blamed[name]) for name in blamed)]
     places = places_of(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
@@ -105,13 +105,11 @@ def blame(
 
 
 def _value(facts: RankFacts, name: str) -> str | None:
-    """The value of a variable that a rank has in its environment, or NCCL takes for it from a file."""
     settings = facts.nccl_settings
     return settings[name].value if name in settings else facts.environment.get(name)
 
 
 def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
-    """The nodes or ranks that have something, where not all do."""
     if not having or len(having) == len(run.facts):
         return "all nodes" if len(run.nodes) > 1 else "this job"
     nodes = sorted({each.node for each in having})
@@ -121,24 +119,24 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
-    """The same of what a log says was set."""
+    """The reason and advice for variables that a log reports as set; None without any."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
         values.setdefault(name, {})[value] = None
     if not values:
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
-    advice = f"unset {' '.join(values)}; it may also stand in /etc/nccl.conf or ~/.nccl.conf"
-    return LoggedReason(f"{', '.join(shown)} set by the environment", advice)
+    files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
+    advice = f"unset {' '.join(values)}. If it is still set, look in NCCL's files: {files}"
+    return LoggedReason(f"{', '.join(shown)} set in the environment", advice)
 
 
 def _p2p(run: Circumstances) -> Found:
-    """Variables that keep NCCL off peer access that it would take by default."""
     return _blamed(run) if run.asked_of_nccl else iter(())
 
 
 def _blamed(run: Circumstances, *first: str) -> Found:
-    """The pairs inside nodes by the variables that keep NCCL off their peer access, after those that all pairs have."""
+    """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all pairs."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     for pair in run.inside:
         by_variables.setdefault((*first, *_keeping_off(run, pair)), set()).add(pair)
@@ -155,7 +153,7 @@ def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
         return
     if run.switched_on(P2P_DISABLE):
         yield P2P_DISABLE
-    # Of a path that nobody knows, only what forbids all of them is blamed.
+    # If the path is unknown, only a limit that forbids every path is blamed.
     longest = nccl_type(path) or "NVL"
     limits = (limit for value in run.values(P2P_LEVEL) if (limit := level(value)) is not None)
     if any(not is_within(longest, limit) for limit in limits):
@@ -163,7 +161,7 @@ def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
 
 
 def _shm(run: Circumstances) -> Found:
-    """No shared memory; a network is taken where a variable keeps NCCL off peer access too, which is named beside."""
+    """NCCL uses a network if shared memory is off and another variable, named as well, keeps it off peer access."""
     if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
         if run.inside:
             yield from _blamed(run, SHM_DISABLE)
@@ -171,11 +169,11 @@ def _shm(run: Circumstances) -> Found:
             yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, None)
 
 
-_NO_LINK_LOST = "nothing to repair: both ranks use one GPU; unset NCCL_HOSTID makes them ranks of one host"
+_NO_LINK_LOST = "nothing to repair: both ranks use one GPU. Unsetting NCCL_HOSTID makes them ranks of one host"
 
 
 def _hostid(run: Circumstances) -> Found:
-    """NCCL takes ranks of one host for strangers where their values differ, or some have none."""
+    """NCCL takes ranks of one host for ranks of several if their values differ."""
     values = run.values(HOSTID)
     if not run.asked_of_nccl or not any(values):
         return
@@ -194,14 +192,14 @@ def _hostid(run: Circumstances) -> Found:
 
 
 def split_by_design(run: Circumstances, ranks: Pair) -> str:
-    """The reason why ranks of one GPU use a network, where NCCL_HOSTID makes them ranks of different hosts; else ''."""
+    """The reason why ranks of one GPU use a network: NCCL_HOSTID makes them ranks of different hosts; else ''."""
     if not run.wiring.one_gpu(ranks) or len({_value(each, HOSTID) for each in run.facts if each.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
 
 def _policy(run: Circumstances) -> Found:
-    """Pairs that NCCL keeps off peer access by default, which they have, or nobody says that they have not."""
+    """Pairs with possible peer access that NCCL does not use by default."""
     if not run.asked_of_nccl:
         return
     paths: dict[Pair, str] = {}
@@ -212,18 +210,18 @@ def _policy(run: Circumstances) -> Found:
             paths[pair] = path
     if paths:
         found = joined(list(paths.values()))
-        seen = f"{NCCL_POLICY}, and {'this is' if ',' not in found else 'these are'} {found}"
+        seen = f"{NCCL_POLICY}; {'this path is' if ',' not in found else 'these paths are'} {found}"
         yield of_pairs(run, paths, seen)
 
 
 def _network_taken(run: Circumstances) -> Found:
     by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
-        yield of_pairs(run, by_network, "NCCL took a network inside the node", Confidence.WEAK)
+        yield of_pairs(run, by_network, "NCCL uses a network inside the node", Confidence.WEAK)
 
 
 def _log_p2p(staged: Staged) -> LoggedReason | None:
-    """Variables that keep NCCL off peer access. What path it prints is no excuse: it does so after it kept off."""
+    """Variables that keep NCCL off peer access, whatever path it prints: it prints the path after applying them."""
     return in_log(_against_peer_access(staged)) if staged.inside and staged.network is None else None
 
 
@@ -235,13 +233,12 @@ def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
 
 
 def _is_below_default(limit: str | None, path: str | None) -> bool:
-    """True if a limit keeps NCCL off paths that it takes by default, and may have made this one what it is."""
+    """True if a limit excludes paths that NCCL uses by default, and may have excluded this one."""
     is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
     return is_low and (path is None or not is_within(path, limit or ""))
 
 
 def _log_shm(staged: Staged) -> LoggedReason | None:
-    """Shared memory is what NCCL takes where something keeps it off peer access: that is named beside."""
     found = list(_other_than(staged, SHM_DISABLE, OFF))
     by_network = staged.inside and staged.network is not None
     return in_log([*found, *_against_peer_access(staged)]) if by_network and found else None
@@ -260,10 +257,10 @@ def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[
 
 
 def _log_policy(staged: Staged) -> LoggedReason | None:
-    """A path that NCCL takes for too long.
+    """A path beyond NCCL's default level.
 
-    NCCL prints its matrix after it led refused pairs through the processor: PHB between two GPUs is a path only where
-    nothing refused, no variable forbids, and no NVLink is to be seen.
+    NCCL prints its matrix after routing refused pairs through the processor, so a printed PHB is the real path only if
+    nothing was refused, no variable forbids peer access, and there are no NVLinks.
     """
     path = staged.path
     if not staged.inside or staged.network is not None or (path is not None and is_within(path)):
@@ -278,36 +275,40 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     is_amd = any(note.about == (_AMD,) for note in staged.found(RemarkKind.PROCESSOR))
     if is_amd and amd_takes_all(staged.gpus):
         return None
-    seen = f"GPUs whose path is {path}: NCCL uses peer access over PCIe switches only, up to {DEFAULT_LEVEL}"
+    seen = f"the GPUs are {path} apart; by default NCCL uses peer access only over PCIe switches, up to {DEFAULT_LEVEL}"
     hidden = next((name for name in _BLINDING if any(value not in OFF for value in staged.settings(name))), None)
     if hidden is not None:
         return LoggedReason(
-            f"{seen}; {hidden} is set, which hides what NCCL would say of them",
-            f"unset {hidden}, then run it again with {ASK_FOR_MORE}",
+            f"{seen}; {hidden} is set and hides NCCL's messages about these GPUs",
+            f"unset {hidden}. Then run the job again with {ASK_FOR_MORE}",
             is_proven=False,
         )
     if limits:
-        return LoggedReason(f"GPUs whose path is {path}, beyond NCCL_P2P_LEVEL", "NCCL_P2P_LEVEL=SYS", is_proven=False)
+        return LoggedReason(
+            f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL", "export NCCL_P2P_LEVEL=SYS", is_proven=False
+        )
     if staged.virtual:
         return LoggedReason(
-            f"{seen}; in a virtual machine this may not be the machine's own path",
-            "NCCL_P2P_LEVEL=SYS tries peer access; gpubench topo and gpubench p2p show what it gives",
+            f"{seen}; a virtual machine may not show the real path",
+            "gpubench p2p. To let NCCL try peer access, set NCCL_P2P_LEVEL=SYS",
             is_proven=False,
         )
-    return LoggedReason(seen, "nothing to repair; NCCL_P2P_LEVEL=SYS tries peer access, which may be faster or slower")
+    return LoggedReason(
+        seen, "nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster or slower"
+    )
 
 
 _BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
-"""With the first NCCL does not say that the driver refused; with the second paths are those of a file."""
+"""With the first, NCCL does not report a refusal by the driver; with the second, paths come from a file."""
 
 
 def _what_lies_between(staged: Staged) -> LoggedReason | None:
-    """GPUs that use peer access to others, and not to each other: that is no setting's doing, nor the driver's."""
+    """GPUs that use peer access to other GPUs but not to each other: neither a setting nor the driver explains that."""
     if not staged.peers_elsewhere:
         return None
     return LoggedReason(
-        "both GPUs use peer access to others and not to each other, as across PCIe switches or sockets",
-        f"run it again with {ASK_FOR_MORE}, or gpubench topo: beyond {DEFAULT_LEVEL} there is nothing to repair",
+        "both GPUs use peer access to other GPUs but not to each other, as across PCIe switches or sockets",
+        f"gpubench topo. Beyond {DEFAULT_LEVEL} there is nothing to repair; {ASK_FOR_MORE} makes NCCL log the path",
         is_proven=False,
     )
 
@@ -324,16 +325,15 @@ def _variable(
     names: str,
     *implies: str,
 ) -> Condition:
-    """A condition of a variable that forbids a path."""
+    """A condition of variables that forbid a path."""
     return Condition(
         id=id_,
         title=title,
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
         "/etc/nccl.conf; `set by environment to` in NCCL's log",
-        settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
-        "gpubench allreduce",
-        cure=f"unset {names}, or take it out of the file that sets it",
+        settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
+        cure=f"unset {names}. If a file sets it, remove it there",
         look=look,
         in_log=log,
         implies=implies,
@@ -360,7 +360,7 @@ NCCL_SETTINGS = Family.of(
     ),
     _variable(
         "nccl-hostid",
-        "NCCL_HOSTID makes NCCL take ranks of one host for ranks of several: NET/Socket inside a node",
+        "NCCL_HOSTID makes NCCL treat ranks of one host as ranks of several hosts: NET/Socket inside a node",
         _hostid,
         _log_hostid,
         HOSTID,
@@ -370,9 +370,9 @@ NCCL_SETTINGS = Family.of(
         id="nccl-default-level",
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
         detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
-        settles="gpubench allreduce --evidence, and the same with NCCL_P2P_LEVEL=SYS",
-        cure="nothing to repair. Whether to override it, an A/B run says: gpubench allreduce --sizes 64M:1G, then "
-        "NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G; keep what is faster and verifies",
+        settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
+        cure="NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G. There is nothing to repair; keep this setting if "
+        "the run is faster than without it and its data are right",
         link="https://github.com/NVIDIA/nccl/issues/1817",
         look=_policy,
         in_log=_log_policy,
@@ -380,10 +380,10 @@ NCCL_SETTINGS = Family.of(
     ),
     Condition(
         id=_NETWORK_TAKEN,
-        title="NCCL uses NET inside one node without being told to",
-        detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",
-        settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: does it fail, or take another way?",
-        cure="NCCL_NET_DISABLE_INTRA=1, where that run is faster",
+        title="NCCL uses NET inside one node although no setting asks for it",
+        detection="`via NET/` between ranks of one node that neither a variable nor /dev/shm explains",
+        settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
+        cure="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce. Keep the setting if this run is faster",
         look=_network_taken,
         general=True,
     ),

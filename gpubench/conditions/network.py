@@ -43,6 +43,7 @@ from gpubench.model.results.speed import is_slow
 from gpubench.model.terms.units import counted
 
 _IB_HCA = "NCCL_IB_HCA"
+_NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
 _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
 """The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
@@ -65,7 +66,7 @@ def _filtered(run: Circumstances) -> Found:
 
 
 def _part_of_port(run: Circumstances) -> Found:
-    """Devices that NCCL_IB_HCA leaves out, and that share a physical port with one that it takes."""
+    """Devices that NCCL_IB_HCA leaves out although they share a physical port with one that it selects."""
     for number, node, _ in nodes_with_rdma(run):
         nics = rdma_nics(node)
         for value in filter(None, run.values(_IB_HCA)):
@@ -74,13 +75,13 @@ def _part_of_port(run: Circumstances) -> Found:
             left = [nic.name for nic in nics if nic.port in ports and nic not in taken]
             if left:
                 used = joined([nic.name for nic in taken])
-                seen = f"{_IB_HCA}={value} takes {used}, and not {joined(left)}, which reaches the same port"
+                seen = f"{_IB_HCA}={value} selects {used}, but not {joined(left)}, which uses the same port"
                 both = ",".join(nic.name for nic in nics if nic.port in ports)
                 yield of_node(run, number, seen, cure=f"export {_IB_HCA}={both}")
 
 
 def _matches(value: str, nic: str) -> bool:
-    """NCCL's filter: ^ excludes, = compares whole names, else prefixes; a colon names a port."""
+    """NCCL's filter: ^ excludes, = compares whole names, otherwise prefixes; a colon names a port."""
     excluding, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     name, _, port = nic.partition(":")
     found = False
@@ -94,12 +95,11 @@ def _matches(value: str, nic: str) -> bool:
 def _not_loadable(
     run: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
 ) -> Found:
-    """Of processes of a node, for some of which the loader does not find a library."""
     if without:
         seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
         yield of_node(run, number, seen, Confidence.LIKELY)
     elif not ranks:
-        yield Unread(run.on(number), "no process of this node was looked at")
+        yield Unread(run.on(number), "no process of this node was examined")
     else:
         yield from islice((why for r in ranks for why in unread(run.on(number), r.unknown, "loadable")), 1)
 
@@ -119,7 +119,7 @@ def _no_provider(run: Circumstances) -> Found:
                 yield from unread(run.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
-                seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, and none for {joined(missing)}"
+                seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, but none for {joined(missing)}"
                 yield of_node(run, number, seen, Confidence.LIKELY)
 
 
@@ -129,7 +129,7 @@ def _no_device_files(run: Circumstances) -> Found:
         files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
         for rank in ranks if files else ():
             if not rank.device_files:
-                yield Unread(run.on(number, f"rank {rank.rank}"), "no device file of it is known, not even a GPU's")
+                yield Unread(run.on(number, f"rank {rank.rank}"), "its device files are unknown")
                 continue
             usable = set(rank.device_files) - set(rank.denied_device_files)
             if usable.isdisjoint(files):
@@ -149,11 +149,10 @@ def _efa(run: Circumstances) -> Found:
             and not any(name.startswith("libnccl-net") and path for name, path in each.loadable.items())
             and not any(name.startswith("libnccl-net") for name in each.libraries)
         ]
-        yield from _not_loadable(run, number, ranks, without, f"EFA, and the loader finds no {_PLUGIN}")
+        yield from _not_loadable(run, number, ranks, without, f"EFA, but the loader finds no {_PLUGIN}")
 
 
 def _no_nic(run: Circumstances) -> Found:
-    """Of nodes that have to do with others."""
     bare = {number for number, node in run.nodes.items() if not rdma_nics(node)}
     pairs = frozenset(pair for pair in run.across if bare & {run.wiring.gpus[gpu].node for gpu in pair})
     if pairs:
@@ -187,30 +186,30 @@ def _log_filtered(staged: Staged) -> LoggedReason | None:
 
 _log_no_verbs = remark_in_log(
     RemarkKind.NO_VERBS_LIBRARY,
-    "install libibverbs (rdma-core) where the ranks run",
+    "apt install libibverbs1 ibverbs-providers. Install it where the ranks run",
     by_sockets,
     "sockets between nodes: {.text}",
 )
 
 
 _RDMA_INTERFACE = re.compile(r"(?:hsn|ib|efa|mlx|roce|opa)\w*\d", re.ASCII)
-"""Interfaces of networks for RDMA: HPE Slingshot's, IP over InfiniBand, and those that people name so."""
+"""Interfaces of RDMA networks: HPE Slingshot, IP over InfiniBand, and other usual names."""
 
 
 def _signs_of_rdma(staged: Staged) -> Iterator[str]:
-    """What shows that there is a network for RDMA although NCCL found no device of it."""
+    """Signs of an RDMA network in a log in which NCCL found no RDMA device."""
     for name in staged.interfaces:
         if _RDMA_INTERFACE.match(name):
-            yield f"the interface {name} is one of a network for RDMA"
+            yield f"the interface {name} belongs to an RDMA network"
     if staged.plugin:
-        yield "a plugin for such a network is loaded"
+        yield "an RDMA network plugin is loaded"
     devices = staged.found(RemarkKind.RDMA_DEVICES)
     if devices:
-        yield f"there are RDMA devices: {devices[0].text}"
+        yield f"the log lists RDMA devices: {devices[0].text}"
 
 
 def _log_no_nic(staged: Staged) -> LoggedReason | None:
-    """No RDMA device anywhere in the job, which is also what a container without /dev/infiniband prints."""
+    """No RDMA device anywhere in the job; a container without /dev/infiniband prints the same."""
     if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
     processes = [each for each in (staged.source, staged.destination) if each.notes]
@@ -219,9 +218,9 @@ def _log_no_nic(staged: Staged) -> LoggedReason | None:
     if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in process.notes) for process in processes):
         return None
     return LoggedReason(
-        "sockets between nodes on which NCCL found no RDMA device, as in a container without /dev/infiniband",
-        "ls /sys/class/infiniband on the nodes: where it is empty there is nothing to repair, else give the container "
-        "/dev/infiniband",
+        "sockets between nodes without an RDMA device, or in containers without /dev/infiniband",
+        "ls /sys/class/infiniband. If it is empty on the nodes, there is nothing to repair; otherwise give the "
+        "container /dev/infiniband",
         is_proven=False,
     )
 
@@ -233,20 +232,19 @@ def _log_despite(staged: Staged) -> LoggedReason | None:
     if sign is not None:
         return LoggedReason(
             f"sockets between nodes, although {sign}",
-            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV shows why NCCL does not use it: /dev/infiniband in the "
-            "container, libibverbs, or the network's plugin may be missing",
+            f"{_NET_LINES}. The log shows why NCCL does not use it: /dev/infiniband in the container, libibverbs, or "
+            "the network's plugin may be missing",
         )
     if staged.rdma:
         return LoggedReason(
-            "sockets between nodes that found no RDMA device, in a job in which others did",
-            "see that these nodes' ports are up (gpubench topo), and that their containers have /dev/infiniband",
+            "sockets between nodes without an RDMA device, although other nodes of the job have one",
+            "gpubench topo. Check that the ports of these nodes are up and that their containers have /dev/infiniband",
         )
     return None
 
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
-_NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 
 
 NETWORK = Family.of(
@@ -254,9 +252,9 @@ NETWORK = Family.of(
     "Networks between nodes",
     Condition(
         id="nccl-ib-disabled",
-        title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although InfiniBand or RoCE is there",
+        title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although there is InfiniBand or RoCE",
         detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
-        settles="gpubench allreduce over two nodes, and the same with them unset",
+        settles="gpubench allreduce over two nodes, with and without these variables",
         cure="unset NCCL_IB_DISABLE NCCL_NET",
         look=_disabled,
         in_log=_log_disabled,
@@ -265,28 +263,29 @@ NETWORK = Family.of(
     Condition(
         id="nccl-ib-hca",
         title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
-        detection="NCCL_IB_HCA (^ excludes, = is exact, else prefixes) against the RDMA devices of every node",
+        detection="NCCL_IB_HCA (^ excludes, = is exact, otherwise prefixes) against the RDMA devices of every node",
         settles="ibdev2netdev; ls /sys/class/infiniband",
-        cure="unset NCCL_IB_HCA, or name devices that this node has",
+        cure="unset NCCL_IB_HCA. Or set it to devices of this node (ls /sys/class/infiniband)",
         look=_filtered,
         in_log=_log_filtered,
         implies=("sockets-despite-rdma",),
     ),
     Condition(
         id="nccl-ib-hca-half-port",
-        title="NCCL_IB_HCA takes one of two devices behind one port: half of its rate (12 to 13 GB/s on DGX Spark)",
+        title="NCCL_IB_HCA selects one of two devices of a port: half of the port's rate (12 to 13 GB/s on DGX Spark)",
         detection="NCCL_IB_HCA against the RDMA devices that share a physical port (sys_image_guid, phys_port_name)",
-        settles="ibdev2netdev; gpubench allreduce with both devices, and with one",
-        cure="name both devices of the port in NCCL_IB_HCA",
+        settles="ibdev2netdev; gpubench allreduce with both devices and with one",
+        cure="ibdev2netdev. Name both devices of the port in NCCL_IB_HCA",
         link="https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
         look=_part_of_port,
     ),
     Condition(
         id="libibverbs-missing",
         title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
-        detection="where the loader would find libibverbs.so.1, of every rank on a node with RDMA NICs; NCCL's log",
+        detection="whether the loader finds libibverbs.so.1, for every rank on a node with RDMA NICs; NCCL's log",
         settles="ldconfig -p | grep libibverbs inside the container",
-        cure="apt install libibverbs1 ibverbs-providers, or dnf install rdma-core, where the ranks run",
+        cure="apt install libibverbs1 ibverbs-providers. Install it where the ranks run; on RPM systems: dnf install "
+        "rdma-core",
         link="https://github.com/NVIDIA/nccl/issues/489",
         look=_no_verbs,
         in_log=_log_no_verbs,
@@ -298,7 +297,7 @@ NETWORK = Family.of(
         seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
         detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
         settles="ibv_devices inside the container",
-        cure="apt install ibverbs-providers where the ranks run",
+        cure="apt install ibverbs-providers. Install it where the ranks run",
         link="https://github.com/NVIDIA/nccl/issues/465",
         look=_no_provider,
         implies=("sockets-despite-rdma",),
@@ -307,9 +306,9 @@ NETWORK = Family.of(
         id="infiniband-files-missing",
         title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
         seen_as=("NET/IB : No device found.", "Using network Socket"),
-        detection="the device file of every active port against those that a rank has and may open",
+        detection="the device file of every active port against the files that a rank has and may open",
         settles="ls -l /dev/infiniband inside the container",
-        cure="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device plugin",
+        cure="docker run --device=/dev/infiniband --ulimit memlock=-1. In Kubernetes use the RDMA device plugin",
         link=_AREAL,
         look=_no_device_files,
         implies=("sockets-despite-rdma",),
@@ -317,9 +316,9 @@ NETWORK = Family.of(
     Condition(
         id="efa-plugin-missing",
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
-        detection="EFA devices, and no libnccl-net.so that the loader finds",
+        detection="EFA devices, but no libnccl-net.so that the loader finds",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
-        cure="install aws-ofi-nccl and put it into LD_LIBRARY_PATH; FI_PROVIDER=efa",
+        cure="export FI_PROVIDER=efa. Install aws-ofi-nccl and add it to LD_LIBRARY_PATH",
         link="https://github.com/aws/aws-ofi-nccl",
         look=_efa,
         implies=("sockets-despite-rdma",),
@@ -327,20 +326,20 @@ NETWORK = Family.of(
     Condition(
         id="no-rdma-nic",
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
-        detection="no active RDMA device on a node of several; `NET/IB : No device found` on both in NCCL's log",
+        detection="no active RDMA device on one of several nodes; `NET/IB : No device found` on both in NCCL's log",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
-        cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets do better with "
-        "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: gpubench allreduce with 4 and without says whether",
+        cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
+        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and without them",
         look=_no_nic,
         in_log=_log_no_nic,
         by_design=True,
     ),
     Condition(
         id="sockets-despite-rdma",
-        title="NCCL uses network Socket although RDMA devices are there",
-        detection="`via NET/Socket` between nodes whose RDMA NICs are up, or that NCCL's log lists",
+        title="NCCL uses network Socket although there are RDMA devices",
+        detection="`via NET/Socket` between nodes whose RDMA NICs are up, or listed in NCCL's log",
         settles=_NET_LINES,
-        cure="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows why: libibverbs or /dev/infiniband may be missing",
+        cure=f"{_NET_LINES}. The log shows why: libibverbs or /dev/infiniband may be missing",
         link=_AREAL,
         look=_despite,
         in_log=_log_despite,
@@ -352,34 +351,33 @@ NETWORK = Family.of(
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
-"""The kernel's words for ports that carry nothing (drivers/infiniband/core/sysfs.c)."""
+"""The kernel's names of states in which a port carries no data (drivers/infiniband/core/sysfs.c)."""
 
 _ROCE_V2 = "RoCE v2"
 _VIRTUAL = "Virtual Function"
 _FAR_BELOW_CARD = 0.25
-"""A ConnectX-7 on a switch of 100 Gb/s is a choice that people make; below that two generations lie between them."""
+"""A ConnectX-7 on a 100 Gb/s switch may be intended; a lower rate means two generations between card and switch."""
 
 _BELOW_ITS_SWITCH = ("PIX", "PXB")
 _OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))
-"""Traits in which two machines differ that were built with different NICs."""
+"""A difference in one of these traits means another machine, which may have other NICs."""
 
 _MOST_ODD = 0.25
-"""Of the GPUs of a node: where more of them have fewer NICs than the rest, it may have been built so."""
+"""Share of a node's GPUs: if more of them have fewer NICs than the rest, the node may have been built so."""
 
 
 @in_each_node
 def _ports_down(run: Circumstances) -> Found:
-    """One for each port; where another is left, it takes no node off its network."""
     for number, node, _ in nodes_with_rdma(run):
         states = [(nic, nic.state) for nic in rdma_nics(node)]
         down = [nic for nic, state in states if state in _NOT_ACTIVE]
-        odd = [f"{nic.name} says {state!r}" for nic, state in states if state not in (*_NOT_ACTIVE, "active", None)]
+        odd = [f"{nic.name} is {state!r}" for nic, state in states if state not in (*_NOT_ACTIVE, "active", None)]
         if odd and not down:
-            yield Unread(run.on(number), f"no state of a port: {joined(odd)}")
+            yield Unread(run.on(number), f"unknown port state: {joined(odd)}")
         every = len(down) == len(states)
         for nic in down:
             if not _is_spare(node, nic):
-                seen = f"port is {nic.state}" + (": none of the node is left" if every and len(down) > 1 else "")
+                seen = f"port is {nic.state}" + (", like all ports of the node" if every and len(down) > 1 else "")
                 confidence = Confidence.PROVEN if every else Confidence.LIKELY
                 yield of_device(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
 
@@ -389,12 +387,12 @@ def _ports_unused(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         for nic in rdma_nics(node):
             if nic.state in _NOT_ACTIVE and _is_spare(node, nic):
-                yield of_device(run, number, nic, f"port is {nic.state}; jobs may not need it", Confidence.WEAK)
+                yield of_device(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
 
 
 def _is_spare(node: Topology, nic: NicFacts) -> bool:
-    """True if nothing says that a port that is down should be up: another port of its card is, or ports of other models
-    are and it is near no GPU, or it is the only one of the node and no InfiniBand.
+    """True if a port that is down may be unused: another port of its card is up; or ports of other models are up and it
+    is near no GPU; or it is the only port of the node and not InfiniBand.
     """
     others = [each for each in rdma_nics(node) if each is not nic]
     active = [each for each in others if each.state == "active"]
@@ -407,35 +405,35 @@ def _is_spare(node: Topology, nic: NicFacts) -> bool:
 
 
 def _card(nic: NicFacts) -> str:
-    """The card of a port: its PCI address without the function, its name without the port where that is not known."""
+    """The card of a port: its PCI address without the function, else its name without the port."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]
 
 
 @in_each_node
 def _below_card(run: Circumstances) -> Found:
-    """Rates that were negotiated against what cards can do; a finding where that is far below, something is slow, or
-    healthy machines of the very type have more: on bare metal, as virtual machines have other NICs.
+    """Negotiated rates against the cards' rates. A finding if the rate is far below, if something is slow, or if the
+    profile of this very machine has a higher rate (on bare metal only: virtual machines have other NICs).
     """
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
     for number, node, _ in nodes_with_rdma(run):
-        told = run.profile_asked_for or node.snapshot.machine.virtual_machine is not False  # or other NICs are there
-        profile = None if told else run.exact_profile(number)
+        may_differ = run.profile_asked_for or node.snapshot.machine.virtual_machine is not False
+        profile = None if may_differ else run.exact_profile(number)
         usual = min((nic.rate_gbit_s or 0.0 for nic in profile.nic), default=0.0) if profile is not None else 0.0
         best = max((nic.rate_gbit_s or 0.0 for nic in rdma_nics(node) if nic.state == "active"), default=0.0)
         for nic in rdma_nics(node):
             most, rate = card_gbit_s(nic), nic.rate_gbit_s
             if most is not None and rate is not None and nic.state == "active" and is_below_card(nic):
-                seen = f"the port runs at {rate:g} Gb/s; cards of its model, {nic.model}, reach up to {most:g}"
+                seen = f"the port runs at {rate:g} Gb/s; {nic.model} cards reach up to {most:g}"
                 far = rate < _FAR_BELOW_CARD * most
-                expected = f"up to {most:g} Gb/s, if the switch and this variant of the card have it"
+                expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
                 expected += f"; {usual:g} in profile {profile.name}" if profile is not None and rate < usual else ""
-                quiet = not far and not slow and not rate == best < usual  # siblings tell what is below them
+                quiet = not far and not slow and not rate == best < usual  # rdma-port-slow reports ports below siblings
                 yield of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
 
 
 @in_each_node
 def _ports_slow(run: Circumstances) -> Found:
-    """Beside active ports of the same model: those that are down say no rate, or their lowest."""
+    """Compared with active ports of the same model: ports that are down report no rate, or their lowest."""
     for number, node, _ in nodes_with_rdma(run):
         rates: dict[tuple[str | None, NicKind], Counter[float]] = {}
         active = [nic for nic in rdma_nics(node) if nic.rate_gbit_s and nic.state == "active"]
@@ -445,7 +443,7 @@ def _ports_slow(run: Circumstances) -> Found:
             siblings = rates[nic.model, nic.kind]
             usual = max(siblings, key=lambda rate: (siblings[rate], rate))
             if (nic.rate_gbit_s or 0.0) < usual:
-                expected = f"{usual:g} Gb/s, as its siblings have"
+                expected = f"{usual:g} Gb/s, like its siblings"
                 yield of_device(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
@@ -465,9 +463,9 @@ def _roce_mtu(run: Circumstances) -> Found:
         for nic in rdma_nics(node):
             size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
             if size is not None and size < RDMA_MTUS[-1]:
-                seen = f"MTU {nic.mtu} of its interface leaves RoCE {size} bytes of {RDMA_MTUS[-1]}"
+                seen = f"interface MTU {nic.mtu} limits the RoCE MTU to {size} of {RDMA_MTUS[-1]} bytes"
                 interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
-                cure = f"ip link set {interface} mtu 9000, on switches too: 4200 is the least for 4096"
+                cure = f"ip link set {interface} mtu 9000. Set it on switches too; RoCE MTU 4096 needs at least 4200"
                 yield of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
@@ -481,12 +479,12 @@ def _roce_gid(run: Circumstances) -> Found:
             kinds = {gid.index: gid.kind for gid in port.gids}
             for index in sorted(indices):
                 if kinds.get(index) != _ROCE_V2:
-                    seen = f"{_GID_INDEX}={index}, which is {kinds.get(index, 'not set')} on {port.nic}"
+                    seen = f"{_GID_INDEX}={index} is {kinds.get(index, 'not set')} on {port.nic}"
                     yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
 
 
 def _nics_below(node: Topology) -> dict[str, int | None]:
-    """By GPU, the RDMA NICs below its PCIe switch; None where the paths to some are not known."""
+    """The number of RDMA NICs below each GPU's PCIe switch; None if some paths are unknown."""
     nics = [nic for nic in rdma_nics(node) if _VIRTUAL not in (nic.model or "")]
     paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
     return {
@@ -496,30 +494,30 @@ def _nics_below(node: Topology) -> dict[str, int | None]:
 
 
 def _with_fewer_nics(node: Topology) -> dict[str, str]:
-    """The GPUs with fewer RDMA NICs below their PCIe switch than most of the node, and what those have."""
+    """GPUs with fewer RDMA NICs below their PCIe switch than most GPUs of the node, and the usual number."""
     below = {name: count for name, count in _nics_below(node).items() if count is not None}
     counts = Counter(below.values())
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
     fewer = [name for name, count in below.items() if count < usual]
     few = len(fewer) <= _MOST_ODD * len(below)
-    return dict.fromkeys(fewer, f"{usual}, as {counts[usual]} of its siblings have") if few else {}
+    return dict.fromkeys(fewer, f"{usual}, like {counts[usual]} of its siblings") if few else {}
 
 
 @in_each_node
 def _nics_absent(run: Circumstances) -> Found:
-    """A NIC that is gone leaves no trace but GPUs with fewer below their PCIe switch than their siblings."""
+    """A missing NIC shows only as a GPU with fewer NICs below its PCIe switch than its siblings."""
     for number, node, _ in nodes_with_rdma(run):
         below = _nics_below(node)
         for name, expected in _with_fewer_nics(node).items():
             seen = f"{counted(below[name] or 0, 'RDMA NIC')} below its PCIe switch"
             yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
         if None in below.values() and len(below) * _MOST_ODD >= 1:
-            yield Unread(run.on(number), "not how far GPUs are from NICs: where a NIC is gone does not show")
+            yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
 
 
 def _nics_differ(run: Circumstances) -> Found:
-    """A finding where the node is otherwise the same machine as most others, and nothing says which of its NICs it is;
-    else a cause alone.
+    """A finding if the node is otherwise the same machine as most others and no other condition names the missing NIC;
+    else only a cause.
     """
     counts = {
         number: sum(nic.state in ("active", None) and _VIRTUAL not in (nic.model or "") for nic in rdma_nics(node))
@@ -540,7 +538,7 @@ def _nics_differ(run: Circumstances) -> Found:
     }
     for number, count in counts.items():
         if count < most:
-            seen = f"{count} RDMA NICs are up, on other nodes {most}"
+            seen = f"{count} RDMA NICs are up; other nodes have {most}"
             yield of_node(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
 
 
@@ -554,11 +552,10 @@ RDMA_PORTS = Family.of(
         detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
         check="nic_state",
         expected="active",
-        likely="cable, transceiver or switch port; without a subnet manager a port stays in init",
+        likely="the cable, transceiver or switch port; in state INIT, a missing subnet manager",
         aliases=("nic-down",),
         settles="ibstat; the switch's log",
-        cure="ibstat; mlxlink -d DEVICE; the switch's log: cable, transceiver or switch port; in state INIT a "
-        "subnet manager is missing",
+        cure="mlxlink -d DEVICE. Check the cable, transceiver and switch port; in state INIT, start a subnet manager",
         link=_AREAL,
         look=_ports_down,
         in_job=doubted(r"async event ?: port error"),
@@ -566,25 +563,26 @@ RDMA_PORTS = Family.of(
     ),
     Condition(
         id="rdma-port-unused",
-        title="A spare InfiniBand or RoCE port is down: its card has another one, or its model no active one",
-        detection="ports that are down beside an active port of the same card, or of another model and far from GPUs",
+        title="A spare InfiniBand or RoCE port is down: another port of its card is up, or no port of its model is",
+        detection="ports that are down although another port of the card is up, or that are of another model than the "
+        "active ports and far from GPUs",
         check="nic_state",
         expected="active, if it is used",
-        likely="a port without a cable, which is normal where it is not used",
+        likely="a port without a cable, which is normal for an unused port",
         settles="ibstat",
-        cure="NCCL_IB_HCA=^DEVICE keeps NCCL off it; else cable and switch port",
+        cure="ibstat. If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_ports_unused,
     ),
     Condition(
         id="nic-below-card",
-        title="A NIC's port runs at a lower rate than cards of its model can",
-        detection="the rate that was negotiated against the highest of its model, as far as its slot carries that; a "
-        f"finding below {_FAR_BELOW_CARD:.0%}, or where all are below the profile on bare metal; else a cause alone",
+        title="A NIC's port runs at a lower rate than cards of its model reach",
+        detection="the negotiated rate against the highest rate of the model, limited by the slot; a finding below "
+        f"{_FAR_BELOW_CARD:.0%}, or if all ports are below the profile on bare metal; else only a cause",
         check="nic_state",
-        likely="a cable, transceiver or switch of a lower rate, or a variant of the card that has less",
+        likely="a cable, transceiver or switch with a lower rate, or a slower variant of the card",
         settles="ibstat; mlxlink -d DEVICE",
-        cure="mlxlink -d DEVICE shows the rates that card, cable and switch port support",
+        cure="mlxlink -d DEVICE. It shows the rates that card, cable and switch port support",
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_below_card,
     ),
@@ -593,22 +591,22 @@ RDMA_PORTS = Family.of(
         title="InfiniBand or RoCE port runs at a lower rate than its siblings",
         detection="/sys/class/infiniband/*/ports/*/rate against active ports of the same model on the node",
         check="nic_state",
-        likely="cable, transceiver or switch port",
+        likely="the cable, transceiver or switch port",
         aliases=("nic-rate",),
         settles="ibstat; mlxlink -d DEVICE",
-        cure="ibstat; mlxlink -d DEVICE: cable, transceiver, or the switch port's configured speed",
+        cure="mlxlink -d DEVICE. Check the cable, the transceiver and the switch port's configured speed",
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_ports_slow,
     ),
     Condition(
         id="nic-absent",
-        title="Fewer RDMA NICs below the PCIe switch of a GPU than below those of its siblings",
-        detection="InfiniBand, RoCE and EFA devices at PIX or PXB of every GPU; named where a quarter of the GPUs "
-        "of the node or less have fewer",
+        title="A GPU has fewer RDMA NICs below its PCIe switch than its siblings",
+        detection="InfiniBand, RoCE and EFA devices at PIX or PXB of every GPU; reported if at most a quarter of the "
+        "node's GPUs have fewer",
         check="nic_state",
-        likely="a NIC that fell off the bus, was not given to this host or container, or has no driver",
+        likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
         settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
-        cure="lspci -d 15b3: and dmesg on the node: reseat or replace the NIC",
+        cure="lspci -d 15b3:. If the NIC is missing, look at dmesg, then reseat or replace it",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_absent,
         implies=("nics-differ",),
@@ -616,13 +614,13 @@ RDMA_PORTS = Family.of(
     Condition(
         id="rdma-port-errors",
         title="InfiniBand port counts link_downed, symbol_error or receive errors",
-        detection="/sys/class/infiniband/*/ports/*/counters: what comes while p2p or check runs; weak where they "
-        "were read once: totals far above those of siblings",
-        settles="the same after gpubench allreduce over these nodes: do they grow?",
+        detection="/sys/class/infiniband/*/ports/*/counters: errors counted while p2p or check runs; if the counters "
+        "were read only once, totals far above those of siblings (weak evidence)",
+        settles="perfquery -x before and after gpubench allreduce over these nodes: growing counters confirm it",
         check="nic_errors",
-        likely="cable, transceiver or switch port",
+        likely="the cable, transceiver or switch port",
         aliases=("nic-errors",),
-        cure="perfquery -x, again after some traffic: clean or replace cable and transceiver of a port whose "
+        cure="perfquery -x. Run it again after some traffic; clean or replace cable and transceiver of a port whose "
         "counters grow",
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_port_errors,
@@ -630,31 +628,31 @@ RDMA_PORTS = Family.of(
     Condition(
         id="roce-mtu-small",
         title="RoCE MTU is 1024 because the interface's MTU is 1500",
-        detection="MTU of a RoCE port's interface: RoCE takes the largest of 256 to 4096 that fits with headers",
+        detection="the MTU of a RoCE port's interface: RoCE uses the largest of 256 to 4096 that fits with headers",
         settles="ibv_devinfo | grep active_mtu",
-        cure="ip link set INTERFACE mtu 9000, on switches too: 4200 is the least for 4096",
+        cure="ip link set INTERFACE mtu 9000. Set it on switches too; RoCE MTU 4096 needs at least 4200",
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_roce_mtu,
     ),
     Condition(
         id="roce-gid-index",
-        title="NCCL_IB_GID_INDEX names a GID that is no RoCE v2 address",
+        title="NCCL_IB_GID_INDEX names a GID that is not a RoCE v2 address",
         seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
         detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
         settles="show_gids",
-        cure="unset NCCL_IB_GID_INDEX: NCCL 2.21 and later finds the address",
+        cure="unset NCCL_IB_GID_INDEX. NCCL 2.21 and later finds the address",
         link=_ENV,
         look=_roce_gid,
     ),
     Condition(
         id="nics-differ",
         title="One node has fewer active RDMA NICs than the others",
-        detection="active RDMA NICs of every node; a finding where most nodes of the same model and GPUs have more",
+        detection="active RDMA NICs of every node; a finding if most nodes of the same model and GPUs have more",
         check="nic_state",
-        expected="as many as most nodes of the job have",
-        likely="NICs that are not on the bus, or whose driver is not loaded",
-        settles="gpubench topo under mpirun names the odd node",
-        cure="lspci -d 15b3: and ibstat on the node; take it out of the job until its ports are up",
+        expected="the same number as on most nodes of the job",
+        likely="NICs that are missing from the bus or have no driver loaded",
+        settles="mpirun gpubench topo names the odd node",
+        cure="ibstat. Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports are up",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),

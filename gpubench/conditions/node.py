@@ -32,19 +32,19 @@ _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
 _KERNEL_LOG = "dmesg | grep -i -E 'NVRM|Xid'"
 
 _BROKEN: Mapping[str, tuple[str, str]] = {
-    "sysfs": ("a /sys or /proc that is not mounted, or a bug in gpubench", "ls /sys/bus/pci/devices /proc/driver"),
+    "sysfs": ("/sys or /proc is not mounted, or a bug in gpubench", "ls /sys/bus/pci/devices /proc/driver"),
     "nvml": ("libnvidia-ml crashed, belongs to another driver, or may not open /dev/nvidia*", ""),
     "cuda": (
-        "libcuda crashed, belongs to another driver, or is missing: NVIDIA_DRIVER_CAPABILITIES=utility hides it",
-        f"nvidia-smi; ldconfig -p | grep libcuda; {_KERNEL_LOG}",
+        "libcuda crashed, belongs to another driver, or is missing (NVIDIA_DRIVER_CAPABILITIES=utility hides it)",
+        f"ldconfig -p | grep libcuda. Then look at the kernel log: {_KERNEL_LOG}",
     ),
 }
-"""What is likely where a source of facts broke, and the next command where it is a special one."""
+"""The likely reason why a source of facts failed, and the next command if it is a special one."""
 
 
 def _missing(node: Topology) -> str:
     absent = node.snapshot.driver.absent
-    return f"{len(node.gpus)} NVIDIA GPUs on the PCI bus, and {absent}" if node.gpus and absent else ""
+    return f"{len(node.gpus)} NVIDIA GPUs on the PCI bus, but {absent}" if node.gpus and absent else ""
 
 
 def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
@@ -63,13 +63,13 @@ def _silent(run: Circumstances) -> Found:
 
 
 def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
-    """True if CUDA's refusal tells something of the machine, and is no failure to ask: the driver itself answers."""
+    """True if CUDA does not start although the driver answers: a fact about the machine, not a failed reading."""
     answers = not any(each.stage == "nvml" for each in snapshot.failures)
     return not failure.timed_out and _NOT_READY in failure.error and answers
 
 
 def _cuda_refuses(run: Circumstances) -> Found:
-    return _failures(run, _refuses, "NVML answers, and CUDA does not start: ")
+    return _failures(run, _refuses, "NVML works, but CUDA does not start: ")
 
 
 def _broken(run: Circumstances) -> Found:
@@ -84,44 +84,44 @@ DRIVER = Family.of(
     Condition(
         id="driver-silent",
         title="nvidia-smi hangs: the NVIDIA driver does not answer",
-        detection="every source of facts is read in a process of its own with a deadline",
+        detection="every source of facts is read in a separate process with a deadline",
         check="driver",
         expected="an answer within the time-out",
         likely="a GPU fell off the bus, or the driver hangs in the kernel",
-        cure=f"{_KERNEL_LOG}; then nvidia-smi, which may hang the same way",
+        cure=f"{_KERNEL_LOG}. Running nvidia-smi may hang the same way",
         link=_XID,
         look=_silent,
     ),
     Condition(
         id="cuda-refuses",
         title="CUDA error 802: system not yet initialized, although nvidia-smi works",
-        detection="cuInit answers CUDA_ERROR_SYSTEM_NOT_READY, and NVML answers",
+        detection="cuInit returns CUDA_ERROR_SYSTEM_NOT_READY although NVML works",
         check="driver",
         expected="CUDA on every GPU that NVML lists",
-        likely="the fabric manager is not up, or of another version than the driver",
-        cure=f"systemctl status nvidia-fabricmanager; {_KERNEL_LOG}",
+        likely="the fabric manager is not running, or its version differs from the driver's",
+        cure=f"systemctl status nvidia-fabricmanager. Then look at the kernel log: {_KERNEL_LOG}",
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=_cuda_refuses,
         in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
     ),
     Condition(
         id="probe-failed",
-        title="NVML, CUDA or /sys cannot be read (library crashed, or of another driver version)",
-        detection="how the process ends that reads them",
+        title="NVML, CUDA or /sys cannot be read (the library crashed, or belongs to another driver version)",
+        detection="the exit of the process that reads them",
         check="driver",
-        expected="facts",
-        cure=f"nvidia-smi; {_KERNEL_LOG}",
+        expected="readable facts",
+        cure=f"nvidia-smi. Then look at the kernel log: {_KERNEL_LOG}",
         link=_XID,
         look=_broken,
     ),
     Condition(
         id="driver-missing",
-        title="NVIDIA GPUs on the PCI bus and no driver loaded (NVIDIA-SMI has failed)",
+        title="NVIDIA GPUs are on the PCI bus but no driver is loaded (NVIDIA-SMI has failed)",
         detection="NVIDIA devices in /sys/bus/pci, and whether libnvidia-ml finds a driver",
         check="driver",
         expected="the NVIDIA driver, loaded",
-        likely="the driver is not installed or its module failed to load; a container was started without GPUs",
-        cure="modprobe nvidia && nvidia-smi; in a container: docker run --gpus all",
+        likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
+        cure="modprobe nvidia && nvidia-smi. For a container: docker run --gpus all",
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=of_every_node(_missing),
     ),
@@ -132,11 +132,11 @@ _MOST_CPUS = 65_536
 
 
 def _wsl(node: Topology) -> str:
-    return "the kernel is Microsoft's, or /dev/dxg is there" if node.snapshot.kernel.wsl else ""
+    return "a Microsoft kernel, or /dev/dxg exists" if node.snapshot.kernel.wsl else ""
 
 
 def cpus_in(ranges: str) -> set[int] | None:
-    """The numbers in a list of ranges ('0-31,64'); None for what is none, or is too long to be one."""
+    """The numbers in a list of ranges such as '0-31,64'; None if the text is no such list or too high."""
     found: set[int] = set()
     for part in ranges.split(","):
         first, _, last = part.strip().partition("-")
@@ -149,7 +149,7 @@ def cpus_in(ranges: str) -> set[int] | None:
 
 
 def _numa(run: Circumstances) -> Found:
-    """Processes bound to CPUs of which none is near their GPU, or near one of those whose copies they make."""
+    """Processes bound only to CPUs far from their GPU, or far from a GPU whose copies they make."""
     for facts in run.facts:
         node = run.nodes.get(facts.node)
         own = cpus_in(facts.affinity or "")
@@ -163,8 +163,8 @@ def _numa(run: Circumstances) -> Found:
             gpu = run.wiring.gpu(position)
             near = None if gpu is None else _near(node, gpu.place.numa_node)
             if near and own.isdisjoint(near):
-                seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
-                # Launches are a little later from there; copies to and from host memory are surely slower.
+                seen = f"bound to CPUs {facts.affinity}, but its GPU is on NUMA node {gpu and gpu.place.numa_node}"
+                # Launches are slightly slower from there; copies to and from host memory are clearly slower.
                 yield of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
@@ -174,7 +174,6 @@ def _near(node: Topology, numa_node: int | None) -> set[int] | None:
 
 
 def _topology_file(run: Circumstances) -> Found:
-    """A file that NCCL takes for the machine: unusable, or of another one."""
     seen: set[tuple[int, str]] = set()
     for facts in run.facts:
         file, node = facts.topology_file, run.nodes.get(facts.node)
@@ -186,12 +185,12 @@ def _topology_file(run: Circumstances) -> Found:
         if file.unusable:
             yield of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
-            said = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
-            yield of_node(run, facts.node, said)
+            missed = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
+            yield of_node(run, facts.node, missed)
 
 
 def _flat(run: Circumstances) -> Found:
-    """A virtual machine with RDMA NICs whose tree says nothing of which GPU is near which."""
+    """A virtual machine with RDMA NICs whose PCI tree does not show which GPU is near which NIC."""
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         nics = [nic for nic in node.nics if nic.rdma]
@@ -199,14 +198,14 @@ def _flat(run: Circumstances) -> Found:
         if not snapshot.machine.virtual_machine or has_file:
             continue
         if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
-            seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs hang on one host bridge"
+            seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs are on one host bridge"
             yield of_node(run, number, seen, Confidence.LIKELY)
 
 
 def _node_differs(run: Circumstances) -> Found:
-    """Every node that differs from its kind, and every further kind with the same GPU models.
+    """Every node that differs from its kind, and every kind that differs from another kind with the same GPU models.
 
-    Where neither of two is the usual one, both are named: two nodes have no majority.
+    Two nodes have no majority: both are named.
     """
     sizes = {kind.name: len(kind.alike) for kind in run.kinds}
     for kind in run.kinds:
@@ -214,7 +213,7 @@ def _node_differs(run: Circumstances) -> Found:
             yield _undecided(run, kind.rivals, kind.alike, kind.differs)
         elif kind.differs_from is not None:
             hosts = _hosts(run, kind.alike)
-            others = f"what the {sizes[kind.differs_from]} nodes of kind {kind.differs_from} have"
+            others = f"the same as the {sizes[kind.differs_from]} nodes of kind {kind.differs_from}"
             yield Sighting(
                 subject=f"kind {kind.name}: {compress_names(hosts)}",
                 heading=f"kind {kind.name}: {compress_names(hosts)}",
@@ -223,10 +222,10 @@ def _node_differs(run: Circumstances) -> Found:
                 expected=f"{others}, which have the same GPUs",
             )
         count = len(kind.alike)
-        usual = f"what {count} other nodes of kind {kind.name} have" if count > 1 else "what the other node has"
+        usual = f"the same as {count} other nodes of kind {kind.name}" if count > 1 else "the same as the other node"
         for number, differs in kind.odd.items():
             if run.nodes[number].snapshot.failures:
-                continue  # what it did not answer is no difference, and is told as such
+                continue  # failed readings are not differences, and are reported as failures
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
@@ -236,7 +235,7 @@ def _node_differs(run: Circumstances) -> Found:
 def _undecided(
     run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
 ) -> Sighting:
-    """What differs between as many nodes as others, of which neither are the usual ones; `differs` is of the others."""
+    """A difference between two equally large groups of nodes; `differs` describes the second group."""
     hosts = _hosts(run, (*some, *others))
     where = f"on {compress_names(_hosts(run, others))}"
     usual = f"on {compress_names(_hosts(run, some))}"
@@ -245,7 +244,7 @@ def _undecided(
         heading=compress_names(hosts),
         names=hosts,
         seen=f"{where} {'; '.join(condense(differs, others=usual))}",
-        expected="nodes that are alike; which of them is as it should be, these facts do not tell",
+        expected="equal nodes; the facts do not show which of them is right",
         gpus=frozenset(gpu for number in (*some, *others) for gpu in run.gpus_of(number)),
     )
 
@@ -256,7 +255,6 @@ def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
 
 @in_each_node
 def _network_down(run: Circumstances) -> Found:
-    """All that a node without RDMA has to reach others by."""
     job_has_a_network = any(nic.state == "active" for node in run.nodes.values() for nic in node.nics)
     severity = Verdict.FAIL if job_has_a_network else None
     for number, node in run.nodes.items():
@@ -266,7 +264,7 @@ def _network_down(run: Circumstances) -> Found:
 
 
 def _settings_differ(run: Circumstances) -> Found:
-    """On the hosts of ranks that have another value than most; of two that are as frequent, unset is usual."""
+    """The hosts of ranks whose value differs from the most frequent one; if tied, unset counts as usual."""
     for name in sorted({name for rank in run.facts for name in rank.environment if name.startswith("NCCL_")}):
         values: dict[str | None, list[RankFacts]] = {}
         for rank in run.facts:
@@ -275,7 +273,7 @@ def _settings_differ(run: Circumstances) -> Found:
             usual = max(values, key=lambda value: (len(values[value]), value is None))
             shown = (f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items())
             odd = dict.fromkeys(rank.host for rank in run.facts if rank.environment.get(name) != usual)
-            cure = f"mpirun -x {name} ..., or srun --export=ALL"
+            cure = f"mpirun -x {name} PROGRAM. With Slurm: srun --export=ALL"
             yield Sighting(subject=name, heading=name, names=tuple(odd), seen="; ".join(shown), cure=cure)
 
 
@@ -286,19 +284,19 @@ def _rank_on(rank: RankFacts) -> str:
 def _driver_differs(run: Circumstances) -> Found:
     drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
     for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
-        yield Sighting(subject=host, seen=f"driver {version}", expected=f"{usual}, as on the other nodes")
+        yield Sighting(subject=host, seen=f"driver {version}", expected=f"driver {usual}, as on the other nodes")
 
 
 def _library_differs(run: Circumstances) -> Found:
-    """Without libraries that belong to the driver, of which the driver's own version tells."""
+    """Without the driver's own libraries, which the driver's version covers."""
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
         files = {_rank_on(rank): rank.libraries[name] for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd(files):
-            yield Sighting(subject=where, seen=f"{name} is {file}", expected=f"{usual}, as on the others")
+            yield Sighting(subject=where, seen=f"{name} is {file}", expected=f"{usual}, as on the other ranks")
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Values that differ from the most frequent one: place, value, and that one; of several, the newest version."""
+    """Values that differ from the most frequent one (if tied, the newest version): place, value, usual value."""
     tally = Counter(found.values())
     usual = max(tally, key=lambda version: (tally[version], _numbers(version)), default="")
     yield from ((where, version, usual) for where, version in found.items() if version != usual)
@@ -312,14 +310,14 @@ _COMPARE = "check.md"
 
 
 def _differs(id_: str, title: str, detection: str, look: Look) -> Condition:
-    """A condition of drivers or libraries that differ between nodes."""
+    """A condition of driver or library versions that differ between nodes."""
     return Condition(
         id=id_,
         title=title,
         detection=detection,
         check="versions",
-        likely="a node that was updated, or not; another image, module or LD_LIBRARY_PATH",
-        cure="nvidia-smi --version; ldconfig -p | grep nccl, on both nodes",
+        likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
+        cure="nvidia-smi --version; ldconfig -p | grep nccl. Run it on both nodes and compare",
         link=_COMPARE,
         look=look,
     )
@@ -331,9 +329,9 @@ NODE = Family.of(
     Condition(
         id="wsl",
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
-        detection="/proc/version names Microsoft, or /dev/dxg is there",
+        detection="/proc/version names Microsoft, or /dev/dxg exists",
         settles="uname -r",
-        cure="nothing to repair under WSL: boot Linux itself for P2P",
+        cure="nothing to repair under WSL. For P2P, boot Linux on the machine itself",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=of_every_node(_wsl, unknown="wsl"),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
@@ -342,29 +340,30 @@ NODE = Family.of(
     Condition(
         id="vm-flat-topology",
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
-        detection="a virtual machine whose GPUs and RDMA NICs all hang on one host bridge, without NCCL_TOPO_FILE",
+        detection="a virtual machine with all GPUs and RDMA NICs on one host bridge, without NCCL_TOPO_FILE",
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
-        cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
+        cure="ls /opt/microsoft/*.xml. Set NCCL_TOPO_FILE to the cloud provider's file (this is Azure's; on AWS, "
+        "aws-ofi-nccl includes it)",
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
         look=_flat,
         implies=("gpudirect-too-far",),
     ),
     Condition(
         id="topology-file-wrong",
-        title="NCCL_TOPO_FILE is of another machine, or cannot be read",
+        title="NCCL_TOPO_FILE describes another machine, or cannot be read",
         detection="bus ids in the file against those of the node's GPUs and NICs",
-        settles="gpubench topo --from FILE beside gpubench topo",
-        cure="unset NCCL_TOPO_FILE, or take the file made for this machine type",
+        settles="gpubench topo --from FILE against gpubench topo",
+        cure="unset NCCL_TOPO_FILE. Or use the file for this machine type",
         link="https://github.com/NVIDIA/nccl/issues/749",
         look=_topology_file,
     ),
     Condition(
         id="numa-far",
         title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
-        detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; of p2p in one process "
-        "against those of every GPU",
-        settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
-        cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
+        detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; for p2p in one process, "
+        "against the CPUs of every GPU's NUMA node",
+        settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind on each node: compare host memory to GPU",
+        cure="mpirun --bind-to numa --map-by numa PROGRAM. With Slurm: srun --cpu-bind with the GPU's CPUs",
         link="https://github.com/NVIDIA/nccl/issues/1674",
         look=_numa,
     ),
@@ -373,8 +372,8 @@ NODE = Family.of(
         title="A node differs from the others of its kind",
         detection="devices, links, settings and versions of nodes with the same GPUs",
         check="nodes_alike",
-        likely="a fault, or another image, firmware or setting than on the other nodes",
-        cure="gpubench topo on that node alone",
+        likely="a fault, or a different image, firmware or setting",
+        cure="gpubench topo. Run it on this node alone",
         link=_COMPARE,
         look=_node_differs,
     ),
@@ -383,9 +382,9 @@ NODE = Family.of(
         title="Every network interface of a node is down",
         detection="/sys/class/net/*/operstate of nodes without RDMA NICs",
         check="nic_state",
-        expected="one that is up",
-        likely="cable, switch port or driver; a machine that works alone needs none",
-        cure="ip link; ethtool $(ls /sys/class/net)",
+        expected="an interface that is up",
+        likely="a cable, switch port or driver; normal for a machine that works alone",
+        cure="ip link",
         link=_COMPARE,
         look=_network_down,
     ),
@@ -394,22 +393,22 @@ NODE = Family.of(
         title="NCCL_ variables are not the same on all ranks",
         detection="the environment of every rank",
         check="ranks_alike",
-        expected="the same on every rank",
-        likely="the launcher does not pass it on, or a host's profile sets it",
-        cure="mpirun -x NAME ..., or srun --export=ALL",
+        expected="the same value on every rank",
+        likely="the launcher does not pass the variable on, or a host's shell profile sets it",
+        cure="mpirun -x NAME PROGRAM. With Slurm: srun --export=ALL",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_settings_differ,
     ),
     _differs(
         "driver-differs",
         "Nodes have different versions of the NVIDIA driver",
-        "the driver's version on every node; of two the older one is named",
+        "the driver's version on every node; with two versions, the older one is reported",
         _driver_differs,
     ),
     _differs(
         "library-differs",
         "Ranks load different files of a library (NCCL, MPI, UCX)",
-        "the libraries that every rank has loaded",
+        "the libraries loaded by every rank",
         _library_differs,
     ),
 )

@@ -33,6 +33,7 @@ from gpubench.model.paths.topology import (
 )
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
+from gpubench.model.terms.units import ranges_of
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
@@ -43,13 +44,13 @@ _MODES = ("min", "half", "3quarter")
 def _limited(node: Topology) -> str:
     settings = node.snapshot.driver_settings
     if settings.nvlink_bandwidth_mode in _MODES:
-        return f"the NVLink bandwidth mode is {settings.nvlink_bandwidth_mode}"
+        return f"NVLink bandwidth mode {settings.nvlink_bandwidth_mode}"
     reduced = joined(settings.nvlink_bandwidth_reduced or ())
-    return f"{reduced} below the best NVLink bandwidth mode" if reduced else ""
+    return f"NVLink bandwidth mode below the best on {reduced}" if reduced else ""
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
-    """The part of a GPU's registration with its fabric that is not ready; empty where all is, or nothing is known."""
+    """The part of a GPU's fabric registration that is not ready; empty where all parts are ready or unknown."""
     fabric = gpu.fabric
     if fabric is None or fabric.state in (None, "not_supported"):
         return ""
@@ -60,7 +61,7 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
 
 @in_each_node
 def _not_ready(run: Circumstances) -> Found:
-    """By the fabric's own word; else by refusals, which the check of peer access reports."""
+    """From the fabric state in NVML; without one, from refused peer access, which the peer access check reports."""
     troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
         yield of_gpu(run, position, trouble)
@@ -68,12 +69,12 @@ def _not_ready(run: Circumstances) -> Found:
     pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair))
     if pairs:
         reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
-        seen = f"NVLinks to NVSwitches are active, yet the driver refuses peer access: {reasons}"
+        seen = f"NVLinks to NVSwitches are active, but the driver refuses peer access: {reasons}"
         yield of_pairs(run, pairs, seen, Confidence.LIKELY, quiet=True)
 
 
 def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
-    """Pairs that NVSwitches join and the driver refuses although no key and no instance explains it."""
+    """Pairs joined by NVSwitches that the driver refuses, and neither a registry key nor MIG explains the refusal."""
     return [
         pair
         for pair, refusal in run.refusals.items()
@@ -89,7 +90,7 @@ def _leads_to_switch(gpu: GpuFacts) -> bool:
 
 
 def _manager(run: Circumstances, *, stopped: bool) -> Found:
-    """The fabric manager, of nodes whose fabric is not ready: with it ready, nobody misses the program."""
+    """Looks only at nodes whose fabric is not ready: a ready fabric needs no running fabric manager."""
     refused = {run.wiring.gpus[gpu].node for pair in _wired_and_refused(run) for gpu in pair}
     for number, node in run.nodes.items():
         waiting = any(_fabric_trouble(gpu) for gpu in node.gpus) or number in refused
@@ -101,17 +102,14 @@ def _manager(run: Circumstances, *, stopped: bool) -> Found:
         if service is None or service.running is None:
             yield from unread(run.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
         elif stopped and service.running is False:
-            yield of_node(run, number, "nv-fabricmanager does not run")
+            yield of_node(run, number, "nv-fabricmanager is not running")
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            yield of_node(run, number, f"the fabric manager is {service.version}, the driver {driver}")
+            yield of_node(run, number, f"fabric manager {service.version}, driver {driver}")
 
 
 @in_each_node
 def _domains_differ(run: Circumstances) -> Found:
-    """GPUs outside the NVLink domain that most GPUs of their node are in.
-
-    Groups of several GPUs that are equally large are partitions that somebody made.
-    """
+    """GPUs outside the NVLink domain of most GPUs of their node. Groups of equal size are intended partitions."""
     for number, node in run.nodes.items():
         groups: dict[tuple[str, int], list[int]] = {}
         for position in sorted(run.gpus_of(number)):
@@ -128,7 +126,7 @@ def _domains_differ(run: Circumstances) -> Found:
         for domain, group in groups.items():
             for position in group if domain != usual else ():
                 seen = f"clique {domain[1]} of cluster {domain[0]}"
-                expected = f"clique {usual[1]} of cluster {usual[0]}, as {most} of {len(node.gpus)} GPUs"
+                expected = f"clique {usual[1]} of cluster {usual[0]}, like {most} of {len(node.gpus)} GPUs"
                 yield of_gpu(run, position, seen, expected=expected)
 
 
@@ -139,10 +137,10 @@ def _unhealthy(gpu: GpuFacts) -> str:
 
 @in_each_node
 def _down(run: Circumstances) -> Found:
-    """Fewer active links than most GPUs of the model on the node.
+    """Fewer active links than most GPUs of the same model on the node.
 
-    Siblings judge, not the number of links a chip has: 12 of 18 are all there is on an H100 NVL. A GPU without any,
-    whose siblings are joined by bridges, may just have no bridge. Pairs that are left without any link are named too.
+    Siblings are the reference, not the chip's number of links: an H100 NVL has 12 of 18. A GPU without any active link,
+    whose siblings are joined by bridges, may simply have no bridge.
     """
     for position, node, gpu in run.gpus():
         active, usual = active_links(gpu), usual_active_links(node.gpus, gpu.name)
@@ -157,16 +155,16 @@ def _down(run: Circumstances) -> Found:
             position,
             _seen(gpu, active),
             Confidence.WEAK if bare else Confidence.PROVEN,
-            expected=f"{usual}, as its siblings have",
+            expected=f"{usual} active NVLinks, like its siblings",
             severity=Verdict.SKIP if bare else None,
-            likely="this GPU has no bridge, or one that is not seated" if bare else "",
+            likely="this GPU has no NVLink bridge, or the bridge is not seated" if bare else "",
             effects=(Effect.SLOW,),
         )
     yield from _pairs_without(run)
 
 
 def _least_links(profile: Profile | None, usual: int) -> int:
-    """The NVLinks that a GPU has at least where the machine is a part of a board on which links differ by pair."""
+    """The fewest NVLinks of a healthy GPU, for a part of a board where the number of links differs by pair."""
     nvlink = None if profile is None else profile.nvlink
     if profile is None or nvlink is None or profile.match.visible == profile.match.board:
         return usual
@@ -174,7 +172,7 @@ def _least_links(profile: Profile | None, usual: int) -> int:
 
 
 def _pairs_without(run: Circumstances) -> Found:
-    """Pairs of GPUs that no NVLink joins, and that both lost some: the links between them, where they had any."""
+    """Pairs without an NVLink whose GPUs have both lost links."""
     for number, node in run.nodes.items():
         gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
         pairs = [pair for pair in permutations(gpus, 2) if lost_links_between(node, *(gpus[each] for each in pair))]
@@ -182,10 +180,10 @@ def _pairs_without(run: Circumstances) -> Found:
             yield of_pairs(
                 run,
                 pairs,
-                "no NVLink joins them, and both have fewer than their siblings",
+                "no NVLink between them, and both have fewer NVLinks than their siblings",
                 Confidence.LIKELY,
                 names=tuple(map(run.named_pair, pairs)),
-                expected="an NVLink between them, where healthy machines of this kind have one",
+                expected="an NVLink between them, if healthy machines of this kind have one",
             )
 
 
@@ -193,12 +191,15 @@ def _pairs_without(run: Circumstances) -> Found:
 def _all_down(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if lost_its_switches(node, gpu):
-            yield of_gpu(run, position, _seen(gpu, 0), expected=f"all {len(gpu.nvlinks or ())}")
+            yield of_gpu(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
 
 
 def _seen(gpu: GpuFacts, active: int) -> str:
-    down = [str(link.number) for link in gpu.nvlinks or () if link.active is False]
-    return f"{active} NVLinks active" + (f"; down: link {', '.join(down)}" if down else "")
+    down = [link.number for link in gpu.nvlinks or () if link.active is False]
+    if not down:
+        return f"{active} NVLinks active"
+    numbers = ranges_of(sum(1 << number for number in down))
+    return f"{len(down)} of {len(gpu.nvlinks or ())} NVLinks down (link{'s' * (len(down) > 1)} {numbers})"
 
 
 @in_each_node
@@ -209,12 +210,13 @@ def _errors(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         errors = found.get((run.wiring.gpus[position].node, gpu.device))
         if errors is not None:
-            likely = f"a link that is about to fail{'' if errors.meanwhile else ', or was disturbed once'}"
+            likely = f"a link that is about to fail{'' if errors.meanwhile else ', or a single disturbance'}"
             yield of_gpu(run, position, errors.seen, sureness(errors), expected=errors.expected, likely=likely)
 
 
 _log_nvlink_refused = remark_in_log(
-    RemarkKind.NVLINK_REFUSED, "NVLinks without peer access are a fault: is the fabric manager running? gpubench topo"
+    RemarkKind.NVLINK_REFUSED,
+    "systemctl status nvidia-fabricmanager. NVLinks without peer access are a fault; `gpubench topo` shows the state",
 )
 
 
@@ -228,17 +230,17 @@ NVLINK = Family.of(
     "NVLink and its fabric",
     Condition(
         id="nvlink-disabled",
-        title="NVLink is switched off by a driver setting (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
+        title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
         detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure="take the setting out of /etc/modprobe.d and reboot",
+        cure="grep -i nvlink /etc/modprobe.d/*. Remove the setting from the file and reboot",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
     ),
     Condition(
         id="fabric-manager-stopped",
-        title="NVSwitch without a running fabric manager: links are active, P2P refused, CUDA error 802",
+        title="The fabric manager is not running: NVLinks are active, but P2P is refused or CUDA fails with error 802",
         seen_as=(
             "CUDA error 802: system not yet initialized",
             "cudaErrorSystemNotReady",
@@ -246,32 +248,31 @@ NVLINK = Family.of(
         ),
         detection="no process nv-fabricmanager on a host with NVSwitches whose GPUs' fabric is not ready",
         settles="systemctl status nvidia-fabricmanager",
-        cure="systemctl enable --now nvidia-fabricmanager, of the driver's version",
+        cure="systemctl enable --now nvidia-fabricmanager. Its version must be the driver's version",
         link=_DSTACK,
         look=partial(_manager, stopped=True),
         implies=_FOLLOWS,
     ),
     Condition(
         id="fabric-manager-version",
-        title="Fabric manager version does not match the NVIDIA driver version",
-        detection="the version in its log against the driver's, where the GPUs' fabric is not ready",
+        title="The fabric manager's version does not match the NVIDIA driver's version",
+        detection="the version in the fabric manager's log against the driver's, if the GPUs' fabric is not ready",
         settles="nv-fabricmanager --version; nvidia-smi",
-        cure="install nvidia-fabricmanager of the driver's version, then restart it",
+        cure="nv-fabricmanager --version. Install the fabric manager of the driver's version and restart it",
         link=_DSTACK,
         look=partial(_manager, stopped=False),
         implies=_FOLLOWS,
     ),
     Condition(
         id=_NOT_READY,
-        title="The NVLink fabric is not ready: fabric state is not Completed, P2P over NVLink refused (NS)",
-        detection="nvmlDeviceGetGpuFabricInfo; or the driver's refusal between GPUs whose links to NVSwitches are "
-        "active; `P2P is disabled between NVLINK connected GPUs` in NCCL's log",
+        title="The NVLink fabric is not ready (state is not Completed): P2P over NVLink is refused (NS)",
+        detection="nvmlDeviceGetGpuFabricInfo; or refused peer access between GPUs with active NVLinks to NVSwitches; "
+        "or `P2P is disabled between NVLINK connected GPUs` in NCCL's log",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         expected="state completed, status success",
-        likely="the fabric manager is not running or is of another version than the driver; links may be active "
-        "all the same, and peer access is refused",
-        cure="systemctl status nvidia-fabricmanager; systemctl restart nvidia-fabricmanager",
+        likely="the fabric manager is not running, or its version differs from the driver's",
+        cure="systemctl restart nvidia-fabricmanager. If it fails, `systemctl status nvidia-fabricmanager` shows why",
         link=_AZURE,
         look=_not_ready,
         in_log=_log_nvlink_refused,
@@ -281,11 +282,12 @@ NVLINK = Family.of(
     Condition(
         id="fabric-differs",
         title="A GPU is in another NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
-        detection="nvmlDeviceGetGpuFabricInfo: clique and cluster of every GPU whose fabric is ready, against its node",
+        detection="nvmlDeviceGetGpuFabricInfo: clique and cluster of each GPU, against the other GPUs of its node",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
-        likely="a partition of the fabric manager's that leaves this GPU out, or a GPU that joined at another time",
-        cure="systemctl restart nvidia-fabricmanager, when nobody uses the GPUs; fmpm -l lists the partitions",
+        likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
+        cure="fmpm -l. It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager while the "
+        "GPUs are idle",
         link=_AZURE,
         look=_domains_differ,
         implies=_FOLLOWS[1:],
@@ -293,12 +295,13 @@ NVLINK = Family.of(
     Condition(
         id="nvlinks-all-down",
         title="All NVLinks of a GPU are inactive on a board with NVSwitches",
-        detection="no active link of a GPU that has some, beside NVSwitches, or whose fabric was ready",
+        detection="a GPU without any active NVLink, on a board with NVSwitches or with a fabric that was ready",
         check="nvlink_active",
-        likely="the board, its driver settings (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth), or Xid 74",
+        likely="a fault of the board (Xid 74), or a driver setting (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         aliases=(_DOWN,),
         settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
-        cure="systemctl restart nvidia-fabricmanager, then nvidia-smi --gpu-reset; else have the board looked at",
+        cure="systemctl restart nvidia-fabricmanager. Then reset the GPU (nvidia-smi --gpu-reset); if the links stay "
+        "down, have the board serviced",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_all_down,
         implies=(_DOWN, *_FOLLOWS),
@@ -307,21 +310,21 @@ NVLINK = Family.of(
         id=_DOWN,
         title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
         seen_as=("Link 4: <inactive>", "Xid 74"),
-        detection="active links of each GPU, and of pairs, against those of its siblings",
+        detection="the active links of each GPU and each pair, against those of its siblings",
         check="nvlink_active",
-        likely="a bridge or board not seated, a failed link (Xid 74), or a setting (NVreg_NvLinkDisable, "
-        "NVreg_RmNvlinkBandwidth)",
+        likely="a bridge or board that is not seated, a failed link (Xid 74), or a driver setting "
+        "(NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
-        cure="nvidia-smi --gpu-reset -i GPU; if a link stays down, reseat the board or bridge, or have it replaced",
+        cure="nvidia-smi --gpu-reset -i GPU. If a link stays down, reseat or replace the board or bridge",
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_down,
     ),
     Condition(
         id="nvlink-bandwidth-limited",
-        title="NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
+        title="The NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
         detection="nvmlSystemGetNvlinkBwMode, nvmlDeviceGetNvlinkBwMode",
         settles="grep -i nvlink /etc/modprobe.d/*",
-        cure="take NVreg_RmNvlinkBandwidth out of /etc/modprobe.d and reboot",
+        cure="grep -i nvlink /etc/modprobe.d/*. Remove NVreg_RmNvlinkBandwidth from the file and reboot",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
         implies=(_DOWN,),
@@ -332,10 +335,10 @@ NVLINK = Family.of(
         detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
-        expected="no bad health bit",
-        likely="links, switches or routes of the fabric that failed",
+        expected="a health mask without a fault",
+        likely="failed links, switches or routes of the fabric",
         aliases=(_NOT_READY,),
-        cure="systemctl restart nvidia-fabricmanager; then replace what its log names",
+        cure="systemctl restart nvidia-fabricmanager. Then replace the parts that its log names",
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=of_every_gpu(_unhealthy),
         implies=(_DOWN,),
@@ -343,11 +346,11 @@ NVLINK = Family.of(
     Condition(
         id="nvlink-errors",
         title="NVLinks count replay, recovery or CRC errors",
-        detection="the error counters of every link: what comes while p2p or check runs; weak where they were read "
-        "once: totals far above those of siblings",
-        settles="nvidia-smi nvlink -e, again after gpubench p2p: do they grow?",
+        detection="the error counters of every link: errors counted while p2p or check runs; if the counters were read "
+        "only once, totals far above those of siblings (weak evidence)",
+        settles="nvidia-smi nvlink -e before and after gpubench p2p: growing counters confirm it",
         check="nvlink_errors",
-        cure="nvidia-smi nvlink -e, again after gpubench p2p: reseat or replace the link whose counters grow",
+        cure="nvidia-smi nvlink -e. Run it again after `gpubench p2p`; reseat or replace a link whose counters grow",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,
     ),

@@ -30,14 +30,14 @@ from gpubench.model.terms.verdict import Verdict
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
 _COLLAPSED = 2.0
-"""So many times as fast as writes, reads by the same pairs show that it is not the links. Where links are all that
-counts, the two differ by a third at most (H200, over NVLink)."""
+"""Reads this many times faster than writes of the same pairs show that the links are not the limit. Where links are the
+limit, the two differ by at most a third (H200, over NVLink)."""
 
 _SEVERAL = 2
 
 
 def _links(node: Topology) -> Iterator[tuple[Device, PcieLink]]:
-    """Those of GPUs, and of NICs that carry their data: onboard Ethernet hangs on fewer lanes than its chip has."""
+    """Links of GPUs and of NICs other than Ethernet: onboard Ethernet often has fewer lanes than it supports."""
     yield from ((gpu, gpu.pcie) for gpu in node.gpus)
     yield from ((nic, nic.pcie) for nic in node.nics if nic.kind is not NicKind.ETHERNET)
 
@@ -52,7 +52,7 @@ def _width(run: Circumstances) -> Found:
 
 @in_each_node
 def _generation(run: Circumstances) -> Found:
-    """Of busy GPUs and of NICs: an idle GPU lowers its generation to save power."""
+    """Busy GPUs and NICs only: an idle GPU lowers its generation to save power."""
     for number, node in run.nodes.items():
         for device, link in _links(node):
             if _is_slow(link) and (not isinstance(device, GpuFacts) or device.idle is False):
@@ -86,7 +86,9 @@ def _uplink(run: Circumstances) -> Found:
                 yield of_node(
                     run,
                     number,
-                    "PCIe trained to {} x{} of {} x{}".format(*("?" if each is None else each for each in now + most)),
+                    "PCIe trained to generation {} x{} of {} x{}".format(
+                        *("?" if each is None else each for each in now + most)
+                    ),
                     Confidence.PROVEN if narrow else Confidence.LIKELY,
                     f"the uplink of switch {bus_id}",
                     severity=Verdict.FAIL if narrow else Verdict.WARN,
@@ -120,22 +122,22 @@ def _shared_uplink(run: Circumstances) -> Found:
             yield of_pairs(
                 run,
                 [pair],
-                f"{run.wiring.path(pair)}, and through host memory: up and down the same uplink",
+                f"{run.wiring.path(pair)} pair through host memory: both directions share one uplink",
                 Confidence.LIKELY,
             )
 
 
 def _write_collapse(run: Circumstances) -> Found:
-    """Of copies that were made at once both ways: by the sources, which write, and by the destinations, which read."""
+    """Compares simultaneous copies made by the sources (writes) with those made by the destinations (reads)."""
     for each in run.together:
         pairs = _converging(run, each.pairs)
         if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
-            seen = f"{each.pattern}: together writes reach {each.write_gb_s:.3g} GB/s, reads {each.read_gb_s:.3g}"
+            seen = f"{each.pattern}: writes reach {each.write_gb_s:.3g} GB/s in total, reads {each.read_gb_s:.3g}"
             yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
 def _converging(run: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs over PCIe whose sources share a switch and write to GPUs below several root complexes."""
+    """PCIe pairs whose sources share a switch and write to GPUs below several root complexes."""
     by_switch: dict[tuple[int, str], list[Pair]] = {}
     for pair in pairs:
         source, destination = (run.wiring.gpu(gpu) for gpu in pair)
@@ -158,7 +160,7 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
 
 
 def _link(id_: str, title: str, detection: str, look: Look, link: str, *aliases: str) -> Condition:
-    """A condition of links that trained low."""
+    """A condition of PCIe links that trained below their width or generation."""
     return Condition(
         id=id_,
         title=title,
@@ -166,10 +168,10 @@ def _link(id_: str, title: str, detection: str, look: Look, link: str, *aliases:
         detection=detection,
         settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
         check="pcie_link",
-        expected="what both ends of the link can do",
-        likely="a riser or slot with fewer lanes, a card not seated, a BIOS setting, dirt on the contacts",
+        expected="the width and generation that both ends of the link support",
+        likely="a riser or slot with fewer lanes, a card that is not seated, a BIOS setting, or dirty contacts",
         aliases=aliases,
-        cure="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'; reseat the card or riser, look for the slot's lanes and "
+        cure="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'. Reseat the card or riser; check the slot's lanes and "
         "generation in the BIOS and the board's manual",
         link=link,
         look=look,
@@ -181,15 +183,15 @@ PCIE = Family.of(
     "PCIe links",
     _link(
         "pcie-width",
-        "A GPU or NIC runs on fewer PCIe lanes than it has (LnkSta: Width x8, downgraded)",
-        "current against maximal width, NVML and /sys current_link_width",
+        "A GPU or NIC uses fewer PCIe lanes than it supports (LnkSta: Width x8, downgraded)",
+        "current against maximum width, from NVML and /sys current_link_width",
         _width,
         "https://github.com/NVIDIA/nccl/issues/2397",
     ),
     _link(
         "pcie-uplink",
-        "The uplink of a PCIe switch runs at a lower width or generation than it could",
-        "current against maximal width and generation of every upstream port above GPUs and NICs",
+        "The uplink of a PCIe switch runs at a lower width or generation than it supports",
+        "current against maximum width and generation of every upstream port above GPUs and NICs",
         _uplink,
         "https://github.com/local-inference-lab/rtx6kpro/pull/88",
         "pcie-width",
@@ -197,22 +199,23 @@ PCIE = Family.of(
     ),
     _link(
         "pcie-generation",
-        "A GPU under load, or a NIC, runs at a lower PCIe generation than it could (LnkSta: Speed 8GT/s)",
-        "current against maximal generation, of GPUs that are not idle",
+        "A busy GPU or a NIC runs at a lower PCIe generation than it supports (LnkSta: Speed 8GT/s)",
+        "current against maximum generation, of NICs and of GPUs that are not idle",
         _generation,
         "https://github.com/NVIDIA/NVSentinel/issues/890",
     ),
     Condition(
         id="pcie-errors",
-        title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on the way of a GPU",
+        title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on a GPU's path",
         seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
         detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
-        f"{FEW_MEANWHILE} that come while p2p or check runs, or any that cannot be corrected; weak where they were "
-        "read once: totals far above those of siblings, or fatal ones",
-        settles="the same again after gpubench p2p: do they grow? dmesg | grep AER",
+        f"{FEW_MEANWHILE} errors while p2p or check runs, or any uncorrectable one; if the counters were read only "
+        "once, totals far above those of siblings, or fatal errors (weak evidence)",
+        settles="dmesg | grep AER before and after gpubench p2p: growing counters confirm it",
         check="pcie_errors",
-        likely="a riser, a slot, dirt on the contacts, or a card that is not seated",
-        cure="reseat the card, riser or cable; a slower generation in the BIOS where errors go on",
+        likely="a riser or slot, dirty contacts, or a card that is not seated",
+        cure="dmesg | grep AER. Reseat the card, riser or cable; if errors continue, set a lower PCIe generation in "
+        "the BIOS",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_errors,
     ),
@@ -220,20 +223,20 @@ PCIE = Family.of(
         id="posted-write-collapse",
         title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
         "do not",
-        detection="gpubench p2p's patterns: the same pairs at once, over PCIe, read more than twice as fast as "
-        "they write",
-        settles="gpubench p2p: the lines `all to all`, write and read; pair by pair both are fine",
-        cure="have NCCL read: NCCL_P2P_READ_ENABLE=1 gpubench alltoall, and without; else spread the cards over "
-        "root complexes",
+        detection="gpubench p2p's patterns: reads more than twice as fast as writes, for the same simultaneous copies "
+        "over PCIe",
+        settles="gpubench p2p: `all to all` is slow for writes and fast for reads; each pair alone is fast for both",
+        cure="export NCCL_P2P_READ_ENABLE=1. Compare `gpubench alltoall` with and without it; otherwise spread the "
+        "cards over root complexes",
         link="https://github.com/local-inference-lab/rtx6kpro",
         look=_write_collapse,
     ),
     Condition(
         id="staging-shares-uplink",
-        title="Pairs under one PCIe switch are slower through host memory than pairs under two",
-        detection="pairs without P2P by design, through host memory, below one switch",
+        title="Through host memory, pairs below one PCIe switch are slower than pairs below two",
+        detection="host-staged pairs below one switch that have no P2P by design",
         settles="gpubench p2p: PIX pairs slower than SYS pairs",
-        cure="nothing to repair: both ways share the switch's uplink; spread such ranks over switches",
+        cure="nothing to repair: both directions share the switch's uplink. Spread ranks over several switches",
         link="https://github.com/NVIDIA/nccl/issues/1086",
         look=_shared_uplink,
         by_design=True,
@@ -248,20 +251,19 @@ _MAYBE_BELOW_ONE_SWITCH = ("PIX", "PXB", UNKNOWN_PATH)
 
 
 def _on_metal(run: Circumstances) -> Iterator[tuple[int, Topology]]:
-    """Nodes that are no virtual machines: a hypervisor needs redirection and translation, and shows neither truly."""
+    """Nodes other than virtual machines: a guest does not show its host's redirection and translation."""
     found = run.nodes.items()
     return ((number, node) for number, node in found if not node.snapshot.machine.virtual_machine)
 
 
 def _hidden(run: Circumstances) -> Found:
-    """The virtual machines, of which nobody knows."""
     for number, node in run.nodes.items():
         if node.snapshot.machine.virtual_machine and reaches_over_pcie(node):
-            yield Unread(run.on(number), "a virtual machine does not show what its host redirects")
+            yield Unread(run.on(number), "a virtual machine does not show its host's ACS and IOMMU settings")
 
 
 def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
-    """The bridges above a device, the nearest first."""
+    """The bridges above a device, nearest first."""
     found: list[PciDevice] = []
     device = devices.get(bus_id or "")
     while device is not None and device.above and len(found) < len(devices):
@@ -271,7 +273,7 @@ def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevi
 
 
 def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | None) -> list[PciDevice]:
-    """The bridges that what two devices below a common switch send each other passes; none where they share none."""
+    """The bridges between two devices below a common switch; empty if they share no switch."""
     mine, theirs = _above(devices, one), _above(devices, other)
     shared = {each.bus_id for each in mine} & {each.bus_id for each in theirs}
     if not any(each.bus_id in shared and each.kind is not PciKind.ROOT_PORT for each in mine):
@@ -280,14 +282,14 @@ def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | Non
 
 
 def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: str | None) -> bool:
-    """True if a bridge lets through what both devices had translated before, redirection or not."""
+    """True if both devices use address translation (ATS) and the bridge passes translated requests directly."""
     control = bridge.access_control
     asked = all((device := devices.get(end or "")) is not None and device.address_translation for end in ends)
     return asked and control is not None and _DIRECT in control.enabled
 
 
 def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
-    """Couples below a switch whose traffic bridges send up to the root: by their registers, else by IOMMU groups."""
+    """Couples below a switch whose traffic is redirected to the root: by ACS registers, else by IOMMU groups."""
     devices = run.pci_devices[number]
     unseen: list[str] = []
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
@@ -312,11 +314,11 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
         seen = f"ACS of {joined(bridges_seen)}: {joined(bridges_seen.values())}"
         cures = [f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges_seen]
-        yield _of_couples(redirected, seen, Confidence.PROVEN, "; ".join(cures) if len(cures) <= _MOST_CURED else "")
+        yield _of_couples(redirected, seen, Confidence.PROVEN, " && ".join(cures) if len(cures) <= _MOST_CURED else "")
     if split:
         groups_seen = joined(group for each in split.values() for group in each)
         yield _of_couples(
-            split, f"devices of one switch are in IOMMU groups {groups_seen}, which ACS splits", Confidence.LIKELY
+            split, f"devices below one switch are in different IOMMU groups: {groups_seen}", Confidence.LIKELY
         )
     if unseen:
         yield Unread(joined(unseen), "the bridges between them were not read")
@@ -328,7 +330,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
 def _of_couples(
     couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: str = ""
 ) -> Sighting:
-    """On couples of devices, by name and with the GPUs among them; two GPUs are a pair both ways."""
+    """A sighting on couples of devices, given by name and GPU positions; two GPUs are a pair in both directions."""
     names = tuple(name for name, _ in couples)
     return Sighting(
         subject=joined(names),
@@ -350,7 +352,6 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
 
 @in_each_node
 def _acs(run: Circumstances) -> Found:
-    """Between GPUs that reach each other over PCIe switches."""
     yield from _hidden(run)
     for number, node in _on_metal(run):
         gpus = [(each, gpu) for each in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(each)) is not None]
@@ -365,7 +366,6 @@ def _acs(run: Circumstances) -> Found:
 
 @in_each_node
 def _acs_nic(run: Circumstances) -> Found:
-    """Between GPUs and the RDMA NICs beside them."""
     yield from _hidden(run)
     for number, node in _on_metal(run):
         couples = (
@@ -380,7 +380,7 @@ def _acs_nic(run: Circumstances) -> Found:
 
 @in_each_node
 def _translating(run: Circumstances) -> Found:
-    """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
+    """GPUs behind a translating IOMMU that reach others over PCIe; NVLink traffic does not pass the IOMMU."""
     yield from _hidden(run)
     metal = dict(_on_metal(run))
     for position, node, gpu in run.gpus():
@@ -389,36 +389,36 @@ def _translating(run: Circumstances) -> Found:
             continue
         device, iommu = run.pci_devices[number].get(gpu.bus_id or ""), node.snapshot.kernel.iommu
         if device is None:
-            yield Unread(run.name(position), "it is not among the PCI devices that were read")
+            yield Unread(run.name(position), "its PCI device was not read")
         elif device.iommu_group is None:
             if iommu.units != ():
                 yield Unread(run.name(position), "its IOMMU group was not read")
         elif (kind := iommu.group_types.get(str(device.iommu_group))) is None:
             yield Unread(run.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
         elif kind in _TRANSLATES:
-            yield of_gpu(run, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
+            yield of_gpu(run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
 
 
 _MOST_CURED = 4
 _UNREAD = "its access control was not read"
 _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _ACS_CURE = (
-    "for b in $(lspci -D | awk '/PCI bridge/{print $1}'); do setpci -s $b ECAP_ACS+0x6.w=0000; done as root on bare "
-    "metal; better, ACS off in the BIOS. Not inside a VM"
+    "for b in $(lspci -D | awk '/PCI bridge/{print $1}'); do setpci -s $b ECAP_ACS+0x6.w=0000; done. Run it as root on "
+    "bare metal, not in a virtual machine; switching ACS off in the BIOS is better"
 )
-_ACS_LIKELY = "the BIOS, or a kernel that isolates devices: peer traffic goes up to the root port and back"
+_ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
 REDIRECTION = Family.of(
     "redirection",
-    "PCIe traffic by way of the CPU",
+    "PCIe traffic redirected through the CPU",
     Condition(
         id="acs-redirect",
         title="PCIe ACS redirects P2P between GPUs through the CPU's root port: half the bandwidth, or a hang",
         detection="request redirect, completion redirect or upstream forwarding in the ACS registers of the "
-        "bridges between two GPUs (needs root); else two GPUs of one switch in different IOMMU groups",
+        "bridges between two GPUs (needs root); else two GPUs below one switch in different IOMMU groups",
         settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
         check="redirection",
-        expected="off below the switches between GPUs",
+        expected="ACS redirection off at the switches between GPUs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
         cure=_ACS_CURE,
@@ -427,29 +427,30 @@ REDIRECTION = Family.of(
     ),
     Condition(
         id="acs-nic-redirect",
-        title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: InfiniBand bandwidth halved",
+        title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: half the InfiniBand bandwidth",
         detection="the ACS registers of the bridges between a GPU and an RDMA NIC below one switch (needs root), "
         "or their IOMMU groups",
         settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
         check="redirection",
-        expected="off below the switches between GPUs and NICs",
+        expected="ACS redirection off at the switches between GPUs and NICs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
-        cure=f"{_ACS_CURE}: there, ATS on NIC and GPU",
+        cure=f"{_ACS_CURE}. In a virtual machine, switch on ATS for NIC and GPU",
         link="https://github.com/NVIDIA/nccl/issues/949",
         look=_acs_nic,
     ),
     Condition(
         id="iommu-translating",
-        title="The IOMMU translates (not iommu=pt): P2P over PCIe slow, corrupt or hanging",
+        title="The IOMMU translates addresses (not iommu=pt): P2P over PCIe is slow, corrupts data or hangs",
         seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
         detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
         check="redirection",
-        expected="identity: iommu=pt, or no IOMMU",
-        likely="the kernel's default: peer copies may be slow, or arrive damaged",
+        expected="identity mapping (iommu=pt), or no IOMMU",
+        likely="the kernel's default; peer copies may be slow or corrupted",
         aliases=("iommu-translates",),
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
-        cure="boot with iommu=pt (or off in the BIOS), then see that gpubench p2p verifies all data",
+        cure="cat /proc/cmdline. Boot with iommu=pt, or switch the IOMMU off in the BIOS; then verify data with "
+        "`gpubench p2p`",
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),

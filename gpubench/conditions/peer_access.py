@@ -31,7 +31,7 @@ _MIB = 2**20
 
 
 def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
-    """For all pairs whose refusal is of some kind; `virtual`: of virtual machines, or of bare metal, alone."""
+    """Finds pairs by their refusal; `virtual` restricts them to virtual machines (True) or bare metal (False)."""
 
     @in_each_node
     def look(run: Circumstances) -> Found:
@@ -46,8 +46,8 @@ def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | 
 
 
 def _status(status: str, where: str = "", *, virtual: bool | None = None) -> Look:
-    """For what NVML says of pairs that no NVLink joins, in a word."""
-    seen = f"NVML says {status}: {P2P_STATUS[status]}{where}"
+    """Finds pairs without NVLinks by NVML's P2P status."""
+    seen = f"NVML reports {status}: {P2P_STATUS[status]}{where}"
     return _of_refusal(seen, lambda each: each.status == status and _over_pcie(each), virtual=virtual)
 
 
@@ -55,18 +55,18 @@ def _over_pcie(refusal: Refusal) -> bool:
     return not (refusal.wired or refusal.mig or refusal.mesh)
 
 
-_GNS = f"NVML says GNS: {P2P_STATUS['GNS']}"
+_GNS = f"NVML reports GNS: {P2P_STATUS['GNS']}"
 
 
 @in_each_node
 def _mig(run: Circumstances) -> Found:
-    """A finding of its own where the profile or a sibling has it off; on all GPUs it is how somebody wants the node."""
+    """A finding if the profile or a sibling has MIG off; MIG on all GPUs of a node is taken as intended."""
     for position, node, gpu in run.gpus():
         if gpu.mig:
             profile = run.exact_profile(run.wiring.gpus[position].node)
             sibling = any(each.mig is False for each in node.gpus)
             odd = sibling or (profile is not None and profile.gpu.mig is False)
-            expected = f"off, as {'its siblings have' if sibling else 'the profile has'} it"
+            expected = f"MIG off, {'like its siblings' if sibling else 'as in the profile'}"
             severity = None if sibling else Verdict.SKIP
             yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
 
@@ -84,13 +84,13 @@ def _registry_key(run: Circumstances) -> Found:
         for name, value in (node.snapshot.driver_settings.registry_keys or {}).items()
         if "p2p" in name.lower()
     )
-    seen = "NVML says DR: disabled by a driver registry key" + (f" ({keys})" if keys else "")
+    seen = "NVML reports DR: disabled by a driver registry key" + (f" ({keys})" if keys else "")
     return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(run)
 
 
 @in_each_node
 def _mixed(run: Circumstances) -> Found:
-    """Refused between models, and granted between two of a model."""
+    """Pairs refused between different models, on nodes that grant access between two GPUs of one model."""
     alike = [pair for pair in run.inside if not _models_differ(run, pair)]
     granted = {run.wiring.gpus[pair[0]].node for pair in alike if run.wiring.peer_access(pair).possible}
     pairs = [
@@ -99,7 +99,7 @@ def _mixed(run: Circumstances) -> Found:
         if _over_pcie(refusal) and run.wiring.gpus[pair[0]].node in granted and _models_differ(run, pair)
     ]
     if pairs:
-        seen = "GPUs of different models have no peer access, those of one model have"
+        seen = "no peer access between GPUs of different models; GPUs of the same model have it"
         yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
@@ -116,16 +116,16 @@ def _bar1(run: Circumstances) -> Found:
         window = gpu.bar1_bytes or (device.bar1_bytes if device else None)
         most = device.bar1_most_bytes if device else None
         if position in ends and window and gpu.memory_bytes and window < gpu.memory_bytes:
-            could = f", and could be {most // _MIB:,} MiB" if most and most > window else ""
-            seen = f"BAR 1 shows {window // _MIB:,} MiB of {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
+            could = f"; it could be {most // _MIB:,} MiB" if most and most > window else ""
+            seen = f"BAR 1 is {window // _MIB:,} MiB for {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
             yield of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
-"""GPUs of which the driver gives none peer access over PCIe; those before had it."""
+"""GPUs to which the driver gives no peer access over PCIe; earlier generations had it."""
 
 _NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")
-"""Those of which no driver of NVIDIA's ever gave any; CUDA grants it where somebody patched the driver."""
+"""GPUs to which no NVIDIA driver ever gave peer access over PCIe; CUDA grants it only with a patched driver."""
 
 _GRANTED = "1"
 
@@ -142,7 +142,7 @@ def has_nvlinks(staged: Staged) -> bool:
 
 
 def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
-    """GPUs on PCIe that the driver gives none; where there are NVLinks, that is a fault."""
+    """GPUs without NVLinks to which the driver gives no peer access over PCIe."""
     refused = [note for note in staged.notes if note.kind is RemarkKind.DRIVER_REFUSED]
     if not staged.inside or staged.network is not None or has_nvlinks(staged):
         return None
@@ -150,16 +150,18 @@ def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
     if not refused:
         granted = any(note.about[1] == _GRANTED for note in staged.found(RemarkKind.P2P_TYPE))
         never = bool(models) and all(map(_NEVER_WITH_PEER_ACCESS.search, staged.models))
-        seen = f"{models} have no peer access over PCIe"
+        seen = f"{models}: no peer access over PCIe"
         return LoggedReason(seen, "nothing to repair") if never and not granted else None
     known = bool(models) and all(map(_WITHOUT_PEER_ACCESS.search, staged.models))
-    seen = f"the driver gives these GPUs no peer access: {refused[0].gist}"
+    seen = f"the driver refuses peer access between these GPUs: {refused[0].gist}"
     if known and not staged.virtual:
-        return LoggedReason(f"{seen}; {models} have none over PCIe", "nothing to repair")
-    unknown = "in a virtual machine the hypervisor may be the reason" if staged.virtual else "of others it is a fault"
+        return LoggedReason(f"{seen}; {models}: no peer access over PCIe", "nothing to repair")
+    unknown = (
+        "in a virtual machine the hypervisor may be the reason" if staged.virtual else "for other GPUs this is a fault"
+    )
     return LoggedReason(
-        f"{seen}; GeForce GPUs have none over PCIe, {unknown}",
-        "gpubench topo shows the GPUs' model and the driver's reason",
+        f"{seen}; GeForce GPUs have no peer access over PCIe; {unknown}",
+        "gpubench topo. It shows the GPUs' model and the driver's reason",
         is_proven=False,
     )
 
@@ -172,13 +174,14 @@ PEER_ACCESS = Family.of(
     "Peer access",
     Condition(
         id="mig-on",
-        title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access by PCIe or NVLink",
+        title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access over PCIe or NVLink",
         seen_as=("MIG Mode : Current : Enabled",),
         detection="nvmlDeviceGetMigMode",
         settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
         check="mig",
-        likely="somebody split it; its instances reach no other GPU but through host memory",
-        cure="nothing to repair; nvidia-smi -i GPU -mig 0 gives peer access back, and takes the instances away",
+        likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
+        cure="nvidia-smi -i GPU -mig 0. It restores peer access and removes the instances; if they are intended, there "
+        "is nothing to repair",
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
         implies=("cuda-nvml-disagree", _REFUSED),
@@ -186,10 +189,11 @@ PEER_ACCESS = Family.of(
     ),
     Condition(
         id="confidential-computing",
-        title="Confidential computing (CC) is on: transfers go through encrypted bounce buffers, P2P is off",
+        title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
         detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
-        cure="protected PCIe mode (PPCIE) gives all GPUs of a board to one confidential VM; else switch CC off",
+        cure="nvidia-smi conf-compute -f. Use protected PCIe mode (PPCIE), with all GPUs of the board in one "
+        "confidential VM, or switch CC off",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
         in_log=remark_in_log(RemarkKind.CONFIDENTIAL, "confidential computing encrypts transfers through host memory"),
@@ -199,11 +203,11 @@ PEER_ACCESS = Family.of(
         id="gpu-without-pcie-p2p",
         title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
         seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks, and no two of the "
-        "same models have P2P; or NCCL's log has the driver's refusal for GPUs on PCIe",
+        detection="nvmlDeviceGetP2PStatus reports GNS (GPU not supported) for all GPUs of these models without "
+        "NVLinks; or NCCL's log has the driver's refusal for GPUs on PCIe",
         settles="nvidia-smi topo -p2p r",
-        cure="nothing to repair: shared memory is the way here. A patched open kernel module exists; if you try "
-        "it, `gpubench p2p` before and after says whether it is faster, and whether the data are right",
+        cure="nothing to repair: these GPUs use shared memory. With a patched open kernel module, run `gpubench p2p` "
+        "before and after to compare speed and to verify the data",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
         look=_of_refusal(_GNS, lambda each: each.status == "GNS" and _over_pcie(each) and not each.odd),
         in_log=_log_without_nvlinks,
@@ -212,29 +216,29 @@ PEER_ACCESS = Family.of(
     ),
     Condition(
         id="p2p-of-some-alike",
-        title="GNS between some GPUs, while others of the same models have P2P",
+        title="GNS between some GPUs, while other GPUs of the same models have P2P",
         seen_as=("GNS = GPU not supported",),
-        detection="nvmlDeviceGetP2PStatus says GNS for GPUs without NVLinks, and OK for two others of the same models",
+        detection="nvmlDeviceGetP2PStatus reports GNS for GPUs without NVLinks, and OK for others of the same models",
         settles="nvidia-smi topo -p2p r; nvidia-smi -q of both: VBIOS, virtualization mode, MIG",
-        likely="a GPU with another VBIOS or setting than its siblings, or one that is failing",
-        cure="compare VBIOS and virtualization mode in nvidia-smi -q; where they are alike, reboot the node",
+        likely="a GPU with a different VBIOS or setting than its siblings, or a failing GPU",
+        cure="nvidia-smi -q | grep -iE 'VBIOS Version|Virtualization Mode'. If the GPUs are alike, reboot the node",
         link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
         look=_of_refusal(
-            f"{_GNS}, as no two of these models would have it, and others have",
+            f"{_GNS}; other GPUs of the same models have P2P",
             lambda each: each.odd and _over_pcie(each),
         ),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
     ),
     Condition(
         id="nvlink-mesh",
-        title="TNS between GPUs that NVLinks join to others (DGX-1, hybrid cube mesh): no direct path",
-        detection="nvmlDeviceGetP2PStatus says TNS, both GPUs have active NVLinks to other GPUs",
+        title="TNS between GPUs whose NVLinks lead to other GPUs (DGX-1, hybrid cube mesh): no direct path",
+        detection="nvmlDeviceGetP2PStatus reports TNS, and both GPUs have active NVLinks to other GPUs",
         settles="nvidia-smi topo -m",
-        cure="nothing to repair: NCCL takes the NVLinks of a GPU between. NCCL_NVB_DISABLE=1 gpubench alltoall, "
-        "and without, shows what they are worth",
+        cure="nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run `gpubench alltoall` "
+        "with and without NCCL_NVB_DISABLE=1",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_of_refusal(
-            "NVML says TNS, and NVLinks join each of these GPUs to others",
+            "NVML reports TNS, and the NVLinks of both GPUs lead to other GPUs",
             lambda each: each.mesh and not each.wired and not each.mig,
         ),
         implies=("cuda-nvml-disagree", _REFUSED),
@@ -243,20 +247,21 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-registry-key",
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
-        detection="nvmlDeviceGetP2PStatus says DR; RegistryDwords in /proc/driver/nvidia/params",
+        detection="nvmlDeviceGetP2PStatus reports DR; RegistryDwords in /proc/driver/nvidia/params",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure="take the key out of /etc/modprobe.d, then rmmod nvidia and modprobe nvidia, or reboot",
+        cure="grep RegistryDwords /etc/modprobe.d/*. Remove the key from the file and reboot",
         link="https://github.com/noonghunna/club-3090/pull/926",
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
     ),
     Condition(
         id="p2p-virtual-machine",
-        title="CNS in a virtual machine: the hypervisor does not say that GPUs may reach each other (P2P clique)",
+        title="CNS in a virtual machine: the hypervisor does not declare P2P between the GPUs (no P2P clique)",
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus says CNS, and the CPU has the hypervisor flag",
+        detection="nvmlDeviceGetP2PStatus reports CNS, and the CPU has the hypervisor flag",
         settles="nvidia-smi topo -p2p r in the guest and on the host",
-        cure="QEMU: x-nv-gpudirect-clique=0 for each vfio-pci GPU that shares a PCIe switch on the host",
+        cure="nvidia-smi topo -p2p r. In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe "
+        "switch on the host",
         link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
         look=_status("CNS", " in a virtual machine", virtual=True),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -265,9 +270,9 @@ PEER_ACCESS = Family.of(
         id="p2p-chipset",
         title="CNS: chipset not supported for P2P, no common PCIe switch",
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus says CNS on bare metal",
-        settles="nvidia-smi topo -p2p r; lspci -tv shows what is between them",
-        cure="put the GPUs under one PCIe switch, or into slots of one CPU that the driver knows",
+        detection="nvmlDeviceGetP2PStatus reports CNS on bare metal",
+        settles="nvidia-smi topo -p2p r; lspci -tv shows the bridges between them",
+        cure="lspci -tv. Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports",
         link=_WAIVED,
         look=_status("CNS", virtual=False),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -275,19 +280,19 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-across-sockets",
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
-        detection="nvmlDeviceGetP2PStatus says TNS for GPUs without NVLinks",
+        detection="nvmlDeviceGetP2PStatus reports TNS for GPUs without NVLinks",
         settles="nvidia-smi topo -m: SYS between them",
-        cure="move the cards to one socket",
+        cure="nvidia-smi topo -m. Move the cards to slots of one socket",
         link="https://github.com/NVIDIA/nvbandwidth/issues/45",
         look=_status("TNS"),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
     ),
     Condition(
         id="mixed-gpu-models",
-        title="GPUs of different models or generations have no P2P with each other",
-        detection="pairs of different models are refused, pairs of one model on the node are not",
+        title="No P2P between GPUs of different models or generations",
+        detection="peer access is refused between GPUs of different models and granted between GPUs of the same model",
         settles="nvidia-smi topo -p2p r",
-        cure="group ranks by model: CUDA_VISIBLE_DEVICES with GPUs of one model",
+        cure="nvidia-smi -L. Run each job on GPUs of one model, selected with CUDA_VISIBLE_DEVICES",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_mixed,
         implies=("bar1-small", _REFUSED),
@@ -295,10 +300,10 @@ PEER_ACCESS = Family.of(
     Condition(
         id="bar1-small",
         title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
-        detection="BAR 1 (NVML, or /sys resource) against memory, of GPUs whose P2P over PCIe is refused; "
-        "resource1_resize says how large it could be",
-        settles="nvidia-smi -q | grep -A 3 BAR1; in a guest the host's reading counts",
-        cure="switch on Resizable BAR and Above 4G Decoding in the BIOS",
+        detection="the size of BAR 1 (NVML, or /sys resource) against memory, for GPUs whose P2P over PCIe is refused; "
+        "resource1_resize shows how large it could be",
+        settles="nvidia-smi -q | grep -A 3 BAR1; in a virtual machine, run it on the host",
+        cure="nvidia-smi -q | grep -A 3 BAR1. Switch on Resizable BAR and Above 4G Decoding in the BIOS",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_bar1,
         implies=(_REFUSED,),
@@ -307,7 +312,7 @@ PEER_ACCESS = Family.of(
 
 
 _CUDA_REFUSES = "0"
-_SHOWS_REASON = "gpubench topo shows the driver's reason"
+_SHOWS_REASON = "gpubench topo. It shows the driver's reason"
 
 
 @in_each_node
@@ -325,31 +330,31 @@ def _disagree(run: Circumstances) -> Found:
 def _corrupts(run: Circumstances) -> Found:
     pairs = frozenset(pair for pair in run.wrong if run.wiring.peer_access(pair).possible)
     if pairs:
-        yield of_pairs(run, pairs, "peer access is granted, and wrong data arrived")
+        yield of_pairs(run, pairs, "peer access is granted, but wrong data arrived")
 
 
 def _despite_grant(run: Circumstances) -> Found:
     for pair, shown in (run.copied or {}).items():
         if run.wiring.peer_access(pair).possible:
-            seen = f"the driver grants peer access, yet {shown}"
+            seen = f"the driver grants peer access, but {shown}"
             cure = _cure_by_wiring(run, pair)
             yield of_pairs(run, [pair], seen, Confidence.LIKELY, cure=cure)
 
 
 def _cure_by_wiring(run: Circumstances, pair: Pair) -> str:
-    """What to do where NVLinks join a pair; empty where its way is PCIe, whose cure is the condition's own."""
+    """The cure for a pair joined by NVLinks; empty for a PCIe pair, which uses the condition's own cure."""
     node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
     if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
         return ""
     if not is_switched(node, gpu):
-        return "nvidia-smi nvlink -s; dmesg | grep -i Xid"
-    where = "" if node.snapshot.nvswitches else "where the switches are managed (the host of a virtual machine): "
-    return f"{where}systemctl restart nvidia-fabricmanager; then dmesg | grep -i Xid"
+        return "nvidia-smi nvlink -s. Look for Xid errors in dmesg too"
+    where = "" if node.snapshot.nvswitches else " on the machine that manages the switches (the virtual machine's host)"
+    return f"systemctl restart nvidia-fabricmanager. Run it{where} and look for Xid errors in dmesg"
 
 
 @in_each_node
 def _any_refusal(run: Circumstances) -> Found:
-    """One for each kind of refusal on a node, with what explains that kind, and its cure."""
+    """One sighting for each kind of refusal on a node, with its explanation and cure."""
     found = dict[tuple[int, Refusal, str], list[Pair]]()
     for pair, refusal in run.refusals.items():
         access = run.wiring.peer_access(pair)
@@ -362,15 +367,15 @@ def _any_refusal(run: Circumstances) -> Found:
             (each for each, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
         )
         gpus = len(run.gpus_of(node))
-        everybody = len(pairs) == gpus * (gpus - 1)
+        is_every_pair = len(pairs) == gpus * (gpus - 1)
         names = joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
-        said = f"NVML says {refusal.status} ({reason})" if refusal.status else reason
+        by_driver = f"NVML reports {refusal.status} ({reason})" if refusal.status else reason
         yield of_pairs(
             run,
             pairs,
-            f"no peer access: {said}; copies go through host memory",
+            f"no peer access{f': {by_driver}' if by_driver else ''}; copies go through host memory",
             Confidence.LIKELY,
-            heading=f"{run.host(node)} {f'all {len(pairs)} GPU pairs' if everybody else names}".strip(),
+            heading=f"{run.host(node)} {f'all {len(pairs)} GPU pairs' if is_every_pair else names}".strip(),
             severity=Verdict.SKIP if refusal.by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
@@ -379,23 +384,23 @@ def _any_refusal(run: Circumstances) -> Found:
 
 
 def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
-    """The pairs, and the GPUs with all their pairs, that are touched by what was seen."""
+    """The affected pairs, and the GPUs all of whose pairs are affected."""
     pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
     return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 
 
 def _log_refused(staged: Staged) -> LoggedReason | None:
-    """Access that the driver or CUDA refuses although the GPUs could have it."""
+    """Peer access that the driver or CUDA refuses although the GPUs support it."""
     if not staged.inside or staged.network is not None:
         return None
     kinds = (RemarkKind.DRIVER_REFUSED, RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
     for note in staged.found(*kinds):
-        return LoggedReason(f"NCCL says: {note.gist}", _SHOWS_REASON)
+        return LoggedReason(f"NCCL's log: {note.gist}", _SHOWS_REASON)
     for note in staged.found(RemarkKind.P2P_TYPE):
         if note.about[1] == _CUDA_REFUSES:
             return LoggedReason(
                 f"CUDA refuses peer access between GPUs of the node: {note.text}",
-                "gpubench topo shows which, and the driver's reason",
+                "gpubench topo. It shows which GPUs, and the driver's reason",
             )
     return None
 
@@ -405,31 +410,30 @@ _OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if
 
 DISPUTED_ACCESS = Family.of(
     "disputed_access",
-    "Peer access that is in dispute",
+    "Contradictory or broken peer access",
     Condition(
         id="cuda-nvml-disagree",
         title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
         detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
-        settles="gpubench p2p on these GPUs: it verifies every byte, and reads the counters",
+        settles="gpubench p2p on these GPUs: it verifies every byte and reads the counters",
         check="peer_access",
         expected="CUDA and NVML agree",
-        likely="a container or virtual machine shows another topology than the driver has, a fabric that is not "
-        "ready, or a driver bug: believe neither before data has arrived",
+        likely="a container or virtual machine with a different topology than the driver's, a fabric that is not "
+        "ready, MIG, or a driver bug",
         aliases=("peer-access-contradiction",),
-        cure="look for another driver inside the container, for a fabric that is not ready, for MIG; restart the "
-        "container after the driver changed",
+        cure="gpubench p2p. It shows which answer is right. If the driver was updated, restart the container",
         link="https://github.com/pytorch/pytorch/issues/84803",
         look=_disagree,
         implies=(_REFUSED,),
     ),
     Condition(
         id="peer-access-corrupts",
-        title="P2P is granted and data arrive wrong, as NaN or zeros, or NCCL hangs (passthrough, IOMMU, ACS)",
+        title="P2P is granted but data arrive wrong (NaN or zeros), or NCCL hangs (passthrough, IOMMU, ACS)",
         seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
-        detection="the destination compared what arrived, between GPUs with peer access",
-        settles="NCCL_P2P_DISABLE=1 gpubench allreduce: clean without peer access, wrong with it",
-        cure="NCCL_P2P_DISABLE=1 until iommu=pt or off is booted, ACS redirection is off, or the hypervisor's P2P "
-        "clique is right",
+        detection="data received over peer access differ from data sent",
+        settles="NCCL_P2P_DISABLE=1 gpubench allreduce: right data without peer access, wrong data with it",
+        cure="export NCCL_P2P_DISABLE=1. Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection "
+        "off, or correcting the hypervisor's P2P clique",
         link="https://github.com/NVIDIA/nccl/issues/2335",
         look=_corrupts,
     ),
@@ -443,27 +447,27 @@ DISPUTED_ACCESS = Family.of(
             "CUDA error 217",
             "failed to open CUDA IPC handle",
         ),
-        detection="`Legacy IPC not supported` in NCCL's log, or a handle that could not be opened, which ends the job",
-        expected="handles that open",
-        likely="WSL, containers without a common IPC namespace, or GPUs without peer access that "
-        "CUDA_VISIBLE_DEVICES hides from each other, so that NCCL does not see it",
+        detection="`Legacy IPC not supported` in NCCL's log, or a job that ended because a handle did not open",
+        expected="CUDA IPC handles that open",
+        likely="WSL, containers with separate IPC namespaces, or GPUs without peer access where "
+        "CUDA_VISIBLE_DEVICES hides one from the other",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
-        cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC; docker run --ipc=host; "
-        "all GPUs visible to every rank",
+        cure="unset NCCL_CUMEM_ENABLE. Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs "
+        "visible to every rank",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=nothing_in_facts,
         in_log=remark_in_log(
             RemarkKind.LEGACY_IPC_REFUSED,
-            "CUDA IPC does not work here: unset NCCL_CUMEM_ENABLE, or use a newer NCCL",
+            "unset NCCL_CUMEM_ENABLE. A newer NCCL does not need legacy CUDA IPC",
         ),
         in_job=complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
     ),
     Condition(
         id="staged-despite-grant",
-        title="cudaMemcpyPeer as slow as without P2P although peer access is granted",
-        detection="NVLink counters that stand still, or bandwidth and latency with peer access on as with it off",
+        title="cudaMemcpyPeer is as slow as without P2P although peer access is granted",
+        detection="NVLink counters that do not move, or the same bandwidth and latency with and without peer access",
         settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
-        cure="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'; lspci -vvv | grep -i acsctl (as root)",
+        cure="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'. Then, as root, lspci -vvv | grep -i acsctl",
         link="https://github.com/NVIDIA/nccl/issues/814",
         look=_despite_grant,
         general=True,
@@ -480,8 +484,8 @@ DISPUTED_ACCESS = Family.of(
         "`Could not enable P2P`, `peer query failed` in NCCL's log",
         settles="nvidia-smi topo -p2p r",
         check="peer_access",
-        likely="the driver supports it for none of these GPUs, or gives no reason",
-        cure="nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG; nvidia-smi -q | grep -A 12 Fabric",
+        likely="the driver does not support peer access between these GPUs, or gives no reason",
+        cure="nvidia-smi topo -p2p r. It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state",
         link=_WAIVED,
         look=_any_refusal,
         in_log=_log_refused,

@@ -28,7 +28,7 @@ _SMALLEST_SHM_BYTES = 64 * 2**20
 """Docker's default."""
 
 _SMALLEST_MEMLOCK_BYTES = 64 * 2**20
-"""Less than any library of RDMA registers; the usual limit of a login is 8 MiB or less, in a container 64 KiB."""
+"""Less than any RDMA library registers; the usual limit of a login is 8 MiB or less, in a container 64 KiB."""
 
 _UNLIMITED = -1
 _PTRACE_OF_ADMINS = 2
@@ -37,7 +37,7 @@ _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any, list[RankFacts]]:
-    """Ranks by what is known of each; those of which nothing is known are left out."""
+    """Ranks grouped by a fact; ranks without it are left out."""
     found: dict[Any, list[RankFacts]] = {}
     for each in ranks:
         if key(each) is not None:
@@ -71,7 +71,7 @@ def _shm_not_shared(run: Circumstances) -> Found:
             yield of_ranks(
                 run,
                 ranks,
-                f"{len(groups)} different /dev/shm among {len(ranks)} ranks of one host",
+                f"{len(ranks)} ranks of one host have {len(groups)} separate /dev/shm",
                 gpus=None,
                 pairs=_apart(run, groups),
                 names=(f"ranks {', '.join(str(rank.rank) for rank in ranks)} on {ranks[0].host}",),
@@ -81,10 +81,10 @@ def _shm_not_shared(run: Circumstances) -> Found:
 def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
     if not staged.inside or staged.network is None or staged.settings("NCCL_HOSTID"):
         return None
-    counted = "" if staged.one_node else ", for NCCL they are of several"
+    several = "" if staged.one_node else "; NCCL treats them as ranks of several hosts"
     return LoggedReason(
-        f"ranks of one host use the network, as they do in containers that share no /dev/shm{counted}",
-        "run the ranks in one container, or share it: docker run --ipc=host",
+        f"ranks of one host use the network, as in containers with separate /dev/shm{several}",
+        "docker run --ipc=host. Or run all ranks of a host in one container",
     )
 
 
@@ -93,27 +93,26 @@ def _shm_small(run: Circumstances) -> Found:
         small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
-            yield of_ranks(run, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
+            yield of_ranks(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
 
 
 def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
-    """Ranks of a host that use UCX and differ: NCCL would not mind."""
     for _, ranks in _nodes(run):
         with_ucx = [each for each in ranks if "libucp" in each.libraries]
         groups = _groups(with_ucx, key)
         if len(groups) > 1:
-            seen = f"{len(groups)} {what} among ranks of one host, with UCX loaded"
+            seen = f"UCX is loaded, and ranks of one host have {len(groups)} different {what}"
             yield of_ranks(run, with_ucx, seen, confidence)
 
 
 def _namespaces(run: Circumstances) -> Found:
-    """UCX takes no CUDA IPC between PID namespaces."""
-    yield from _differ_with_ucx(run, "pid namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
-    yield from _differ_with_ucx(run, "ipc namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
+    """UCX does not use CUDA IPC between PID namespaces."""
+    yield from _differ_with_ucx(run, "PID namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
+    yield from _differ_with_ucx(run, "IPC namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
 
 
 def _ptrace(run: Circumstances) -> Found:
-    """Handing on descriptors, which PyTorch's expandable segments need to share GPU memory."""
+    """Passing file descriptors between processes, which PyTorch's expandable segments need to share GPU memory."""
     for _, ranks in _nodes(run):
         asking = [
             each for each in ranks if any(_EXPANDABLE in each.environment.get(name, "").lower() for name in _ALLOCATORS)
@@ -122,7 +121,7 @@ def _ptrace(run: Circumstances) -> Found:
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
-            yield of_ranks(run, refused, f"{seen}, and expandable_segments is on", Confidence.LIKELY)
+            yield of_ranks(run, refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
         elif asking and all(each.pidfd_getfd is None for each in asking):
             yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
@@ -138,7 +137,6 @@ def _gpu_files(facts: RankFacts) -> tuple[str, ...] | None:
 
 
 def _gpus_hidden(run: Circumstances) -> Found:
-    """Ranks of one host that have device files of different GPUs cannot open each other's memory."""
     for _, ranks in _nodes(run):
         groups = _groups(ranks, _gpu_files)
         if len(groups) > 1:
@@ -152,18 +150,18 @@ def _denied(run: Circumstances) -> Found:
             ranks, lambda each: tuple(file for file in each.denied_device_files if "/nvidia" in file) or None
         )
         for files, members in groups.items():
-            seen = f"may not open {joined(files)}: its mode, or the device list of its control group"
+            seen = f"may not open {joined(files)}, because of the file mode or the control group's device list"
             yield of_ranks(run, members, seen, Confidence.LIKELY)
 
 
 def _visible(run: Circumstances) -> Found:
-    """Only where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
+    """Matters only if MPI or UCX moves GPU memory: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
     what = "values of CUDA_VISIBLE_DEVICES"
     return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
 
 
 def _memlock(run: Circumstances) -> Found:
-    """Locked memory, of ranks on nodes with RDMA NICs: verbs cannot register buffers beyond it."""
+    """Locked memory of ranks on nodes with RDMA NICs: verbs cannot register more."""
     for number, ranks in _nodes(run):
         node = run.nodes.get(number)
         if node is None or not any(nic.rdma for nic in node.nics):
@@ -176,7 +174,7 @@ def _memlock(run: Circumstances) -> Found:
             and "IPC_LOCK" not in (each.capabilities or ())
         ]
         if low:
-            seen = f"{(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
+            seen = f"only {(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
             yield of_ranks(run, low, seen, Confidence.LIKELY)
 
 
@@ -187,14 +185,14 @@ CONTAINER = Family.of(
     "Containers and processes",
     Condition(
         id="shm-not-shared",
-        title="Ranks of one host in separate containers share no /dev/shm: NCCL uses NET/Socket inside the node",
+        title="Ranks of one host run in containers with separate /dev/shm: NCCL uses NET/Socket inside the node",
         seen_as=("via NET/Socket/0",),
-        detection="st_dev of /dev/shm differs between ranks of one host; in NCCL's log `via NET` inside a node",
+        detection="st_dev of /dev/shm differs between ranks of one host; `via NET` inside a node in NCCL's log",
         settles="stat -c %d /dev/shm in every rank",
         check="ranks_alike",
         expected="one /dev/shm for all ranks of a host",
-        likely="a container of its own for each rank: NCCL then uses the network inside the host",
-        cure="run the ranks in one container, or share it: docker run --ipc=host, hostIPC: true in Kubernetes",
+        likely="a separate container for each rank",
+        cure="docker run --ipc=host. In Kubernetes set hostIPC: true; or run all ranks of a host in one container",
         link="https://github.com/NVIDIA/nccl/pull/248",
         look=_shm_not_shared,
         in_log=_log_shm_not_shared,
@@ -210,11 +208,11 @@ CONTAINER = Family.of(
             "failed to extend /dev/shm/nccl-",
             "ncclSystemError",
         ),
-        detection="size of /dev/shm of every rank, at most 64 MiB",
+        detection="a /dev/shm of at most 64 MiB, in every rank",
         settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
-        expected="room for NCCL's segments, up to 33 MB each",
-        likely="Docker gives a container 64 MB of /dev/shm unless told otherwise; or segments of dead jobs fill it",
-        cure="docker run --shm-size=1g --ulimit memlock=-1, or --ipc=host; df -h /dev/shm shows what is left",
+        expected="space for NCCL's segments, up to 33 MB each",
+        likely="Docker's default of 64 MB for /dev/shm, or segments of ended jobs that fill it",
+        cure="docker run --shm-size=1g --ulimit memlock=-1. Or use --ipc=host; `df -h /dev/shm` shows the free space",
         link=_DATA_SHARING,
         look=_shm_small,
         in_job=complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
@@ -224,7 +222,7 @@ CONTAINER = Family.of(
         title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
         detection="device files /dev/nvidiaN differ between ranks of one host",
         settles="ls /dev/nvidia* in every rank",
-        cure="give every rank all GPUs of the host, and let it choose by its local rank",
+        cure="docker run --gpus all. Give every rank all GPUs of the host and select one by local rank",
         link="https://github.com/NVIDIA/nccl/issues/1647",
         look=_gpus_hidden,
     ),
@@ -234,7 +232,7 @@ CONTAINER = Family.of(
         seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
         detection="access(2) on the device files of every rank",
         settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
-        cure="docker run --gpus all, or the launcher's list of devices (Slurm ConstrainDevices)",
+        cure="docker run --gpus all. With Slurm, check ConstrainDevices in cgroup.conf",
         link="https://github.com/NVIDIA/nccl/issues/324",
         look=_denied,
     ),
@@ -242,37 +240,37 @@ CONTAINER = Family.of(
         id="memlock-limited",
         title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
         seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
-        detection="RLIMIT_MEMLOCK of ranks on nodes with RDMA NICs, below 64 MiB and without CAP_IPC_LOCK",
+        detection="RLIMIT_MEMLOCK below 64 MiB without CAP_IPC_LOCK, for ranks on nodes with RDMA NICs",
         settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
-        cure="ulimit -l unlimited (LimitMEMLOCK=infinity of slurmd and sshd); docker run --ulimit memlock=-1",
+        cure="ulimit -l unlimited. Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1",
         link=_DATA_SHARING,
         look=_memlock,
     ),
     Condition(
         id="namespaces-differ",
         title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
-        detection="/proc/self/ns/pid and ipc of ranks of one host, where UCX is loaded",
+        detection="/proc/self/ns/pid and ipc of ranks of one host, if UCX is loaded",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure="docker run --pid=host --ipc=host, or one container a host",
+        cure="docker run --pid=host --ipc=host. Or use one container for each host",
         link="https://github.com/vllm-project/vllm/pull/55906",
         look=_namespaces,
     ),
     Condition(
         id="ptrace-blocked",
         title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
-        detection="pidfd_getfd tried on the process itself, yama's ptrace_scope, CapEff; where expandable_segments "
-        "is asked for",
+        detection="pidfd_getfd tried on the process itself, yama's ptrace_scope, and CapEff, if expandable_segments "
+        "is requested",
         settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
-        cure="docker run --cap-add SYS_PTRACE, or sysctl kernel.yama.ptrace_scope=0",
+        cure="sysctl kernel.yama.ptrace_scope=0. For a container: docker run --cap-add SYS_PTRACE",
         link="https://github.com/pytorch/pytorch/issues/130890",
         look=_ptrace,
     ),
     Condition(
         id="visible-devices-differ",
         title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
-        detection="CUDA_VISIBLE_DEVICES of ranks of one host, where UCX is loaded",
+        detection="CUDA_VISIBLE_DEVICES of ranks of one host, if UCX is loaded",
         settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
-        cure="show every rank all GPUs, in CUDA_DEVICE_ORDER=PCI_BUS_ID, and choose by local rank",
+        cure="unset CUDA_VISIBLE_DEVICES. Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank",
         link="https://github.com/openucx/ucx/issues/5022",
         look=_visible,
     ),
@@ -280,33 +278,33 @@ CONTAINER = Family.of(
 
 
 _WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
-"""Of its time that a rank was ready to run and had no CPU. On a machine with a CPU to spare for each rank it is below
-one percent; with three busy loops on the CPU of each it is three quarters."""
+"""Share of its time that a rank was ready to run and waited for a CPU: below 1 % if each rank has a free CPU, 75 % with
+three busy loops on each rank's CPU."""
 
 
 _WIDER = (
-    "start it without taskset or numactl -C, and with mpirun --bind-to none; a job with more CPUs: "
-    "srun --cpus-per-task=8, docker run without --cpuset-cpus"
+    "mpirun --bind-to none. Start the job without taskset, numactl -C and --cpuset-cpus; with Slurm: "
+    "srun --cpus-per-task=8"
 )
 _CPUS_A_RANK = 2
-"""One for the thread that launches, one for those of NCCL and MPI."""
+"""One for the launching thread, one for the threads of NCCL and MPI."""
 
 
 def _shared(run: Circumstances) -> Found:
-    """Ranks that together may use fewer CPUs than they are: a rank keeps one busy while it waits for the GPU."""
+    """Ranks that share fewer CPUs than there are ranks: each keeps one CPU busy while it waits for the GPU."""
     for node in sorted({each.node for each in run.facts}):
         for ranks, cpus in _crowded(run.ranks_of(node)):
             shown = ranges_of(sum(1 << cpu for cpu in cpus))
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
-            # All bound alike: that comes from outside of mpirun, which binds ranks apart.
+            # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
             outside = len(ranks) == len(run.ranks_of(node))
-            yield of_ranks(run, ranks, f"{len(ranks)} ranks may run on {count} only", cure=_WIDER if outside else "")
+            yield of_ranks(run, ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else "")
         for each in run.ranks_of(node):
             yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
-    """The ranks of a node that are more than their CPUs: of those bound alike first, then of all that overlap."""
+    """Groups of ranks with fewer CPUs than ranks: first ranks with equal bindings, then ranks that overlap."""
     known = [(each, frozenset(cpus)) for each in ranks if (cpus := cpus_in(each.affinity or ""))]
     for common in dict.fromkeys(mask for _, mask in known):
         alike = [each for each, mask in known if mask == common]
@@ -324,7 +322,7 @@ def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[
 
 
 def _quota(run: Circumstances) -> Found:
-    """Less than a CPU for each rank of a control group; ranks of separate containers have separate groups."""
+    """Less than one CPU for each rank of a control group; separate containers have separate groups."""
     groups: dict[tuple[int, int | None, str], list[RankFacts]] = {}
     for each in run.facts:
         if each.cpu_quota is not None:
@@ -334,7 +332,9 @@ def _quota(run: Circumstances) -> Found:
         cpus = min(each.cpu_quota.cpus for each in ranks if each.cpu_quota is not None)
         if cpus < len(ranks):
             count, enough = len(ranks), _CPUS_A_RANK * len(ranks)
-            cure = f"docker run --cpus={enough}, limits.cpu: {enough} of the pod, or systemd CPUQuota={enough}00%"
+            cure = (
+                f"docker run --cpus={enough}. In Kubernetes set limits.cpu: {enough}; in systemd CPUQuota={enough}00%"
+            )
             seen = f"{by} grants {cpus:g} CPUs to {count} rank{'s' * (count > 1)}"
             yield of_ranks(run, ranks, seen, cure=cure)
 
@@ -351,17 +351,18 @@ def _oversubscribed(run: Circumstances) -> Found:
 
 _BINDING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ignore-cpu-affinity"
 _CONTROL_GROUPS = "https://github.com/kubernetes/kubernetes/issues/67577"
-_LATENCY = "gpubench allreduce --sizes 1K, and the same "
+_LATENCY = "gpubench allreduce --sizes 1K, compared with a run "
 
 CORES = Family.of(
     "cores",
     "CPUs of the ranks",
     Condition(
         id="cores-shared",
-        title="Ranks share CPU cores: several are bound to the same (mpirun --bind-to core, taskset, cpuset)",
-        detection="sched_getaffinity of all ranks of a node: fewer CPUs than ranks that may use them",
+        title="Ranks share CPU cores: several are bound to the same cores (mpirun --bind-to core, taskset, cpuset)",
+        detection="sched_getaffinity of all ranks of a node: fewer CPUs than ranks",
         settles=f"{_LATENCY}with mpirun --bind-to none",
-        cure="mpirun --bind-to none, or --bind-to numa --map-by numa; srun --cpus-per-task=8 --cpu-bind=cores",
+        cure="mpirun --bind-to none. Or mpirun --bind-to numa --map-by numa; with Slurm: srun --cpus-per-task=8 "
+        "--cpu-bind=cores",
         link=_BINDING,
         look=_shared,
         implies=("cpu-oversubscribed",),
@@ -371,18 +372,19 @@ CORES = Family.of(
         title="A control group grants fewer CPUs than there are ranks (cpu.max, cfs quota, Kubernetes limits)",
         seen_as=("nr_throttled",),
         detection="cpu.max of the control groups of every rank, or cpu.cfs_quota_us over cpu.cfs_period_us",
-        settles="grep throttled /sys/fs/cgroup/cpu.stat, before and after",
-        cure="a limit of at least two CPUs a rank: docker run --cpus, resources.limits.cpu of the pod, or none",
+        settles="grep throttled /sys/fs/cgroup/cpu.stat before and after a run",
+        cure="cat /sys/fs/cgroup/cpu.max. Grant at least two CPUs for each rank (docker run --cpus, or "
+        "resources.limits.cpu of the pod)",
         link=_CONTROL_GROUPS,
         look=_quota,
         implies=("cpu-oversubscribed",),
     ),
     Condition(
         id="cpu-oversubscribed",
-        title="Ranks wait for a CPU: other programs use the same cores (oversubscription, load above the CPUs)",
+        title="Ranks wait for a CPU: other programs use the same cores (oversubscription)",
         detection=f"/proc/self/schedstat of every rank before and after: {_WAITED_SHARE:.0%} of its time without a CPU",
-        settles=f"top, then 1, while it runs; {_LATENCY}when nothing else runs",
-        cure="ps -eo pid,psr,pcpu,comm --sort=-pcpu | head, and end or move what else runs there",
+        settles=f"{_LATENCY}while no other program runs",
+        cure="ps -eo pid,psr,pcpu,comm --sort=-pcpu | head. End the other programs, or move them to other cores",
         link=_BINDING,
         look=_oversubscribed,
     ),
@@ -404,11 +406,11 @@ def _connections(run: Circumstances) -> Found:
     few = [value for value in run.values(_CONNECTIONS) if nccl_number(value) == 1]
     if few:
         found = blame(run, {_CONNECTIONS: few}, Confidence.WEAK, None)
-        yield replace(found, cure=f"{found.cure}, unless the framework asks for 1, as Megatron does")
+        yield replace(found, cure=f"{found.cure}. Keep it if the framework needs 1, as Megatron does")
 
 
 def _attached(run: Circumstances) -> Found:
-    """A tracer stops a process at will; a tool in it hears of every call; a variable alone says what was asked for."""
+    """Finds tracers, tools loaded into the process, and (without either) variables that load a tool."""
     found = list(_tracers(run))
     found += _tools(run)
     injected: dict[str, Iterable[str]] = {
@@ -425,14 +427,14 @@ def _tracers(run: Circumstances) -> Iterator[Sighting]:
         if traced:
             tracers = list(dict.fromkeys(each.tracer or "" for each in traced))
             pids = ",".join(each.partition(" ")[0] for each in tracers)
-            cure = f"ps -o pid,args -p {pids}; then have it detach, or run without it"
+            cure = f"ps -o pid,args -p {pids}. Detach this process, or run without it"
             yield of_ranks(run, traced, f"traced by process {joined(tracers)}", cure=cure)
 
 
 def _tools(run: Circumstances) -> Iterator[Sighting]:
     for node in sorted({each.node for each in run.facts}):
         for (name, file), ranks in _by_tool(run.ranks_of(node)).items():
-            yield of_ranks(run, ranks, f"{name} is in the process: {file}", cure=f"run without {name}")
+            yield of_ranks(run, ranks, f"{name} is loaded into the process: {file}", cure=f"run without {name}")
 
 
 def _by_tool(ranks: Sequence[RankFacts]) -> dict[tuple[str, str], list[RankFacts]]:
@@ -450,10 +452,10 @@ PROCESS = Family.of(
         id="tool-attached",
         title="A debugger, sanitizer or profiler is attached: gdb, strace, compute-sanitizer, nsys, ncu",
         seen_as=("========= COMPUTE-SANITIZER",),
-        detection="TracerPid in /proc/self/status; their libraries in /proc/self/maps; CUDA_INJECTION64_PATH or "
-        "NVTX_INJECTION64_PATH, which load one",
-        settles="grep TracerPid /proc/self/status; env | grep INJECTION64; the same run without the tool",
-        cure="run without the tool; env -u CUDA_INJECTION64_PATH -u NVTX_INJECTION64_PATH",
+        detection="TracerPid in /proc/self/status; libraries of tools in /proc/self/maps; CUDA_INJECTION64_PATH or "
+        "NVTX_INJECTION64_PATH, which load a tool",
+        settles="grep TracerPid /proc/self/status; env | grep INJECTION64; a run without the tool",
+        cure="unset CUDA_INJECTION64_PATH NVTX_INJECTION64_PATH. Run without the tool",
         link="https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/index.html",
         look=_attached,
     ),
@@ -461,7 +463,7 @@ PROCESS = Family.of(
         id="cuda-launch-blocking",
         title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU is done",
         detection="CUDA_LAUNCH_BLOCKING in the environment of every rank; small sizes take longer",
-        settles="gpubench allreduce, and the same without: env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
+        settles="gpubench allreduce against env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
         cure="unset CUDA_LAUNCH_BLOCKING",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_blocking,
@@ -469,11 +471,11 @@ PROCESS = Family.of(
     Condition(
         id="cuda-max-connections",
         title="CUDA_DEVICE_MAX_CONNECTIONS=1: all streams of a process share one queue to the GPU",
-        detection="CUDA_DEVICE_MAX_CONNECTIONS in the environment of every rank. Alone it costs a collective nothing; "
-        "a kernel of another stream that waits holds up what comes after it. Megatron sets it on purpose, for the "
-        "order of computation and communication",
-        settles="gpubench overlap, and the same without: env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
-        cure="unset CUDA_DEVICE_MAX_CONNECTIONS, unless the framework asks for 1",
+        detection="CUDA_DEVICE_MAX_CONNECTIONS in the environment of every rank. It does not slow down a collective "
+        "that runs alone; a waiting kernel of another stream delays all kernels behind it. Megatron sets it on "
+        "purpose, to order computation and communication",
+        settles="gpubench overlap against env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
+        cure="unset CUDA_DEVICE_MAX_CONNECTIONS. Keep it if the framework needs 1",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_connections,
     ),

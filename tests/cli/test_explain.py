@@ -38,7 +38,7 @@ def written(folder: Path, job: Job) -> str:
     [
         ("h200x4-normal", 0, "through host memory: none of 4 paths, by NCCL's own word"),
         ("h200x4-tuning", 0, "PASS: "),
-        ("h200x4-p2p-disabled", 1, "nccl-p2p-disabled: NCCL_P2P_DISABLE=1 set by the environment"),
+        ("h200x4-p2p-disabled", 1, "nccl-p2p-disabled: NCCL_P2P_DISABLE=1 set in the environment"),
     ],
 )
 def test_recorded_logs(name: str, code: int, said: str) -> None:

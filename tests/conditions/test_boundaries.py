@@ -129,9 +129,7 @@ def test_why_something_is_not_known_is_the_reason_that_is_known() -> None:
     blind = with_ranks(two(), lambda each: replace(each, loadable={}, unknown={"loadable": "no loader"}), 0, 1)
     assert blind.diagnosis().unread["libibverbs-missing"] == (Unread("node0", "no loader"),)
     nobody = replace(two(), ranks=two().ranks[:2])
-    assert nobody.diagnosis().unread["libibverbs-missing"] == (
-        Unread("node1", "no process of this node was looked at"),
-    )
+    assert nobody.diagnosis().unread["libibverbs-missing"] == (Unread("node1", "no process of this node was examined"),)
     assert "iommu-translating" not in job_of(below_a_switch()).diagnosis().unread
 
 
@@ -197,7 +195,7 @@ def test_a_port_in_a_state_that_nobody_knows_is_not_known() -> None:
     def unread(state: str) -> tuple[Unread, ...]:
         return with_nodes(two(), lambda node: in_state(node, state), 1).diagnosis().unread.get("rdma-port-down", ())
 
-    assert unread("weird") == (Unread("node1", f"no state of a port: {two().nodes[1].nics[0].name} says 'weird'"),)
+    assert unread("weird") == (Unread("node1", f"unknown port state: {two().nodes[1].nics[0].name} is 'weird'"),)
     assert unread("active") == ()
 
 
@@ -214,7 +212,7 @@ def test_variables_that_a_log_shows_count_where_they_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"), [(2, "what the other node has"), (3, "what 2 other nodes of kind A have")]
+    ("nodes", "expected"), [(2, "the same as the other node"), (3, "the same as 2 other nodes of kind A")]
 )
 def test_the_odd_node_is_compared_with_as_many_as_there_are(nodes: int, expected: str) -> None:
     found = simulated(f"hgx-h100-8*{nodes}", "node1.gpu0:ecc=off").findings()
@@ -228,6 +226,6 @@ def test_ports_of_which_none_is_left_say_so_where_there_are_several() -> None:
     def all_down(node: Snapshot) -> Snapshot:
         return replace(node, nics=tuple(replace(nic, state="down") for nic in node.nics))
 
-    assert seen(with_nodes(two(), all_down)) == {"port is down: none of the node is left"}
+    assert seen(with_nodes(two(), all_down)) == {"port is down, like all ports of the node"}
     assert seen(with_nodes(two(), lambda node: in_state(node, "down"))) == {"port is down"}
     assert seen(with_nodes(job_of(below_a_switch()), all_down)) == {"port is down"}

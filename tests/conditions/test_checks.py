@@ -170,15 +170,15 @@ def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
 def test_gpus_without_a_driver_are_a_warning() -> None:
     (finding,) = examined(machine("hgx-h100-8", "node0:driver_missing=yes"))
     assert said([finding]) == [("driver-missing", "ERROR", "node0")]
-    assert finding.seen.startswith("8 NVIDIA GPUs on the PCI bus, and ")
+    assert finding.seen.startswith("8 NVIDIA GPUs on the PCI bus, but ")
     laptop = replace(HEALTHY, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="none"))
     assert examined([laptop]) == ()
 
 
 def test_links_that_are_down_are_numbered() -> None:
     (finding,) = examined(machine("hgx-h100-8", "gpu3:nvlink=16"))
-    assert finding.seen == "16 NVLinks active; down: link 16, 17"
-    assert finding.expected == "18, as its siblings have"
+    assert finding.seen == "2 of 18 NVLinks down (links 16-17)"
+    assert finding.expected == "18 active NVLinks, like its siblings"
 
 
 def test_a_gpu_without_a_bridge_is_said_and_nothing_against_it() -> None:
@@ -190,7 +190,7 @@ def test_a_gpu_without_a_bridge_is_said_and_nothing_against_it() -> None:
     )
     found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
     assert [(each.severity, each.cause) for each in found] == [
-        ("SKIP", "this GPU has no bridge, or one that is not seated")
+        ("SKIP", "this GPU has no NVLink bridge, or the bridge is not seated")
     ]
     # A link of another GPU leads to it: there is a bridge, of which one end is down.
     led = tuple(replace(link, peer_bus_id="0000:ff:00.0") for link in bridged)
@@ -207,7 +207,7 @@ def test_all_links_down_are_found_where_there_is_a_switch() -> None:
     nvlinks = down(GPU0.nvlinks or ())
     switched = examined([with_gpus(nvlinks=nvlinks, fabric=None)])
     assert said(switched) == [("nvlinks-all-down", "FAIL", joined([subject_of(gpu) for gpu in HEALTHY.gpus]))]
-    assert switched[0].expected == "all 18"
+    assert switched[0].expected == "18 active NVLinks"
     registered = replace(with_gpus(nvlinks=nvlinks), nvswitches=())
     assert [finding.id for finding in examined([registered])] == ["nvlinks-all-down"]
     shown = replace(with_gpus(nvlinks=nvlinks, fabric=None), nvswitches=())
@@ -235,7 +235,7 @@ def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> No
     ends = "GPU1 (0000:0b:00.0) → GPU2 (0000:0c:00.0)", "GPU2 (0000:0c:00.0) → GPU1 (0000:0b:00.0)"
     pair = next(each for each in examined(lost) if each.id == "nvlink-down" and "→" in each.subject)
     assert (pair.severity, pair.subjects) == (Verdict.FAIL, ends)
-    assert "-i 0000:0b:00.0,0000:0c:00.0;" in pair.next_command
+    assert "-i 0000:0b:00.0,0000:0c:00.0." in pair.next_command
     node = Topology(lost[0])
     assert not nccl_keeps_off(node, node.gpus[1], node.gpus[2])
     healthy = Topology(machine("dgx-1-v100")[0])
@@ -330,12 +330,12 @@ def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[s
 @pytest.mark.parametrize(
     ("reasons", "found"),
     [
-        (("sw_power_cap", "sync_boost"), ["clocks are held to those of a sync boost group"]),
-        (("sw_power_cap",), ["a power cap lowers its clocks, and no process uses it"]),
+        (("sw_power_cap", "sync_boost"), ["clocks tied to a sync boost group"]),
+        (("sw_power_cap",), ["a power cap lowers the clocks of an unused GPU"]),
         ((), []),
         (None, []),
-        (("sw_power_cap", "hw_slowdown", "hw_power_brake"), ["clocks are lowered: hw slowdown, hw power brake"]),
-        (("sw_thermal_slowdown",), ["clocks are lowered: sw thermal slowdown"]),
+        (("sw_power_cap", "hw_slowdown", "hw_power_brake"), ["clocks lowered: hw slowdown, hw power brake"]),
+        (("sw_thermal_slowdown",), ["clocks lowered: sw thermal slowdown"]),
     ],
 )
 def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, found: list[str]) -> None:
@@ -439,7 +439,7 @@ UNWIRED = replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())
         ("CNS", "WARN", "chipset not supported"),
         ("TNS", "WARN", "different sockets"),
         ("DR", "WARN", "registry key"),
-        ("NS", "WARN", "none of these GPUs"),
+        ("NS", "WARN", "does not support peer access"),
         ("XYZ", "WARN", "no reason"),
     ],
 )
@@ -447,7 +447,7 @@ def test_a_refusal_has_its_cause(status: str, severity: str, likely: str) -> Non
     (finding,) = examined([replace(UNWIRED, pairs=pairs_saying(cuda=False, read=status, write=status))])
     assert said([finding]) == [("peer-access-refused", severity, "all 56 GPU pairs")]
     assert likely in finding.cause
-    assert f"NVML says {status} (" in finding.seen
+    assert f"NVML reports {status} (" in finding.seen
     assert (finding.expected == "host memory, by design") is (severity == "SKIP")
 
 
@@ -529,7 +529,7 @@ def test_an_odd_node_is_named_with_what_differs() -> None:
     found = examined(machine("hgx-h100-8*4", "node2.gpu5:ecc=off"))
     assert said(found) == [("node-differs", "WARN", "node2")]
     assert found[0].seen == "GPU5 ECC off (others on)"
-    assert found[0].expected == "what 3 other nodes of kind A have"
+    assert found[0].expected == "the same as 3 other nodes of kind A"
 
 
 def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
@@ -538,7 +538,7 @@ def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
     (finding,) = examined([*nodes[:7], *others])
     assert said([finding]) == [("node-differs", "WARN", "kind B: node7-11")]
     assert finding.seen == f"driver 1.2 (others {HEALTHY.driver.version})"
-    assert finding.expected == "what the 7 nodes of kind A have, which have the same GPUs"
+    assert finding.expected == "the same as the 7 nodes of kind A, which have the same GPUs"
     assert finding.subjects == tuple(f"node{number}" for number in range(7, 12))
 
 
@@ -549,7 +549,7 @@ def test_of_as_many_nodes_as_others_neither_are_the_usual_ones(few: int) -> None
     (finding,) = examined([*nodes[:few], *others])
     assert finding.subjects == tuple(f"node{number}" for number in range(2 * few))
     assert "product another (on node0" in finding.seen
-    assert "do not tell" in finding.expected
+    assert "do not show" in finding.expected
 
 
 def test_a_node_without_gpus_among_many_is_found() -> None:
@@ -612,7 +612,7 @@ def test_gns_is_by_design_where_no_pair_of_those_models_has_peer_access() -> Non
     assert {each.severity for each in examined(machine("l40s-8", *every))} == {Verdict.SKIP}
     some = examined(machine("l40s-8", "gpu3:p2p=GNS"))
     assert [(each.id, each.severity) for each in some] == [("peer-access-refused", Verdict.WARN)]
-    assert some[0].cause.startswith("GNS between some GPUs, while others of the same models have P2P")
+    assert some[0].cause.startswith("GNS between some GPUs, while other GPUs of the same models have P2P")
 
 
 def test_equal_findings_become_one() -> None:
@@ -657,7 +657,7 @@ def test_ranks_of_a_host_share_memory() -> None:
     ranks = [rank(0, 0, shm_device=1), rank(1, 1, shm_device=3), rank(2, 0, shm_device=2)]
     (finding,) = examined([HEALTHY], ranks)
     assert said([finding]) == [("shm-not-shared", "FAIL", "ranks 0, 2 on n0")]
-    assert finding.seen == "2 different /dev/shm among 2 ranks of one host"
+    assert finding.seen == "2 ranks of one host have 2 separate /dev/shm"
 
 
 def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
@@ -791,5 +791,5 @@ def test_all_nics_below_their_cards_and_the_machine_s_profile_are_named(
     found = [each for each in run(WIRING, facts) if each.id == "nic-below-card"]
     assert [(each.severity, len(each.subjects)) for each in found] == [(Verdict.WARN, 8)] * told
     if told:
-        assert "the port runs at 200 Gb/s; cards of its model, ConnectX-7, reach up to 400" in found[0].seen
+        assert "the port runs at 200 Gb/s; ConnectX-7 cards reach up to 400" in found[0].seen
         assert found[0].expected.endswith("400 in profile hgx-h100-8")

@@ -31,13 +31,13 @@ def test_a_process_that_computes_is_proven_to_be_in_the_way() -> None:
     assert (cause.cause.id, cause.confidence) == ("gpu-in-use", Confidence.PROVEN)
     who = "process 8342 (python) in docker 3f2a91bc04de, 12.0 GiB"
     assert cause.seen == f"GPU0 is in use by {who}: 100 % busy while this job is idle"
-    assert cause.cure == f"end {who}, or measure when it is done"
+    assert cause.cure == f"ps -o pid,user,args -p 8342. End {who}, or measure after it has ended"
 
 
 def test_a_gpu_that_computes_for_nobody_who_is_shown_is_in_use_too() -> None:
     (cause,) = named(around(IdleGpu(), IdleGpu(use=GpuUse(utilization_percent=97))))
     assert cause.seen.startswith("GPU1 is in use by a process that is not visible here: 97 % busy")
-    assert cause.cure == "nvidia-smi; fuser -v /dev/nvidia*"
+    assert cause.cure == "fuser -v /dev/nvidia*"
 
 
 def test_a_process_that_sleeps_is_a_weak_cause() -> None:
@@ -49,14 +49,16 @@ def test_who_sends_is_told_with_the_traffic_and_folded_under_it() -> None:
     sending = IdleGpu(rates=LinkRates(nvlink_sent=371.2, pcie_sent=0.02), use=GpuUse(users=(PYTHON,)))
     (cause,) = named(around(sending, IdleGpu(rates=LinkRates(nvlink_sent=0.0, nvlink_received=0.4))))
     assert (cause.cause.id, cause.confidence) == ("foreign-nvlink-traffic", Confidence.PROVEN)
-    assert cause.seen.startswith("GPU0 sends 371 GB/s over NVLink while this job is idle (on it: process 8342 (python)")
+    assert cause.seen.startswith(
+        "GPU0 sends 371 GB/s over NVLink while this job is idle (used by process 8342 (python)"
+    )
     assert [each.cause.id for each in cause.implied] == ["gpu-in-use"]
 
 
 def test_of_counters_that_moved_too_far_one_sentence_is_enough() -> None:
     run = around(IdleGpu(rates=LinkRates(nvlink_sent=371.2)), IdleGpu())
     (cause,) = named(replace(run, beyond={0: 4.0, 1: 2.4}))
-    assert cause.seen.endswith("; the NVLink counters of GPU1 moved by 2.4 times what this job can move")
+    assert cause.seen.endswith("; GPU1's NVLink counters moved by 2.4 times the most this job can move")
 
 
 @pytest.mark.parametrize(("held", "found"), [(140 * GIB // 100, []), (120 * GIB, [("memory-in-use", Confidence.WEAK)])])
@@ -94,4 +96,4 @@ def test_a_host_that_needs_all_the_time_to_issue_operations_is_the_cause_of_slow
     (cause,) = named(replace(around(), issued=IssueTime.of([row, healthy, row])))
     assert cause.cause.id == "host-bound"
     placed = ROW.placement.replace("_", " ")
-    assert cause.seen == f"the host takes 480 of the 490 µs of 1K {placed} to issue it, as of 1 more row"
+    assert cause.seen == f"1K {placed} takes 490 µs, 480 of them for the host to issue it; 1 more row likewise"

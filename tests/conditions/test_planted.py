@@ -96,7 +96,7 @@ def test_commands_have_real_ids(plant: Plant) -> None:
 
 
 BOTH = "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"
-ON_TWO = "on n1: a -i 0000:1b:00.0,0000:3b:00.0; likewise on n2"
+ON_TWO = "a -i 0000:1b:00.0,0000:3b:00.0. Run this on n1, and with their own device ids on n2"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_file_is_named_with_what_it_sets() -> None:
     (cause,) = slow(job)
     assert (cause.seen, cause.cure) == (
         "NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
-        "take NCCL_MAX_NCHANNELS out of /etc/nccl.conf",
+        "grep -nE 'NCCL_MAX_NCHANNELS' /etc/nccl.conf. Remove NCCL_MAX_NCHANNELS from /etc/nccl.conf",
     )
 
 
@@ -200,12 +200,12 @@ def test_a_plugin_of_the_network_is_weak_and_none_where_the_fabric_needs_one() -
 @pytest.mark.parametrize(
     ("affinities", "seen"),
     [
-        (("0", "0", "0", "0"), "4 ranks may run on CPU 0 only"),
-        (("0-2", "0-2", "0-2", "0-2"), "4 ranks may run on 3 CPUs (0-2) only"),
+        (("0", "0", "0", "0"), "4 ranks may run only on CPU 0"),
+        (("0-2", "0-2", "0-2", "0-2"), "4 ranks may run only on 3 CPUs (0-2)"),
         (("0-3", "0-3", "0-3", "0-3"), None),
         (("0", "1", "2", "3"), None),
-        (("0", "0", "2", "3"), "2 ranks may run on CPU 0 only"),
-        (("0", "0-1", "1", "3"), "3 ranks may run on 2 CPUs (0-1) only"),
+        (("0", "0", "2", "3"), "2 ranks may run only on CPU 0"),
+        (("0", "0-1", "1", "3"), "3 ranks may run only on 2 CPUs (0-1)"),
         ((None, None, "0", "0-63"), None),
     ],
 )

@@ -27,7 +27,7 @@ def planted(id_: str, settings: Mapping[str, str] | None = None) -> Job:
 def test_what_explains_the_verdict_is_named_with_its_cure() -> None:
     report = looked_at(planted("fabric-manager-stopped", {"NCCL_PROTO": "LL"}))
     (top,) = top_causes(report)
-    assert top.line == "cause fabric-manager-stopped (proven): nv-fabricmanager does not run"
+    assert top.line == "cause fabric-manager-stopped (proven): nv-fabricmanager is not running"
     details = dict(top.details)
     assert details["implies"] == "fabric-not-ready, peer-access-refused"
     assert details["cure"].startswith("systemctl enable --now nvidia-fabricmanager")
@@ -57,7 +57,7 @@ def test_what_nobody_could_read_is_said_once() -> None:
     job = simulated("hgx-h100-8*2")
     lines = unread_lines(looked_at(replace(job, ranks=())))
     assert len(lines) == 1
-    assert lines[0].endswith("no process of this node was looked at")
+    assert lines[0].endswith("no process of this node was examined")
 
 
 def test_topo_causes_shows_causes_in_place_of_devices() -> None:

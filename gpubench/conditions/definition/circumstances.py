@@ -93,38 +93,38 @@ class Circumstances:
 
     @property
     def nodes(self) -> Mapping[int, Topology]:
-        """The nodes that something is known of, by number."""
+        """The nodes with known facts, by number."""
         return self.wiring.nodes
 
     @property
     def asked_of_nccl(self) -> bool:
-        """True if NCCL moves, or would move, the bytes."""
+        """True if NCCL moves, or would move, the data."""
         return self.copied is None
 
     def values(self, name: str) -> tuple[str, ...]:
-        """The values that ranks have of a variable."""
+        """The distinct values of a variable among the ranks."""
         return tuple(self.settings.get(name, ()))
 
     def switched_on(self, name: str) -> bool:
-        """True if any rank has a variable set to something that is neither empty nor 0."""
+        """True if any rank has the variable set to a value other than empty and 0."""
         return any(value not in _OFF for value in self.values(name))
 
     def host(self, node: int) -> str:
-        """The name of a node where there are several, else ''."""
+        """The node's name if there are several nodes, else ''."""
         return self.nodes[node].snapshot.host if len(self.nodes) > 1 and node in self.nodes else ""
 
     def on(self, node: int, *words: str) -> str:
-        """A subject: these words with their node where there are several; the node alone without words."""
+        """A subject: the words, with the node's name if there are several nodes; without words, the node's name."""
         named = " ".join(filter(None, (self.host(node), *words)))
         return named or (self.nodes[node].snapshot.host if node in self.nodes else f"node {node}")
 
     def name(self, gpu: int) -> str:
-        """A GPU as people know it: 'node1 GPU3'."""
+        """A GPU's name, such as 'node1 GPU3'."""
         known, node = self.wiring.gpu(gpu), self.wiring.gpus[gpu].node
         return self.on(node, f"GPU {gpu}" if known is None else known.device)
 
     def pair_name(self, pair: Pair) -> str:
-        """Both ends of a pair: ranks where ranks have the GPUs."""
+        """A pair's name: ranks if each rank has a GPU, else GPUs."""
         one, other = (self.wiring.gpus[gpu] for gpu in pair)
         if isinstance(one, RankIdentity):
             return f"ranks {pair[0]} → {pair[1]}"
@@ -133,17 +133,17 @@ class Circumstances:
         return f"{self.name(pair[0])} → {known.device if together and known else self.name(pair[1])}"
 
     def named(self, node: int, *devices: Device) -> str:
-        """Devices as findings name them: with their bus ids, and their host where there are several or no device."""
+        """Devices as findings name them: with bus ids, and with the host if there are several nodes or no device."""
         names = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
         return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
 
     def named_pair(self, pair: Pair) -> str:
-        """The same of two GPUs of a node."""
+        """Two GPUs of a node as findings name them."""
         known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
         return self.named(self.wiring.gpus[pair[0]].node, *known)
 
     def exact_profile(self, node: int) -> Profile | None:
-        """The profile of a node, where it is of this machine and not one that stands in for all of its kind."""
+        """The node's profile if it describes exactly this machine, None for a generic profile."""
         profile = self.profiles.get(node)
         return profile if profile is not None and profile.match.generic is None else None
 
@@ -162,7 +162,7 @@ class Circumstances:
         return found
 
     def node_of(self, pair: Pair) -> Topology:
-        """The node of a pair's source, of which something is known."""
+        """The node of a pair's source GPU."""
         return self.nodes[self.wiring.gpus[pair[0]].node]
 
     def gpus_of(self, node: int) -> frozenset[int]:
@@ -170,7 +170,7 @@ class Circumstances:
         return frozenset(self._by_node.get(node, ()))
 
     def gpus_of_rank(self, facts: RankFacts) -> frozenset[int]:
-        """The GPU of a rank where each has one, else those of its node."""
+        """The rank's GPU if each rank has one, else the GPUs of its node."""
         position = facts.rank
         known = self.wiring.gpus[position] if position < len(self.wiring.gpus) else None
         if isinstance(known, RankIdentity) and known.rank == facts.rank:
@@ -178,7 +178,7 @@ class Circumstances:
         return self.gpus_of(facts.node)
 
     def gpus(self) -> Iterator[tuple[int, Topology, GpuFacts]]:
-        """Every GPU that something is known of: its position, its node, and its facts."""
+        """Every GPU with known facts: its position, its node, and the facts."""
         for position, place in enumerate(self.wiring.gpus):
             known = self.wiring.gpu(position)
             if known is not None:
@@ -186,7 +186,7 @@ class Circumstances:
 
     @cached_property
     def inside(self) -> tuple[Pair, ...]:
-        """The ordered pairs inside nodes that are asked about: those that are staged, or all where nothing was sent."""
+        """The ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if self.wiring.together(pair))
         return tuple(
@@ -195,7 +195,7 @@ class Circumstances:
 
     @cached_property
     def across(self) -> tuple[Pair, ...]:
-        """The same between nodes; where nothing was sent, one pair for any two neighbouring nodes."""
+        """The pairs between nodes to explain; if nothing was sent, one pair for each two neighbouring nodes."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if not self.wiring.together(pair))
         first = [members[0] for members in self._by_node.values()]
@@ -203,15 +203,15 @@ class Circumstances:
 
     @cached_property
     def refusals(self) -> Mapping[Pair, Refusal]:
-        """The pairs inside nodes that have no peer access, and how it is refused."""
+        """The pairs inside nodes without peer access, and how it is refused."""
         found = ((pair, self.wiring.refusal(pair)) for pair in self.inside)
         return {pair: refusal for pair, refusal in found if refusal is not None}
 
     @cached_property
     def distinct(self) -> "Circumstances":
-        """The same without nodes that have the facts of another, for what looks at every node by itself.
+        """Circumstances with one node for each set of equal facts, for detectors that examine each node alone.
 
-        All of it where processes or paths are known, which differ although their nodes do not.
+        All nodes stay if processes or paths are known: these may differ on nodes with equal facts.
         """
         if self.facts or self.staged is not None:
             return self
@@ -244,7 +244,7 @@ class Facts:
 
     @cached_property
     def circumstances(self) -> Circumstances:
-        """The same, as conditions are looked for in it: all GPUs of all nodes, by their places."""
+        """These facts as input of the detectors: all GPUs of all nodes."""
         places = [
             GpuPlace(node.snapshot.host, number, gpu.bus_id or gpu.device)
             for number, node in enumerate(self.nodes)
@@ -263,21 +263,23 @@ class Facts:
 
 
 def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
-    """The places that set variables of NCCL: the environment, files."""
+    """The places that set NCCL variables: the environment or files."""
     known = [each.nccl_settings for each in facts]
     found = {settings[name].place: None for settings in known for name in names if name in settings}
     return list(found) or [ENVIRONMENT]
 
 
 def removal(names: Collection[str], places: Sequence[str]) -> str:
-    """The command that removes variables."""
+    """The command that removes variables, or finds them in files."""
     files = [place for place in places if place != ENVIRONMENT]
-    unset = [f"unset {' '.join(names)}"] if ENVIRONMENT in places else []
-    return "; ".join([*unset, *([f"take {' '.join(names)} out of {' and '.join(files)}"] if files else [])])
+    removed = f"Remove {' and '.join(names)} from {' and '.join(files)}"
+    if ENVIRONMENT in places:
+        return f"unset {' '.join(names)}" + (f". {removed} too" if files else "")
+    return f"grep -nE '{'|'.join(names)}' {' '.join(files)}. {removed}"
 
 
 def users_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
-    """The user's variables as ranks have them in their environment, or NCCL took them from a configuration file."""
+    """The user's variables, from the ranks' environment and NCCL's configuration files, with their distinct values."""
     found: dict[str, dict[str, None]] = {}
     known = ({name: setting.value for name, setting in each.nccl_settings.items()} for each in facts)
     others = ({name: value for name, value in each.environment.items() if name[:5] != "NCCL_"} for each in facts)
@@ -295,19 +297,19 @@ ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P
 
 @dataclass(frozen=True, slots=True)
 class ProcessLog:
-    """The log of one process: its settings by name, and lines that explain something."""
+    """The log of one process: its settings, and its lines that explain a path."""
 
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
 
     def setting(self, name: str) -> str | None:
-        """The value of a variable, None where it is not set."""
+        """The value of a variable, None if it is not set."""
         return dict(self.settings).get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Ranks that reach each other through host memory, and all that the log says of it.
+    """Two ranks that communicate through host memory, and everything the log shows about them.
 
     `one_node` is whether NCCL takes both for ranks of one machine, `same_machine` whether the log shows that they are.
     `network` carries the bytes, None where shared memory does. `path` is NCCL's type of path between the GPUs
@@ -337,12 +339,12 @@ class Staged:
 
     @property
     def inside(self) -> bool:
-        """True if both run on one machine, also where NCCL takes it for several."""
+        """True if both run on one machine, even if NCCL treats it as several."""
         return self.one_node or self.same_machine
 
     @property
     def kinds(self) -> tuple[PathKind, ...]:
-        """The kinds of paths that this may be: of two machines a log does not say whether NVLinks join them."""
+        """The possible kinds of this path: a log does not show whether NVLinks join two machines."""
         inside = [Relation.ONE_GPU if self.one_gpu else Relation.ONE_NODE]
         relations = inside if self.inside else [Relation.ONE_DOMAIN, Relation.TWO_NODES]
         medium = Medium.SHM if self.network is None else Medium.SOCKET if self.network == SOCKET else Medium.RDMA
@@ -355,22 +357,22 @@ class Staged:
 
     @property
     def virtual(self) -> bool:
-        """True if the GPUs are on bus 0, where hypervisors put devices, and no server has a slot."""
+        """True if the GPUs are on bus 0: hypervisors put devices there, physical servers have no slots on it."""
         return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
 
     def settings(self, name: str) -> tuple[str, ...]:
-        """The values that the two have of a variable."""
+        """The distinct values of a variable in both processes."""
         values = (process.setting(name) for process in (self.source, self.destination))
         return tuple(dict.fromkeys(value for value in values if value is not None))
 
     def found(self, *kinds: RemarkKind) -> tuple[Note, ...]:
-        """Lines of these kinds, about the two GPUs first, then of either process."""
+        """Notes of these kinds: first about the two GPUs, then of either process."""
         notes = (*self.notes, *self.source.notes, *self.destination.notes)
         return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
 
 
 class LoggedReason(NamedTuple):
-    """Evidence and advice; of a condition that is by design, or is so here, whether the log proves that it is."""
+    """Evidence and advice from a log; whether the log proves the condition, and whether it is by design here."""
 
     evidence: str
     advice: str
@@ -379,24 +381,24 @@ class LoggedReason(NamedTuple):
 
 
 def through_shm(staged: Staged) -> bool:
-    """True if GPUs of one node go through shared memory."""
+    """True if GPUs of one node communicate through shared memory."""
     return staged.inside and staged.network is None
 
 
 def by_sockets(staged: Staged) -> bool:
-    """True if nodes reach each other by sockets."""
+    """True if the ranks are on different nodes and communicate over sockets."""
     return not staged.inside and staged.network == SOCKET
 
 
 def by_rdma(staged: Staged) -> bool:
-    """True if nodes reach each other by RDMA."""
+    """True if the ranks are on different nodes and communicate over RDMA."""
     return not staged.inside and staged.network not in (None, SOCKET)
 
 
 def remark_in_log(
-    kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = through_shm, said: str = "NCCL says: {.gist}"
+    kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = through_shm, said: str = "NCCL's log: {.gist}"
 ) -> Callable[[Staged], LoggedReason | None]:
-    """For what NCCL itself remarks of GPUs that are in some place to each other."""
+    """Find a remark in NCCL's log about two GPUs, where `where` holds."""
 
     def find(staged: Staged) -> LoggedReason | None:
         found = staged.found(kind) if where(staged) else ()

@@ -18,7 +18,7 @@ from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
-"""Effects that are worth knowing where they explain no host memory."""
+"""Effects that are reported although they do not explain host-staged paths."""
 
 
 _MOST_SUBJECTS = 4
@@ -27,12 +27,12 @@ _MOST_SEEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A condition as it was met somewhere.
+    """A condition as it was detected in one place.
 
-    `gpus` are the positions of the GPUs whose paths it touches, None for all of the run; `pairs` the ordered pairs
-    alone that it touches, where it is a matter of pairs. `names` are what it is on, one by one, as findings name it,
-    and `heading` what stands for all of them. Cure, severity and so on are said where they are not the condition's:
-    a figure that is a little low is a WARN. A `quiet` one explains paths and is no finding of its own.
+    `gpus` are the positions of the GPUs whose paths it affects, None for all GPUs of the run; `pairs` are the ordered
+    pairs it affects, for conditions of pairs. `names` are the subjects as findings name them, `heading` stands for all
+    of them. Severity, cure and the other texts are empty where the condition's own apply. A `quiet` sighting explains
+    paths and is not a finding.
     """
 
     subject: str
@@ -50,7 +50,7 @@ class Sighting:
     quiet: bool = False
 
     def touches(self, pair: Pair) -> bool:
-        """True if a pair's path is touched."""
+        """True if it affects this pair's path."""
         if self.pairs is not None:
             return pair in self.pairs
         return self.gpus is None or not self.gpus.isdisjoint(pair)
@@ -58,7 +58,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The reason why it is not known whether a condition is there: on what, and what could not be read."""
+    """A place where a condition could not be looked for, and the reason."""
 
     subject: str
     reason: str
@@ -69,12 +69,12 @@ Look = Callable[[Circumstances], Found]
 
 
 def nothing_in_facts(_around: Circumstances) -> Found:
-    """For conditions that only a log shows."""
+    """A detector for conditions that only a log shows."""
     return iter(())
 
 
 def in_each_node(look: Look) -> Look:
-    """A detector that compares no node with another: those with another's facts are looked at where that has it."""
+    """Wrap a detector that looks at each node alone: it runs on all nodes only if one of the distinct nodes has it."""
 
     def found(run: Circumstances) -> Found:
         return look(run) if any(True for _ in look(run.distinct)) else iter(())
@@ -86,17 +86,17 @@ def in_each_node(look: Look) -> Look:
 class Condition:
     """One thing that can be wrong with a machine, a setting or a job.
 
-    `title` is in the words that people search for, `seen_as` what programs print where it holds; `detection` says what
-    `look` looks at; `cure` is a command or setting; `link` the source. `aliases` are ids that it had.
+    `title` uses the words that people search for; `seen_as` is the output of programs when it holds; `detection` says
+    what `look` examines; `cure` is one command, followed by an explanation in a second sentence where one is needed;
+    `link` is the source. `aliases` are earlier ids.
 
-    As a check: `check` is the name of the check that reports it, `expected` what was expected instead and `likely` what
-    is behind it; its severity stands in the table of all conditions. Without a check it is told where it stands in the
-    way of a path.
+    As a check: `check` names the check that reports it, `expected` the healthy state and `likely` the likely reason.
+    Its severity is in the policy table. A condition without a check is reported where it affects a path.
 
-    As a cause: what it can explain stands in the table of all causes; `settles` what would settle a doubt; `in_log`
-    finds it in NCCL's log of a pair, `in_job` in all that a job logs, where it ended the job; `implies` are the ids of
-    those that follow from it and are listed below it. `by_design` marks policies and hardware: nothing to repair.
-    `general` marks what is said where nothing more special is found.
+    As a cause: the policy table says what it can explain; `settles` says how to confirm it; `in_log` finds it in NCCL's
+    log of a pair, `in_job` in the log of a whole job that it ended; `implies` are the ids of its consequences, listed
+    below it. `by_design` marks policies and hardware: nothing to repair. `general` marks conditions that are
+    reported only if no more specific one is found.
     """
 
     id: str
@@ -119,39 +119,39 @@ class Condition:
 
     @property
     def severity(self) -> Verdict | None:
-        """Its severity in every command; None for a cause alone, which is as grave as its effects."""
+        """Its severity in every command; None for a cause without a check, which is as severe as its effects."""
         grade = SEVERITIES.get(self.id)
         return None if grade is None else grade.severity
 
     @property
     def explains(self) -> Explains:
-        """What it can explain of paths; nothing where it is no cause."""
+        """What it can explain about paths; NOTHING if it is not a cause."""
         return EXPLAINS.get(self.id, NOTHING)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """The same in words."""
+        """What it can explain about paths, in words."""
         return self.explains.effects
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
-        """The findings of this condition's check; a design that somebody may want is none."""
+        """The findings of this condition's check."""
         return self.findings_of(self.look(run))
 
     def findings_of(self, found: Iterable[Sighting | Unread]) -> Iterator[Finding]:
-        """The same of what `look` has found already."""
-        return self._told(each for each in found if isinstance(each, Sighting))
+        """The findings of sightings that `look` has found already."""
+        return self._as_findings(each for each in found if isinstance(each, Sighting))
 
     def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
-        """The findings of this condition in a job's log, where that shows what ended the job.
+        """The findings of this condition in the log of a job that it ended.
 
-        What is no finding by itself, as a small /dev/shm, is a FAIL where a job died of it.
+        A condition without a severity of its own, such as a small /dev/shm, is a FAIL if it ended a job.
         """
         if self.in_job is not None:
-            yield from self._told(
+            yield from self._as_findings(
                 replace(each, severity=each.severity or self.severity or Verdict.FAIL) for each in self.in_job(facts)
             )
 
-    def _told(self, sightings: Iterable[Sighting]) -> Iterator[Finding]:
+    def _as_findings(self, sightings: Iterable[Sighting]) -> Iterator[Finding]:
         for each in sightings:
             severity = each.severity or self.severity
             if severity is not None and not each.quiet:
@@ -169,7 +169,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Conditions of one kind: the module's name, its title, and its conditions, those to look at first first."""
+    """Conditions of one kind: the module's name, a title, and the conditions in the order of detection."""
 
     name: str
     title: str
@@ -183,7 +183,7 @@ class Family:
         *conditions: Condition,
         link: str = "",
     ) -> "Family":
-        """A family of some conditions: the link is that of all that name none of their own."""
+        """A family of conditions; `link` applies to those without a link of their own."""
         return cls(name, title, tuple(replace(each, link=each.link or link) for each in conditions))
 
 
@@ -195,7 +195,7 @@ _NAMED = re.compile(
 
 
 def with_ids(command: str, subjects: Iterable[str]) -> str:
-    """A command with the ids of the devices it is for: all GPUs of one node, or one device where it takes only one."""
+    """Fill a command's placeholders with device ids: all GPUs of one node, or one device if it takes only one."""
     if not _PLACEHOLDER.search(command):
         return command
     devices = [named for each in subjects for end in _ends(each) if (named := _NAMED.fullmatch(end))]
@@ -205,32 +205,34 @@ def with_ids(command: str, subjects: Iterable[str]) -> str:
     gpus = ",".join(dict.fromkeys(each["bus_id"] or each["index"] for each in devices if each["host"] == hosts[0]))
     ids = {"GPU": gpus, "DEVICE": devices[0]["device"], "BUS_ID": devices[0]["bus_id"]}
     filled = _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], command)
-    return f"on {hosts[0]}: {filled}; likewise on {joined(filter(None, hosts[1:]))}" if len(hosts) > 1 else filled
+    if len(hosts) == 1:
+        return filled
+    return f"{filled}. Run this on {hosts[0]}, and with their own device ids on {joined(filter(None, hosts[1:]))}"
 
 
 def _ends(subject: str) -> list[str]:
-    """Both GPUs of a pair, each with the host that leads the first; of anything else the subject itself."""
+    """Both GPUs of a pair, each with the pair's host; for other subjects, the subject itself."""
     first, *others = subject.split(" → ")
     host = first.rpartition(" GPU")[0]
     return [first, *(f"{host} {each}".strip() for each in others)]
 
 
 def joined(texts: Iterable[str], most: int = _MOST_SUBJECTS) -> str:
-    """The first few of some texts, each once, and how many more there are."""
+    """The first few distinct texts, and how many more there are."""
     distinct = list(dict.fromkeys(filter(None, texts)))
     rest = len(distinct) - most
     return ", ".join(distinct[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def joined_seen(texts: Sequence[str]) -> str:
-    """The same of what was seen, in sentences."""
+    """The first few distinct sentences of what was seen, and how many more there are."""
     distinct = list(dict.fromkeys(filter(None, texts)))
     more = len(distinct) - _MOST_SEEN
     return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def sureness(errors: Errors) -> Confidence:
-    """The confidence that counted errors slow anything down now: totals do not say when they were counted."""
+    """The confidence that counted errors slow something down now; totals alone do not say when they were counted."""
     if not errors.meanwhile:
         return Confidence.WEAK
     return Confidence.PROVEN if errors.grave else Confidence.LIKELY
@@ -244,7 +246,7 @@ def of_node(
     *words: str,
     **more: Any,
 ) -> Sighting:
-    """On a node, which touches the paths of all its GPUs; `words` name what on it."""
+    """A sighting on a node, which affects the paths of all its GPUs; `words` name the part of the node."""
     more = {"gpus": run.gpus_of(number), "names": () if words else (run.named(number),), **more}
     return Sighting(subject=run.on(number, *words), seen=seen, confidence=confidence, **more)
 
@@ -252,7 +254,7 @@ def of_node(
 def of_gpu(
     run: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
 ) -> Sighting:
-    """On one GPU."""
+    """A sighting on one GPU."""
     known, node = run.wiring.gpu(position), run.wiring.gpus[position].node
     names = () if known is None else (run.named(node, known),)
     here = frozenset((position,))
@@ -262,8 +264,10 @@ def of_gpu(
 def of_every_node(
     seen: Callable[[Topology], str | None], confidence: Confidence = Confidence.PROVEN, unknown: str = ""
 ) -> Look:
-    """A detector that looks at each node by itself: what is seen of it, empty where nothing is; where nothing is, why
-    a fact of the driver's settings, or the kernel's, is not known.
+    """A detector that examines each node alone.
+
+    `seen` returns what is wrong, or an empty text. `unknown` is the fact of the driver or the kernel that it needs: if
+    it could not be read, the reason is yielded.
     """
 
     @in_each_node
@@ -280,12 +284,12 @@ def of_every_node(
 
 
 def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """A detector that looks at each process by itself."""
+    """A detector that examines each process alone."""
     return lambda run: (of_ranks(run, [it], found, confidence) for it in run.facts if (found := seen(it)))
 
 
 def of_every_gpu(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
+    """A detector that examines each GPU alone; `seen` returns what is wrong, or an empty text."""
     return in_each_node(
         lambda run: (of_gpu(run, at, found, confidence) for at, _, gpu in run.gpus() if (found := seen(gpu)))
     )
@@ -299,7 +303,7 @@ def of_device(
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
-    """On a device of a node: a GPU's trouble is its own, a NIC's is that of all GPUs of the node."""
+    """A sighting on a device: a GPU affects its own paths, a NIC those of all GPUs of the node."""
     gpus = run.gpus_of(number)
     if isinstance(device, GpuFacts):
         gpus = frozenset(each for each in gpus if run.wiring.gpu(each) is device)
@@ -315,7 +319,7 @@ def of_pairs(
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
-    """Between ordered pairs of GPUs."""
+    """A sighting on ordered pairs of GPUs."""
     names = tuple(map(run.pair_name, sorted(pairs)))
     return Sighting(
         subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **{"names": names, **more}
@@ -329,7 +333,7 @@ def of_ranks(
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
-    """On ranks of one node."""
+    """A sighting on ranks of one node."""
     gpus = frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each))
     subject = run.on(ranks[0].node, rank_names(ranks))
     return Sighting(subject=subject, seen=seen, confidence=confidence, **{"gpus": gpus, **more})
@@ -341,7 +345,7 @@ def rank_names(ranks: Sequence[RankFacts]) -> str:
 
 
 def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
-    """The reason why a fact could not be read, where that is known."""
+    """The reason why a fact could not be read, if it is known."""
     if known.get(name):
         yield Unread(subject, known[name])
 
@@ -364,32 +368,32 @@ _TAKEN_CARE_OF = re.compile(
     r"gdrwrap|(?:^|/)gdr\w*\.(?:cc|h):|include/net\.h:|ibvwrap|nvmlwrap|net_ib"
     r"|(?:^|/)plugin/|(?:^|/)ras/|socket\.cc:"
 )
-"""Where errors come from that NCCL may take care of: a plugin, GDRCopy, or verbs that are not there, a socket at the
-end. What nobody took care of arrives elsewhere as well.
+"""Sources of errors that NCCL may handle itself: plugins, GDRCopy, missing verbs, sockets at the job's end. Unhandled
+errors appear in other places of the log as well.
 """
 
 _RAS = re.compile(r"(?:^|/)ras/")
-"""NCCL's own service, which sees peers go when a job ends."""
+"""NCCL's RAS service, which notices exiting peers when a job ends."""
 
 REMOTE = 6
-"""The error code of a remote process that went away, which is none of this one's."""
+"""The error code for a remote process that exited: the fault is not in this process."""
 
 _CODES = {
-    1: "a call of CUDA's failed",
-    2: "a call of the system failed",
+    1: "a CUDA call failed",
+    2: "a system call failed",
     3: "an internal check failed",
     4: "an argument is invalid",
-    5: "the program calls it wrongly",
+    5: "the program calls NCCL wrongly",
     REMOTE: "a remote process exited, or the network to it failed",
 }
-"""ncclResult_t, as NCCL's functions hand it on."""
+"""Meanings of ncclResult_t."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complained:
-    """Finds the complaints that `form` matches, and calls that returned one of `codes`; all are one sighting.
+    """Finds complaints that match `form` and calls that returned one of `codes`, as one sighting.
 
-    `of_programs` are those alone that NCCL did not write.
+    With `of_programs` only complaints that NCCL did not write count.
     """
 
     form: re.Pattern[str]
@@ -398,7 +402,7 @@ class Complained:
     of_programs: bool = False
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
-        """The sighting in a job's log, where there is one."""
+        """The sighting in a job's log, if there is one."""
         found = [each for each in facts.complaints if self._is_one(each)]
         calls = self._calls(facts)
         if not found and not calls:
@@ -407,13 +411,13 @@ class Complained:
         who = joined(name for names in writers for name in names) or "a program that uses NCCL"
         if found:
             count = sum(each.count for each in found)
-            seen = found[0].text[:_LONGEST_SEEN] + (f" ({count} times, or alike)" if count > 1 else "")
+            seen = found[0].text[:_LONGEST_SEEN] + (f" ({count} lines like this)" if count > 1 else "")
         else:
-            seen = f"{calls[0].place} -> {calls[0].code}: {_CODES.get(calls[0].code, 'it failed')}"
+            seen = f"{calls[0].place} -> {calls[0].code}: {_CODES.get(calls[0].code, 'the call failed')}"
         yield Sighting(subject=who, seen=seen, severity=self.severity)
 
     def _calls(self, facts: LogFacts) -> list[FailedCall]:
-        """The calls with these codes that somebody has to hear of."""
+        """The calls with these codes that NCCL did not handle itself."""
         calls = [each for each in facts.failed_calls if each.code in self.codes]
         by_ras = any(_RAS.search(each.place) for each in calls)
         if all(_TAKEN_CARE_OF.search(each.place) for each in calls) and (by_ras or REMOTE not in self.codes):
@@ -421,7 +425,7 @@ class Complained:
         return calls
 
     def without(self, facts: LogFacts) -> LogFacts:
-        """The same log without these complaints, which are explained."""
+        """The log without the complaints that this one explains."""
         return replace(facts, complaints=tuple(each for each in facts.complaints if not self._is_one(each)))
 
     def _is_one(self, complaint: Complaint) -> bool:
@@ -430,12 +434,12 @@ class Complained:
 
 
 def complained(pattern: str, codes: Iterable[int] = ()) -> Complained:
-    """For complaints in some words, in upper or lower case, and for error codes."""
+    """Find complaints by a pattern (case is ignored) or by error codes."""
     return Complained(re.compile(pattern, re.ASCII | re.IGNORECASE), frozenset(codes))
 
 
 def doubted(pattern: str) -> Complained:
-    """For warnings after which some releases go on and others give up."""
+    """Find warnings after which some NCCL releases continue and others end the job: a WARN."""
     return replace(complained(pattern), severity=Verdict.WARN)
 
 
@@ -454,7 +458,7 @@ def complaint(
     general: bool = False,
     of_programs: bool = False,
 ) -> Condition:
-    """A condition that shows in complaints of some words, or in error codes, and in no fact of a machine."""
+    """A condition that only a log shows, by complaints that match `pattern` or by error codes."""
     return Condition(
         id=id_,
         title=title,

@@ -135,7 +135,7 @@ def test_an_empty_pci_bus_shows_no_redirection() -> None:
     guest = check_row(replace(node, machine=HostFacts(virtual_machine=True)), "redirection")
     assert (guest.verdict, guest.note) == (
         Verdict.SKIP,
-        "n0: a virtual machine does not show what its host redirects",
+        "n0: a virtual machine does not show its host's ACS and IOMMU settings",
     )
 
 

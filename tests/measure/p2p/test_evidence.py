@@ -159,7 +159,7 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
     assert isinstance(table, Table)
     (row,) = [row for row in table.rows() if isinstance(row, CauseRow)]
     assert (row.id, row.verdict) == ("posted-write-collapse", "WARN")
-    assert row.evidence.startswith("all to all: together writes reach ")
+    assert row.evidence.startswith("all to all: writes reach ")
 
 
 def evidence(report: Report, source: str = "GPU0", destination: str = "GPU1") -> EvidenceRow:
@@ -273,7 +273,7 @@ def test_what_is_so_by_design_is_no_fault() -> None:
     report = measured(FakeCopies(2, Broken(unreachable=pairs)), refused("GNS", pairs))
     (row,) = fallback(report)
     assert (row.verdict, row.cause, row.cause_seen) == (
-        *("SKIP", "gpu-without-pcie-p2p", "NVML says GNS: GPU not supported"),
+        *("SKIP", "gpu-without-pcie-p2p", "NVML reports GNS: GPU not supported"),
     )
     assert report.verdict is Verdict.PASS
 

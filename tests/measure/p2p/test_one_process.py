@@ -201,7 +201,7 @@ def test_a_staged_pair_is_proven_by_the_counters() -> None:
     finding = found(report)["host-staged"]
     assert finding.subject == "GPU0 → GPU3"
     assert finding.cause == (
-        "the driver grants peer access, yet 0% of the bytes went over NVLink, whose counters moved for other pairs; "
+        "the driver grants peer access, but 0% of the bytes went over NVLink, whose counters moved for other pairs; "
         "they went over PCIe"
     )
     assert finding.severity is Verdict.FAIL
@@ -269,7 +269,7 @@ def test_pairs_without_peer_access_are_skipped_and_staged_ones_measured() -> Non
     assert all("no peer access" in str(row.note) for row in skipped)
     assert of(rows, source="GPU0", destination="GPU1", peer="off")[0].bandwidth_gb_s
     assert found(report)["host-staged"].subjects == ("GPU0 → GPU1", "GPU1 → GPU0")
-    assert found(report)["host-staged"].cause == ("the driver grants peer access, yet CUDA refuses it to this process")
+    assert found(report)["host-staged"].cause == ("the driver grants peer access, but CUDA refuses it to this process")
     assert report.verdict is Verdict.FAIL
 
 
