@@ -49,7 +49,9 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
     assert re.search(r"68 % of 454 expected", told)
     *lines, sentence = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
-    assert sentence.startswith("FAIL: all-reduce reaches 307 of 454 GB/s (68 %)")
+    assert sentence.startswith(
+        "FAIL (simulated): node0 GPU5: 12 NVLinks active, all-reduce reaches 307 of 454 GB/s (68 %)"
+    )
 
 
 def test_it_finds_what_check_finds() -> None:
@@ -66,7 +68,7 @@ def test_it_finds_what_check_finds() -> None:
 def test_a_driver_that_does_not_answer_is_an_error_and_no_pass() -> None:
     result = gpubench("--simulate", "hgx-h100-8", "--fault", "node0:silent=nvml")
     assert result.returncode == 3
-    assert result.stdout.splitlines()[-1].startswith("ERROR: ")
+    assert result.stdout.splitlines()[-1].startswith("ERROR (simulated): ")
     assert "problems  none found" not in result.stdout
 
 
@@ -74,7 +76,7 @@ def test_quick_measures_nothing_and_says_so() -> None:
     result = gpubench("--quick", "--simulate", "hgx-h100-8")
     assert result.returncode == 0
     assert "speed     not measured: --quick" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("PASS: 8 × H100 80GB HBM3; speed not measured")
+    assert result.stdout.splitlines()[-1].startswith("PASS (simulated): 8 × H100 80GB HBM3, speed not measured")
 
 
 @pytest.mark.mpi

@@ -7,6 +7,7 @@ from gpubench.cli.app import app
 from gpubench.errors import GpubenchError
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey
 from tests.cli.test_plan_faults import SUBJECTS, value_of
+from tests.fakes.last_line import is_well_formed
 from tests.together import together
 
 COMMANDS = {
@@ -36,4 +37,4 @@ def test_a_fault_is_judged_or_refused(command: str, key: FaultKey, value: str) -
     assert ended.exception is None or isinstance(ended.exception, (GpubenchError, SystemExit)), ended.exception
     if not isinstance(ended.exception, GpubenchError):
         assert ended.exit_code in (0, 1, 3)
-        assert ended.stdout
+        assert is_well_formed(ended.stdout.rstrip("\n")), ended.stdout

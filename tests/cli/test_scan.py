@@ -23,10 +23,12 @@ def test_every_fault_is_named_and_the_first_line_says_so() -> None:
     result = gpubench("scan", "--simulate", "hgx-h100-8*128", *FIVE)
     assert result.returncode == 1
     first = " ".join(result.stdout.split("\n\n")[1].split())
-    assert first.startswith("FAIL: 4 of 128 nodes and 1 part of the network are bad: node30 is gone, node9 hangs, ")
+    assert first.startswith(
+        "FAIL (simulated): 4 of 128 nodes and 1 part of the network are bad: node30 is gone, node9 hangs, "
+    )
     for part in ("leaf1 rail 2 at 60 %", "node40 GPU5 at 25 %", "node17 rail 3 at 41 % (NIC or cable)"):
         assert part in first
-    assert "31 are slowed by the network, 93 are well; simulated" in first
+    assert "31 are slowed by the network, 93 are healthy" in first
     assert result.stdout.rstrip().splitlines()[-1] == first
     assert "--exclude=node[9,17,30,40]" in result.stdout
     assert "kubectl cordon -- node9 node17 node30 node40" in result.stdout
@@ -54,13 +56,13 @@ def test_what_is_slow_inside_all_nodes_is_seen_by_their_profile() -> None:
     result = gpubench("scan", "--simulate", "hgx-a100-4*4", *every)
     assert result.returncode == 1
     assert "FAIL inside-below-profile: node0-3" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("FAIL: node0-3: copies inside the node: ")
+    assert result.stdout.splitlines()[-1].startswith("FAIL (simulated): node0-3: copies inside the node: ")
 
 
 def test_healthy_nodes_pass_and_the_sentence_says_what_would_have_been_seen() -> None:
     result = gpubench("scan", "--simulate", MACHINE)
     assert result.returncode == 0
-    assert result.stdout.rstrip().splitlines()[-1].startswith("PASS: all 64 nodes are well: a loss of ")
+    assert result.stdout.rstrip().splitlines()[-1].startswith("PASS (simulated): all 64 nodes are healthy (a node ")
 
 
 def test_every_format_has_every_cell(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_quick_names_suspects_and_confirms_nothing() -> None:
     result = gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", "--quick")
     assert result.returncode == 0
     last = result.stdout.rstrip().splitlines()[-1]
-    assert last.startswith("WARN: 1 of 64 nodes is a suspect that nobody confirmed: node17 rail 3 at 4")
+    assert last.startswith("WARN (simulated): 1 of 64 nodes is suspect but not confirmed: node17 rail 3 at 4")
     assert "3 rounds: 3 screening" in result.stdout
     strict = gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", "--quick", "--strict")
     assert strict.returncode == 1
@@ -238,7 +240,7 @@ def test_faults_of_rounds_mean_nothing_elsewhere() -> None:
 def test_two_leaves_of_which_the_uplink_is_slow_are_said_to_be_slow_between() -> None:
     result = gpubench("scan", "--simulate", MACHINE, "--fault", "leaf1:uplink=0.8")
     assert "between-leaves-slow" in result.stdout
-    assert result.stdout.rstrip().splitlines()[-1].startswith("WARN: ")
+    assert result.stdout.rstrip().splitlines()[-1].startswith("WARN (simulated): ")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,9 @@ def test_beside_a_dead_node_nobody_is_called_well_where_figures_are_too_noisy_to
     result = gpubench("scan", "--simulate", "hgx-h100-8*64", *faults)
     assert result.returncode == 1
     first = " ".join(result.stdout.split("\n\n")[1].split())
-    assert first == "FAIL: 1 of 64 nodes is bad: node40 is gone; 63 could not be judged; simulated"
+    assert (
+        first == "FAIL (simulated): 1 of 64 nodes is bad: node40 is gone, 63 could not be judged. Try: ping -c 3 node40"
+    )
 
 
 @pytest.fixture
@@ -332,7 +336,7 @@ def test_a_network_that_is_slow_for_all_alike_fails_and_does_so_when_it_is_judge
     slow = [each for node in range(4) for each in ("--fault", f"node{node}:bandwidth=0.45")]
     result = gpubench("scan", "--simulate", "hgx-h100-8*4", *slow, "--rounds", str(rounds))
     assert result.returncode == 1
-    assert result.stdout.split("\n\n")[1].startswith("FAIL: all rails between nodes: ")
+    assert result.stdout.split("\n\n")[1].startswith("FAIL (simulated): all rails between nodes: ")
     assert re.search(r"\nusual between nodes: 4\d % of what the NICs carry, on the slowest rail\n", result.stdout)
     again = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert (again.returncode, [each["id"] for each in json.loads(again.stdout)["findings"]]) == (1, ["below-nic-rate"])

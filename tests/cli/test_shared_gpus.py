@@ -267,7 +267,7 @@ def test_the_last_line_counts_gpus_and_judges_no_speed() -> None:
     figures.add(replace(ROW, expected_gb_s=None, expected_source=None, wrong=0, verdict="PASS", ranks_per_gpu=2))
     metadata = replace(METADATA, ranks=tuple(shared(2)), profile=None)
     said = sentence(metadata, Report(verdict=Verdict.PASS, complete=True), figures)
-    assert said.startswith("PASS: 2 ranks on 1 × H100 80GB HBM3; all-reduce")
+    assert said.startswith("PASS: 2 ranks on 1 × H100 80GB HBM3, all-reduce")
     assert said.endswith("speed not judged: ranks share a GPU")
 
 

@@ -30,7 +30,7 @@ def test_the_table_says_so_too() -> None:
     assert result.returncode == 0
     assert "(SIMULATED)" in result.stdout
     assert "a model from profile hgx-h200-4: nothing was measured" in result.stdout
-    assert "PASS: " in result.stdout
+    assert "PASS (simulated): " in result.stdout
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:

@@ -49,7 +49,7 @@ def test_one_of_two_is_a_pass_that_says_so(command: tuple[str, ...], tmp_path: P
     result = gpubench(*command, *recording(tmp_path / "seen", [1]))
     assert (result.returncode, result.stderr) == (0, "")
     assert "not-looked-at" not in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("PASS: 1 of 2 × H200; speed not measured")
+    assert result.stdout.splitlines()[-1].startswith("PASS: 1 of 2 × H200, speed not measured")
 
 
 def test_the_first_screen_says_what_is_hidden(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_with_all_of_them_hidden_there_is_no_gpu_to_check(tmp_path: Path) -> Non
 def test_ranks_with_a_gpu_each_have_the_whole_node_checked(tmp_path: Path) -> None:
     """What the first of them saw of CUDA is not all of it: the others have the rest."""
     result = gpubench("check", *recording(tmp_path / "seen", [1], ["0", "1"]))
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "PASS: 2 × H200; speed not measured")
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "PASS: 2 × H200, speed not measured")
     told = " ".join(result.stdout.split())
     assert f"peer_access: not looked at: cuda was not read ({HIDDEN})" in told
 
@@ -96,11 +96,11 @@ def test_fewer_than_were_asked_for_is_a_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "promised"),
     [
-        (["0"], "1 of 4 × H200;"),
-        (["0", "1"], "2 of 4 × H200;"),
-        (["0", "GPU"], "2 of 4 × H200;"),
-        (["0", "9,3"], "1 of 4 × H200; GPU count not judged;"),
-        (["0", None], "4 × H200; GPU count not judged;"),
+        (["0"], "1 of 4 × H200,"),
+        (["0", "1"], "2 of 4 × H200,"),
+        (["0", "GPU"], "2 of 4 × H200,"),
+        (["0", "9,3"], "1 of 4 × H200, GPU count not judged,"),
+        (["0", None], "4 × H200, GPU count not judged,"),
     ],
 )
 def test_what_no_rank_names_is_promised_to_nobody(

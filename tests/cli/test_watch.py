@@ -30,14 +30,30 @@ def fault(kind: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("kind", "said", "code"),
     [
-        ("training", "PASS: python (torch node0:29500) on node0 is direct for 4 s", 0),
-        ("staged", "FAIL: python (torch node0:29500) on node0 GPU0-3: its bytes go through host memory", 1),
-        ("sockets", "FAIL: python (torch node0:29500) on node0 GPU0-3: its bytes go through the loopback", 1),
-        ("loading", "SKIP: no path between GPUs was seen: python (torch node0:29500) on node0 shows loading data", 3),
-        ("checkpoint", "SKIP: no path between GPUs was seen: python (torch node0:29500) on node0 shows saving data", 3),
-        ("inference", "SKIP: no path between GPUs was seen: process 4000 (python) on node0 shows host copies", 3),
-        ("waiting", "WARN: python (torch node0:29500) on node0 GPU0-3: for 4 s", 1),
-        ("idle", "SKIP: no bytes between GPUs were seen: all jobs are idle", 3),
+        ("training", "PASS (simulated): python (torch node0:29500) on node0 is direct for 4 s", 0),
+        ("staged", "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: its bytes go through host memory", 1),
+        (
+            "sockets",
+            "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: its bytes go through the loopback",
+            1,
+        ),
+        (
+            "loading",
+            "SKIP (simulated): no path between GPUs was seen: python (torch node0:29500) on node0 shows loading data",
+            3,
+        ),
+        (
+            "checkpoint",
+            "SKIP (simulated): no path between GPUs was seen: python (torch node0:29500) on node0 shows saving data",
+            3,
+        ),
+        (
+            "inference",
+            "SKIP (simulated): no path between GPUs was seen: process 4000 (python) on node0 shows host copies",
+            3,
+        ),
+        ("waiting", "WARN (simulated): python (torch node0:29500) on node0 GPU0-3: for 4 s", 1),
+        ("idle", "SKIP (simulated): all jobs are idle, no traffic between GPUs was seen", 3),
     ],
 )
 def test_a_gate_passes_only_what_was_seen_to_be_direct(kind: str, said: str, code: int) -> None:
@@ -109,7 +125,7 @@ def test_stdout_is_for_programs_where_it_is_asked_for() -> None:
     assert len(rows) == 24
     jobs = list(csv.DictReader(io.StringIO(gpubench(*MACHINE, "--format", "csv", "--section", "jobs").stdout)))
     assert [row["way"] for row in jobs] == ["direct"]
-    assert gpubench(*MACHINE, "--quiet").stdout.startswith("PASS: ")
+    assert gpubench(*MACHINE, "--quiet").stdout.startswith("PASS (simulated): ")
     assert gpubench(*MACHINE, "--summary").stdout.count("\n") == 1
 
 

@@ -8,8 +8,10 @@ from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels
 from gpubench.model.results.report import Report
+from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.rounds import NodeRail, ScanFabric
-from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, scan_sentence
+from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow
+from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import METADATA
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
@@ -109,9 +111,9 @@ def test_rails_that_carry_different_shares_are_told_apart() -> None:
     }
 
 
-@pytest.mark.parametrize(("options", "words"), [({"rates_known": True}, ""), ({}, " beside the other nodes")])
+@pytest.mark.parametrize(("options", "words"), [({"rates_known": True}, ""), ({}, "er than the others")])
 def test_the_sentence_says_where_nodes_were_held_against_each_other_alone(options: dict[str, bool], words: str) -> None:
     of = with_rates(3)
-    metadata = replace(METADATA, hosts=list(of.hosts), options={"sure_loss_percent": 7.2, **options})
-    said = scan_sentence(metadata, report(of, SimulatedFabric(USUAL_GB_S)))
-    assert said == f"all 3 nodes are well: a loss of 7 %{words} would have been named"
+    metadata = replace(METADATA, subject="scan", hosts=list(of.hosts), options={"sure_loss_percent": 7.2, **options})
+    said = sentence(metadata, report(of, SimulatedFabric(USUAL_GB_S)), SpeedFigures())
+    assert said == f"PASS: all 3 nodes are healthy (a node 7 % slow{words} would have been detected)"

@@ -26,7 +26,7 @@ CHANNELS = Finding(
     seen="NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
     expected="none",
     cause="few channels",
-    next_command="remove it; or raise it",
+    next_command="unset NCCL_MAX_NCHANNELS, or raise it; then run it again",
     consequences=("allreduce: 25 GB/s",),
 )
 
@@ -45,26 +45,30 @@ def report(verdict: Verdict, *findings: Finding, complete: bool = True) -> Repor
 def test_a_slow_collective_names_its_cause_and_cure() -> None:
     strict = replace(METADATA, options={"strict": True})
     assert said(report(Verdict.FAIL, CHANNELS), SLOW, metadata=strict) == (
-        "FAIL: all-reduce reaches 25 of 340 GB/s (7 %) on node3: NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf; remove it"
+        "FAIL: allreduce of 1G on node3: NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf, "
+        "all-reduce reaches 25 of 340 GB/s (7 %). Try: unset NCCL_MAX_NCHANNELS"
     )
-    assert said(report(Verdict.FAIL, CHANNELS), SLOW).endswith("; remove it; exit code 0 without --strict")
+    assert said(report(Verdict.FAIL, CHANNELS), SLOW) == (
+        "FAIL: allreduce of 1G on node3: NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf, exit code 0 without --strict. "
+        "Try: unset NCCL_MAX_NCHANNELS"
+    )
 
 
 def test_a_healthy_run_has_its_figures() -> None:
-    assert said(report(Verdict.PASS), FAST) == "PASS: 4 × H200; all-reduce 363 GB/s (100 % of expected), data right"
+    assert said(report(Verdict.PASS), FAST) == "PASS: 4 × H200, all-reduce 363 GB/s (100 % of expected), data right"
 
 
 def test_what_was_not_judged_says_so() -> None:
     row = replace(FAST, expected_gb_s=None, expected_source=None, wrong=None)
     unjudged = said(report(Verdict.PASS), row, metadata=replace(METADATA, profile=None))
-    assert unjudged.endswith("data not checked; speed not judged: no profile, no past results")
+    assert unjudged.endswith("data not checked, speed not judged: no profile, no past results")
 
 
 def test_a_finding_without_a_figure_is_told_itself() -> None:
     finding = replace(CHANNELS, id="gpu-lost", subject="GPU3", seen="GPU is\nlost", consequences=())
     other = replace(finding, subject="GPU4")
-    assert said(report(Verdict.FAIL, finding, other)).startswith(
-        "FAIL: GPU3 on node3: GPU is lost; remove it; and 1 more finding"
+    assert said(report(Verdict.FAIL, finding, other)) == (
+        "FAIL: node3 GPU3: GPU is lost, and 1 more finding, exit code 0 without --strict. Try: unset NCCL_MAX_NCHANNELS"
     )
 
 

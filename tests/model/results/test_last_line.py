@@ -1,0 +1,91 @@
+"""The last line of a report: its length, what is left out first, and the command that it ends with."""
+
+import pytest
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
+from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.last_line import LAST, LATER, MOST_CHARACTERS, SOON, first_command, last_line, part
+from gpubench.model.results.report import Report
+from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.verdict import Finding, Verdict
+from tests.cli.test_every_fault import COMMANDS, MACHINES
+from tests.fakes.last_line import is_well_formed
+from tests.fakes.planted import CHECKED, PLANTS, Plant
+from tests.model.results.test_sentence import METADATA, SLOW
+from tests.together import together
+
+
+def test_what_is_important_stays() -> None:
+    parts = [part("a" * 60), part("b" * 60, importance=LATER), part("c" * 60, "c", importance=SOON), part("d" * 20)]
+    assert last_line(Verdict.FAIL, "simulated", parts, "gpubench topo") == (
+        f"FAIL (simulated): {'a' * 60}, c, {'d' * 20}. Try: gpubench topo"
+    )
+
+
+def test_a_command_is_whole_or_not_there() -> None:
+    assert last_line(Verdict.FAIL, "measured", [part("a" * 60)], "x" * 90) == f"FAIL: {'a' * 60}"
+    assert last_line(Verdict.FAIL, "measured", [part("a" * 60)], "x" * 80) == f"FAIL: {'a' * 60}. Try: {'x' * 80}"
+
+
+def test_a_first_part_that_is_too_long_ends_after_a_word() -> None:
+    line = last_line(Verdict.FAIL, "measured", [part("word " * 50), part("more", importance=LAST)])
+    assert (len(line) <= MOST_CHARACTERS, line[-6:]) == (True, "word …")
+
+
+@pytest.mark.parametrize(
+    ("advice", "command"),
+    [
+        ("nvidia-smi --gpu-reset -i 0000:1b:00.0, when nobody uses it", "nvidia-smi --gpu-reset -i 0000:1b:00.0"),
+        ("dmesg | grep -i -E 'NVRM|Xid'; then nvidia-smi", "dmesg | grep -i -E 'NVRM|Xid'"),
+        ("NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain", "NCCL_DEBUG=INFO gpubench allreduce"),
+        ("gpubench topo shows the link", "gpubench topo"),
+        ("lspci -d 15b3: and ibstat on the node", "lspci -d 15b3:"),
+        ("ssh node3 gpubench check --quick", "ssh node3 gpubench check --quick"),
+        ("make the named node like the others: modprobe nvidia-peermem", "modprobe nvidia-peermem"),
+        ("`gpubench p2p` before and after", "gpubench p2p"),
+        ("take the key out of the file, then rmmod nvidia", ""),
+        ("nothing to repair; nvidia-smi -i 0 -mig 0 gives peer access back", ""),
+        ("py-spy dump --pid PID where ranks wait", ""),
+        ("nvidia-smi -q -i BUSID", ""),
+        ("NCCL_DEBUG=INFO on all ranks", ""),
+        ("ip link set mtu", ""),
+    ],
+)
+def test_a_command_is_found_where_advice_begins_with_it(advice: str, command: str) -> None:
+    assert first_command(advice) == command
+
+
+def line_of(found: Finding) -> str:
+    figures = SpeedFigures()
+    figures.add(SLOW)
+    return sentence(METADATA, Report(verdict=found.severity, complete=True, findings=(found,)), figures)
+
+
+@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_every_planted_condition_makes_a_line(plant: Plant) -> None:
+    for found in plant.make().findings():
+        assert is_well_formed(line_of(found)), line_of(found)
+
+
+def test_every_cure_is_a_whole_command_or_left_out() -> None:
+    for each in CONDITIONS:
+        found = Finding(each.id, Verdict.FAIL, "node3 GPU0", each.title, each.expected, each.likely, each.cure)
+        assert is_well_formed(line_of(found)), line_of(found)
+
+
+@together(
+    "arguments",
+    [
+        *(
+            (command, "--simulate", MACHINES.get(command, "hgx-h200-4"), *options)
+            for command, options in COMMANDS.items()
+        ),
+        ("plan", "--parameters", "7B", "--simulate", "hgx-h200-8"),
+    ],
+)
+def test_every_command_ends_with_such_a_line(arguments: tuple[str, ...]) -> None:
+    """With every fault too: tests/cli/test_every_fault.py."""
+    ended = CliRunner().invoke(app, [*arguments, "--summary"])
+    assert is_well_formed(ended.stdout.rstrip("\n")), ended.stdout
