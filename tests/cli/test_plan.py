@@ -42,7 +42,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)\n" in result.stdout
     assert "806 M parameters: 16 layers" in result.stdout
     assert "contention was not measured and is taken for none" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("SKIP (simulated): predicted, not judged: ddp takes 86.")
+    assert result.stdout.splitlines()[-1].startswith("SKIP: predicted, not judged: ddp takes 86.")
     found = json.loads(document.read_text())
     assert set(SECTIONS) <= found.keys()
     (row,) = found["layouts"]

@@ -150,6 +150,8 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
     if len(pairs) < 2:
         return {}
     usual = _quantile(list(pairs.values()), 0.25)
+    if not usual:
+        return {}  # a quarter of the pairs delivers nothing: that is no speed to be faster than
     deviations = GAIN_DEVIATIONS if len(pairs) < _LEAST_PAIRS else _DEVIATIONS_OF_PAIRS
     gain = max(deviations * _deviation_of_pairs(course, shares, pairs), _LEAST_GAIN_OF_NODES)
     fast = {pair: share for pair, share in pairs.items() if share > usual * (1 + gain)}

@@ -89,6 +89,7 @@ _PROGRAMS = {
     "tail": "",
     "head": "",
     "ssh": "true",
+    "ping": "",
 }
 """Programs that advice begins with, and the plain words that they take: any other plain word belongs to the prose."""
 
@@ -97,6 +98,7 @@ _AFTER = (
     "grep",
     "modprobe",
     "unset",
+    "ping",
     "ssh",
     "tail",
     "ldd",

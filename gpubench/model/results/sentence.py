@@ -51,6 +51,7 @@ from gpubench.model.terms.units import compress_names, counted, format_size, som
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
 
 _AGAIN = "measure again, add --new AGAIN.json"
+_ID = re.compile(r"^[a-z0-9-]+: ")
 _GPU_WITH_BUS_ID = re.compile(r"(GPU\d+) \([0-9a-f:.]+\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
@@ -129,12 +130,20 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
     else:
         yield from _seen_of(metadata, root)
     if is_figure:
-        # A log names a cause by its id before its evidence.
-        cause = root.cause.partition(": ")[2] or root.cause if root.id == HOST_STAGED else root.cause
-        because = "because" if root.id == HOST_STAGED else "likely"
-        yield part(f"{because} {cause}" if cause and cause != "not known" else "cause not found", importance=SOON)
+        yield _because(root)
     elif root.consequences and figures.slowest is not None:
         yield part(_reached(metadata, figures, root, with_place=False), importance=SOON)
+
+
+def _because(root: Finding) -> Part:
+    """The cause of a path through host memory, which is known or not; of any other figure the likely reason."""
+    if root.id != HOST_STAGED:
+        return part(f"likely {root.cause}" if root.cause else "", importance=SOON)
+    if root.cause.startswith(("no setting", "not known", "unknown")):
+        return part("cause not found", importance=SOON)
+    # A log names a cause by its id before its evidence.
+    cause = _ID.sub("", root.cause)
+    return part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=SOON)
 
 
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[Part]:
@@ -143,7 +152,9 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[Part]:
     short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
-    yield part(f"{where}: {first}", f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}")
+    yield part(
+        f"{where}: {first}", f"{where}: {least}", f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}"
+    )
     yield part(beside, importance=LATER)
 
 

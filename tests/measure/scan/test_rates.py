@@ -7,8 +7,8 @@ import pytest
 from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels
-from gpubench.model.results.report import Report
 from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.report import Report
 from gpubench.model.results.rounds import NodeRail, ScanFabric
 from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow
 from gpubench.model.results.sentence import sentence
