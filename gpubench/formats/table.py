@@ -216,8 +216,8 @@ def _none(rows: Sequence[FallbackRow]) -> str:
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
     most = max(rows, key=lambda row: row.count)
     sure = "/".join(dict.fromkeys(row.confidence for row in rows))
-    subject = f"all {pairs} pairs" if pairs > 1 else shown(most)
-    return f"{lead(most.origin)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
+    subject = f"{'Both' if pairs == 2 else f'All {pairs}'} pairs are" if pairs > 1 else f"{shown(most)} is"
+    return f"{lead(most.origin)}none. {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
 
 
 def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:

@@ -25,14 +25,14 @@ def report(*paths: KnownPath, origin: str = "measured", unheard: str = "") -> Re
 
 def test_none_and_how_it_is_known() -> None:
     (line,) = fallback_lines(report(path(0, 1, DIRECT), path(1, 0, DIRECT)))
-    assert line.startswith("fallback: none: all 2 pairs direct over P2P/CUMEM (proven): the library chose")
+    assert line.startswith("fallback: none. Both pairs are direct over P2P/CUMEM (proven): the library chose")
     assert "counters moved" in line
 
 
 def test_none_may_be_known_of_some_paths_better_than_of_others() -> None:
     unchecked = DIRECT.__class__(capability=DIRECT.capability, selection=DIRECT.selection)
     (line,) = fallback_lines(report(path(0, 1, DIRECT), path(1, 0, DIRECT), path(0, 2, unchecked)))
-    assert line.startswith("fallback: none: all 3 pairs direct over P2P/CUMEM (likely): the library chose")
+    assert line.startswith("fallback: none. All 3 pairs are direct over P2P/CUMEM (likely): the library chose")
 
 
 def test_which_pairs_how_slow_and_why() -> None:
@@ -47,7 +47,7 @@ def test_which_pairs_how_slow_and_why() -> None:
 
 
 def test_a_single_pair_is_named() -> None:
-    assert "none: ranks 0 → 1 direct" in fallback_lines(report(path(0, 1, DIRECT)))[0]
+    assert "none. ranks 0 → 1 is direct" in fallback_lines(report(path(0, 1, DIRECT)))[0]
 
 
 def test_the_disputed_and_the_unknown() -> None:

@@ -76,7 +76,7 @@ def test_the_plain_run_is_direct_and_proven() -> None:
     assert (row["conclusion"], row["confidence"], row["transport"]) == ("direct", sure, "P2P/CUMEM")
     assert pairs(row) <= RING | CHAIN
     assert pairs(row) >= RING
-    assert said.count("fallback: none: all") == 1
+    assert said.count("fallback: none. ") == 1
     assert document["verdict"] == "PASS"
     assert {each["host_staged"] for each in document["rows"]} == {False}
     assert all(each["algorithm"] and each["protocol"] and each["channels"] for each in document["rows"])

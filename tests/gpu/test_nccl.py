@@ -93,7 +93,7 @@ def test_a_sweep_of_many_sizes() -> None:
     assert result.returncode == 0, result.stderr
     said = result.stderr.splitlines()
     assert len(said) == 1
-    assert all(line.startswith("gpubench: fallback: none: ") for line in said)
+    assert all(line.startswith("gpubench: fallback: none. ") for line in said)
     found = rows(result.stdout)
     assert len(found) == 24 * 2
     assert {row["wrong"] for row in found} == {"0"}

@@ -39,7 +39,7 @@ def document_of(result: "CompletedProcess[str]") -> dict[str, Any]:
 def test_a_healthy_job_that_launches_itself() -> None:
     result = gpubench(*SWEEP, "--format", "json", env=believing("tuning"))
     assert result.returncode == 0, result.stderr
-    assert "gpubench: fallback: none: all 4 pairs direct over P2P/CUMEM (proven)" in result.stderr
+    assert "gpubench: fallback: none. All 4 pairs are direct over P2P/CUMEM (proven)" in result.stderr
     document = document_of(result)
     # Its GPUs are H200s that copy in Python, and their counters move whenever they are read, as if others sent.
     assert {each["id"] for each in document["findings"]} == {"foreign-nvlink-traffic"}

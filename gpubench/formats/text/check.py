@@ -226,10 +226,10 @@ def _health(report: Report) -> Iterator[str]:
         if fare:
             yield f"{counted(sum(fare.values()), name)}: {told}"
     checks = Counter(row.verdict for row in report.rows(CHECKS_SECTION, CheckRow))
-    not_made = checks[Verdict.SKIP]
+    skipped = f"{checks[Verdict.SKIP]} skipped" + ("" if report.rows("gpus", GpuRow) else " (no GPU)")
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
     passed = f"{counted(checks[Verdict.PASS], 'check')} passed"
-    yield ", ".join(filter(None, (passed, failed, f"{not_made} not made")))
+    yield ", ".join(filter(None, (passed, failed, skipped if checks[Verdict.SKIP] else "")))
 
 
 def _passed_first(fare: tuple[str, int]) -> bool:

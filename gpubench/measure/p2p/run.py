@@ -217,8 +217,8 @@ class _PairObservations:
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
         if best is not None and through_host is not None and best > ABOVE_HOST * through_host:
-            most = f"the way through host memory carries {through_host:.3g} at most"
-            return Evidence(State.PRESENT, f"{best:.3g} GB/s, and {most}")
+            most = f"more than host memory could carry ({through_host:.3g} at most)"
+            return Evidence(State.PRESENT, f"{best:.3g} GB/s, {most}")
         for series, cell in on:
             other = off.get(replace(series, peer=False))
             if other is not None and is_sooner(cell, other):

@@ -210,7 +210,7 @@ def test_the_bandwidth_of_a_path_is_what_was_written_with_peer_access() -> None:
 
 def test_without_counters_a_bandwidth_above_that_of_host_memory_shows_it() -> None:
     seen = evidence(measured(FakeCopies(4, counts=False)))
-    assert "and the way through host memory carries 63 at most" in seen.measurement_seen
+    assert "more than host memory could carry (63 at most)" in seen.measurement_seen
     assert (seen.measurement, seen.conclusion) == ("present", "direct")
 
 
