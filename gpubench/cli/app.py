@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.completion
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from gpubench import __version__
 from gpubench.cli.process import exit_with
-from gpubench.cli.signature import HELP_ALL, switched_off
+from gpubench.cli.signature import HELP_ALL, HelpfulGroup, switched_off
 from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
 from gpubench.errors import (
     COULD_NOT_MEASURE,
@@ -62,16 +62,17 @@ _COMPLETION: Mapping[str, Any] = {
     "--install-completion": typer.completion.install_callback,
 }
 _SHELLS = ("bash", "zsh", "fish")
-_FLAGS = (
-    ("-h, --help", "Show this page."),
-    ("-V, --version", "Show the version."),
-    ("--install-completion [SHELL]", "Install completion for this shell, or for bash, zsh or fish."),
-    ("--show-completion [SHELL]", "Print the completion script of this shell, or of bash, zsh or fish."),
-)
 
 
-class LazyCommands(TyperGroup):
+class LazyCommands(HelpfulGroup):
     """The commands of the table. Listed by name and summary; the one that is chosen is imported."""
+
+    flags = (
+        ("-h, --help", "Show this page."),
+        ("-V, --version", "Show the version."),
+        ("--install-completion [SHELL]", "Install completion for this shell, or for bash, zsh or fish."),
+        ("--show-completion [SHELL]", "Print the completion script of this shell, or of bash, zsh or fish."),
+    )
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -91,12 +92,6 @@ class LazyCommands(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The flags before the command."""
         return switched_off(super().get_params(ctx))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The flags, and the commands."""
-        with formatter.section("Options"):
-            formatter.write_dl(_FLAGS)
-        self.format_commands(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first of these words names, and the words that are left for it."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from gpubench.cli.process import may_have_defaults, showable
 from gpubench.cli.table import Command
@@ -47,7 +47,7 @@ class HelpPage(NamedTuple):
 
     examples: Sequence[tuple[str, str]] = ()
     about: str = ""
-    common: Container[str] = ()
+    common: frozenset[str] = frozenset()
 
 
 class HelpfulCommand(TyperCommand):
@@ -117,6 +117,18 @@ class HelpfulCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, with --help, which typer adds."""
         return switched_off(super().get_params(ctx))
+
+
+class HelpfulGroup(TyperGroup):
+    """A command with subcommands, whose help has its flags and those."""
+
+    flags: ClassVar[Sequence[tuple[str, str]]] = (("-h, --help", "Show this page."),)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The flags, and the commands."""
+        with formatter.section("Options"):
+            formatter.write_dl(self.flags)
+        self.format_commands(ctx, formatter)
 
 
 def _usage_of(argument: Any) -> str:
@@ -276,7 +288,7 @@ def typer_app(
     given = [(each, group) for each, group in _grouped_fields(kind) if each.name not in without]
 
     class OwnCommand(PlainValuesCommand):
-        page = help_page._replace(common={each.name for each, _ in given if each.metadata.get(_COMMON)})
+        page = help_page._replace(common=frozenset(each.name for each, _ in given if each.metadata.get(_COMMON)))
 
     def call(context: typer.Context, **given: Any) -> None:
         defaults = defaults_in(context)

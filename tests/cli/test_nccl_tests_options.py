@@ -72,6 +72,8 @@ def test_types_have_the_names_that_nccl_tests_and_frameworks_give_them(word: str
         ("-c 5", "-c 5", "try:      -c 1\n"),
         ("-c 1 --no-check", "-c 1 and --no-check exclude each other", "leave --no-check out"),
         ("-g 4 --np 3", "-g 4 and --np 3 exclude each other", "leave --np 3 out"),
+        ("-t 2 -g 4", "no process has several threads", "try:      --np 8\n"),
+        ("-p 1", "gpubench always initializes all ranks at once", "try:      leave -p out\n"),
         ("-o sum", "nccl-tests' -o is the reduction", "try:      --op sum\n"),
         ("-o all", "nccl-tests' -o is the reduction", "try:      --op sum,prod,max,min,avg\n"),
         ("-d uint32", "--dtype 'uint32' is not known", "--dtype int32"),
@@ -87,6 +89,11 @@ def test_what_means_something_else_is_answered_with_what_to_write(arguments: str
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
     assert next_step in result.stderr
+
+
+def test_one_thread_and_no_parallel_init_are_what_gpubench_does() -> None:
+    assert sizes("-t", "1", "-p", "0", "-b", "1K", "-e", "1K") == [1024]
+    assert " -t" not in gpubench("allreduce", "--help-all").stdout
 
 
 def test_a_rank_has_one_gpu() -> None:

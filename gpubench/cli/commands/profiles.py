@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.signature import HelpfulCommand
+from gpubench.cli.signature import HelpfulCommand, HelpfulGroup
 from gpubench.cli.table import Command
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import say
@@ -32,7 +32,11 @@ Examples:
 """
 
 _app = typer.Typer(
-    invoke_without_command=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    cls=HelpfulGroup,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 

@@ -1,0 +1,124 @@
+"""The help of every command: short by default, whole with --help-all, and with examples that can be pasted."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from gpubench.cli.app import _typer_command, app
+from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
+from gpubench.cli.signature import GROUPS, HELP
+from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
+from tests.cli.running import gpubench
+
+ENVIRONMENT = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+WITH_PAGES = [each for each in (WITHOUT_NAME, *COMMANDS) if each.name != "profiles"]
+MOST_LINES, MOST_OPTIONS = 60, 16
+"""Of a short help; plan has the most, 14 beside -h and --help-all."""
+
+
+def shown(*words: str) -> str:
+    result = CliRunner().invoke(app, words, env=ENVIRONMENT, prog_name="gpubench")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """The command without a name shows its help beside one of its options."""
+    return (name,) if name else ("--quick",)
+
+
+def options_in(text: str) -> list[str]:
+    return re.findall(r"^  (-[^ ,]+)", text, re.MULTILINE)
+
+
+def pasted(text: str) -> Iterator[str]:
+    """The examples of a help, each with its lines joined as a shell joins them."""
+    examples = re.sub(r"^  \S.*:$", "", text.partition("Examples:\n")[2].partition("\n\n")[0], flags=re.MULTILINE)
+    yield from filter(None, (" ".join(each.split()) for each in examples.replace("\\\n", " ").splitlines()))
+
+
+@pytest.mark.parametrize("command", WITH_PAGES, ids=lambda each: each.name)
+def test_help_is_short_and_help_all_has_everything(command: Command) -> None:
+    name = command.name
+    short, whole = shown(*words_of(name), "--help"), shown(*words_of(name), "--help-all")
+    assert command.summary in " ".join(short.split())
+    assert len(short.splitlines()) <= MOST_LINES
+    assert len(list(pasted(short))) == 2
+    assert set(options_in(short)) < set(options_in(whole))
+    assert len(options_in(short)) <= MOST_OPTIONS
+    for text in (short, whole):
+        assert max(map(len, text.splitlines())) <= 80
+        assert not re.search(r"<\w+[\[>]", text)
+        headings = [each for each in re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE) if each != "Examples"]
+        assert headings == [each for each in (*GROUPS, HELP) if each in headings]
+    every = _typer_command(command).params
+    assert {each.opts[0] for each in every if each.opts[0].startswith("-") and not each.hidden} <= {
+        name for each in re.findall(r"^  (-.+?)(?:  |$)", whole, re.MULTILINE) for name in re.split(r"[ ,]+", each)
+    }
+
+
+@pytest.mark.parametrize("command", WITH_PAGES, ids=lambda each: each.name)
+def test_examples_can_be_pasted_and_are_understood(command: Command) -> None:
+    name = command.name
+    examples = [example for _, example in _typer_command(command).page.examples]
+    assert list(pasted(shown(*words_of(name), "--help-all"))) == examples
+    for example in examples:
+        for part in re.findall(r"\bgpubench( [^&|>)]+|$)", example.split("  #")[0]):
+            understood(part)
+
+
+def understood(words: str) -> None:
+    """Raises an error for words that the command does not know."""
+    name, *rest = [*shlex.split(words.replace("*.log", "1.log")), ""]
+    rest = [each for each in rest if each]
+    if not name or name.startswith("-"):
+        name, rest = "", [each for each in (name, *rest) if each]
+    (command,) = (each for each in (WITHOUT_NAME, *COMMANDS) if each.name == name)
+    _typer_command.__wrapped__(command).make_context(name, rest)
+
+
+def test_examples_of_profiles_are_understood() -> None:
+    for example in re.findall(r"^  gpubench (.+)$", HELP_OF_PROFILES, re.MULTILINE):
+        name, *rest = shlex.split(example)
+        assert name in {"profiles", "check"}
+        if name == "profiles":
+            (command,) = (each for each in COMMANDS if each.name == "profiles")
+            _typer_command.__wrapped__(command).commands[rest[0]].make_context(rest[0], rest[1:])
+
+
+@pytest.mark.parametrize("words", [("help", "allreduce"), ("allreduce", "-h")])
+def test_other_ways_to_ask_for_the_help_of_a_command(words: tuple[str, ...]) -> None:
+    assert shown(*words) == shown("allreduce", "--help")
+
+
+def test_help_of_the_program_and_of_the_command_without_a_name() -> None:
+    assert shown("help") == shown("--help") == shown("-h")
+    assert shown("--help-all") == shown("--quick", "--help-all")
+    assert gpubench("help", "alreduce").returncode == 2
+
+
+def test_version_in_short() -> None:
+    assert gpubench("-V").stdout == gpubench("--version").stdout
+
+
+@pytest.mark.parametrize(("shell", "begins"), [("zsh", "#compdef gpubench"), ("bash", "_gpubench_completion() {")])
+def test_the_completion_script_is_of_the_shell_that_is_named(shell: str, begins: str) -> None:
+    assert shown("--show-completion", shell).startswith(begins)
+
+
+def test_json_is_a_short_form_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ("topo", "--simulate", "hgx-h200-4")
+    assert shown(*run, "--json").startswith('{\n  "schema_version"')
+    monkeypatch.setenv("GPUBENCH_FORMAT", "csv")
+    assert shown(*run, "--json").startswith('{\n  "schema_version"')
+    monkeypatch.delenv("GPUBENCH_FORMAT")
+    monkeypatch.setenv("GPUBENCH_JSON", "1")
+    assert shown(*run).startswith('{\n  "schema_version"')
+    assert not shown(*run, "--format", "csv").startswith("{")
+    monkeypatch.delenv("GPUBENCH_JSON")
+    refused = gpubench(*run, "--json", "--format", "csv")
+    assert refused.returncode == 2
+    assert "--json and --format csv exclude each other" in refused.stderr
