@@ -162,9 +162,13 @@ def _with_default(told: str, default: str) -> str:
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
-    """The lines of a command: broken between words, each but the last with a backslash, so that it can be pasted."""
+    """The lines of a command that can be pasted: broken before an option or a word, each but the last by a backslash."""
     line = ""
-    for word in _WORD_TO_PASTE.findall(command):
+    words = _WORD_TO_PASTE.findall(command)
+    values = [index for index in range(1, len(words)) if words[index - 1][0] == "-" != words[index][0]]
+    for index in reversed(values):
+        words[index - 1 : index + 1] = [f"{words[index - 1]} {words[index]}"]
+    for word in words:
         if line.strip() and len(f"{line} {word} \\") > width:
             yield f"{line} \\"
             line = f"  {word}"

@@ -177,7 +177,7 @@ _OTHER_GPUS = dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")
 BACKENDS = (
     BackendKind(
         name="nccl",
-        summary="nccl drives GPUs (default where there are any)",
+        summary="nccl drives GPUs (default on GPUs)",
         gpus=GpuNeed.NEEDED,
         default_sizes="8:4G",
         open=_open_nccl,
@@ -188,7 +188,7 @@ BACKENDS = (
     _torch("xccl", "torch:xccl on Intel GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
     BackendKind(
         name="mpi",
-        summary="mpi hands GPU buffers to MPI",
+        summary="mpi is MPI on GPU buffers",
         gpus=GpuNeed.NEEDED,
         default_sizes="8:256M",
         open=_open_mpi,
@@ -198,7 +198,7 @@ BACKENDS = (
     ),
     _torch(
         "gloo",
-        "torch:gloo is PyTorch over Gloo, on GPUs by way of the host",
+        "torch:gloo is PyTorch over Gloo, on GPUs through host memory",
         GpuNeed.TAKEN,
         "8:16M",
         dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL"),

@@ -34,7 +34,7 @@ HELP = HelpPage(
             "Check two nodes of eight GPUs and keep the result",
             "mpirun -n 16 gpubench check --strict --output node-gate.json",
         ),
-        ("Read facts only, in a few seconds: for a Slurm prolog", "gpubench check --quick"),
+        ("Read facts only, e.g. in a Slurm prolog", "gpubench check --quick"),
         ("Start the ranks on these hosts", "gpubench check --hosts hosts.txt"),
         ("Start the ranks in a Slurm allocation", "salloc -N 4 --gpus-per-node=8 gpubench check --slurm"),
         (

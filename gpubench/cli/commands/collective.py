@@ -426,7 +426,12 @@ def app(command: Command) -> typer.Typer:
 
 def help_of(collective: "Collective") -> HelpPage:
     """The help of a collective: its size and bus bandwidth, and commands to start from."""
-    own = "--dtype bfloat16 --op sum,max" if collective.reduces else "--root 1" if collective.rooted else "--graph 10"
+    if collective.reduces:
+        told, own = "Measure another data type, and two reductions", "--dtype bfloat16 --op sum,max"
+    elif collective.rooted:
+        told, own = "Measure with another root", "--root 1"
+    else:
+        told, own = "Time ten replays of a CUDA graph", "--graph 10"
     return HelpPage(
         (
             (
@@ -434,7 +439,7 @@ def help_of(collective: "Collective") -> HelpPage:
                 f"gpubench {collective.name} --sizes 1K:4G --output result.json",
             ),
             ("Measure on two nodes of eight GPUs", f"mpirun -n 16 gpubench {collective.name}"),
-            ("Measure other data types, operations or ways", f"gpubench {collective.name} {own}"),
+            (told, f"gpubench {collective.name} {own}"),
             ("Write CSV", f"gpubench {collective.name} --format csv > result.csv"),
             (
                 "Try it without a GPU",

@@ -19,8 +19,8 @@ HELP = HelpPage(
     (
         ("Compare two results", "gpubench compare base.json new.json"),
         (
-            "Keep a good result as a baseline, and compare a later result with it",
-            "gpubench allreduce --save-baseline good && gpubench compare --against good now.json",
+            "Compare with the baseline that allreduce --save-baseline good kept",
+            "gpubench compare --against good now.json",
         ),
         (
             "Compare three runs with three, which finds smaller differences",

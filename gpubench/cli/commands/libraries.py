@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 HELP = HelpPage(
     (
         ("List the libraries of this environment", "gpubench libraries"),
-        ("Fail unless every node of a job has the same ones", "mpirun -n 16 gpubench libraries --strict"),
+        ("Check all nodes of a job, and fail unless the verdict is PASS", "mpirun -n 16 gpubench libraries --strict"),
         ("Write JSON", "gpubench libraries --format json"),
         ("Show what --record wrote", "gpubench libraries --replay node7/"),
     ),

@@ -67,7 +67,7 @@ class P2pOptions:
     )
     memory: str = option(
         "|".join(MemoryKind),
-        "managed: also measure unified memory: prefetched, fetched by page faults of a kernel, and used in place, at "
+        "With managed, also measure unified memory: prefetched, fetched by page faults of a kernel, and used in place, at "
         "64M or the one size of --sizes.",
         default=MemoryKind.PLAIN.value,
         common=True,

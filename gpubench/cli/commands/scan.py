@@ -31,12 +31,12 @@ HELP = HelpPage(
             "mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/",
         ),
         (
-            "Try it without a GPU: a node of 1024 that hangs",
+            "Try it without a GPU, on 1024 nodes of which one hangs",
             "gpubench scan --simulate 'hgx-h100-8*1024' --fault node9:hangs=round2",
         ),
         ("Judge the rounds that a job finished before it died", "gpubench scan --replay r/"),
         (
-            "Try it without a GPU: a slow leaf on one rail",
+            "Try it without a GPU, on 128 nodes with a leaf that is slow on one rail",
             "gpubench scan --simulate 'hgx-h100-8*128' --fault leaf1.rail2:bandwidth=0.6",
         ),
     ),

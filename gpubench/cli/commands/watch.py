@@ -48,7 +48,7 @@ class WatchOptions:
 
     interval: str | None = option(
         "TIME",
-        "Time between two lines: 500ms, 1s, 1m (default: 1s, or 2s for several nodes with more than four GPUs).",
+        "Time between two lines: 500ms, 1s, 1m (default: 1s, or 2s on nodes with more than four GPUs).",
         common=True,
     )
     seconds: str | None = option(
