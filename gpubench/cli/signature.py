@@ -162,7 +162,7 @@ def _with_default(told: str, default: str) -> str:
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
-    """The lines of a command that can be pasted: broken before an option or a word, each but the last by a backslash."""
+    """The lines of a command that can be pasted: each but the last ends in a backslash."""
     line = ""
     words = _WORD_TO_PASTE.findall(command)
     values = [index for index in range(1, len(words)) if words[index - 1][0] == "-" != words[index][0]]

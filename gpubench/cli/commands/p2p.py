@@ -67,8 +67,8 @@ class P2pOptions:
     )
     memory: str = option(
         "|".join(MemoryKind),
-        "With managed, also measure unified memory: prefetched, fetched by page faults of a kernel, and used in place, at "
-        "64M or the one size of --sizes.",
+        "With managed, also measure unified memory: prefetched, fetched by page faults of a kernel, and used in place, "
+        "at 64M or the one size of --sizes.",
         default=MemoryKind.PLAIN.value,
         common=True,
     )
