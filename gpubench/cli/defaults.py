@@ -130,19 +130,19 @@ def _value_of_text(option: Any, text: str, source: str) -> Value:
     if not option.is_flag:
         return (text,) if option.multiple else text
     if text.lower() not in _WORDS:
-        raise UsageError(f"{source} is neither yes nor no", expected="1, true, yes or on; or 0, false, no or off")
+        raise UsageError(f"{source} is not yes or no", expected="1, true, yes or on; or 0, false, no or off")
     return _WORDS[text.lower()]
 
 
 def _value_of_toml(option: Any, value: Any, source: str) -> Value:
     if option.is_flag:
         if not isinstance(value, bool):
-            raise UsageError(f"{source} is neither true nor false", expected="true or false, without quotes")
+            raise UsageError(f"{source} is not true or false", expected="true or false, without quotes")
         return value
     several = value if isinstance(value, list) and option.multiple else [value]
     if not all(isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in several):
         also = ", or several: [..., ...]" if option.multiple else ""
-        raise UsageError(f"{source} is no value of an option", expected=f"a text in quotes, or a number{also}")
+        raise UsageError(f"{source} is not a value of an option", expected=f"a text in quotes, or a number{also}")
     texts = tuple(map(str, several))
     return texts if option.multiple else texts[0]
 
@@ -170,7 +170,7 @@ def values_of_file(
 
     Raises UsageError where it cannot be read, may be anybody's, or names an option that there is not.
     """
-    with advising(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ} runs without it"):
+    with advising(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
         file, document = _document(folder)
     if file is None:
         return None, {}
@@ -200,7 +200,7 @@ def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
         try:
             document: Any = tomllib.loads(content)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise UsageError(f"{name}: no TOML: {error}", expected=_EXPECTED) from None
+            raise UsageError(f"{name}: not TOML: {error}", expected=_EXPECTED) from None
         for part in _TABLE.split(".") if name == PROJECT_FILE else ():
             document = document.get(part) if isinstance(document, dict) else None
         if isinstance(document, dict):
@@ -221,15 +221,15 @@ def _content(path: Path, name: str) -> str | None:
         raise UsageError(f"{name} has more than {MOST_BYTES // 2**20} MiB", expected=_EXPECTED)
     is_anybodys = own[0].st_mode & 0o002
     if is_anybodys or any(each.st_uid not in (0, os.geteuid()) for each in own):  # the file, and what leads to it
-        whose = "anybody may write" if is_anybodys else "another user owns, or links to"
+        whose = "anyone may write" if is_anybodys else "another user owns, or links to"
         raise UsageError(
             f"{name} of this folder is a file that {whose}",
-            expected="one of your own, or root's: options name files to write, and a library to load",
+            expected="a file of yours, or root's: options name files to write, and a library to load",
         )
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{name} is no text in UTF-8", expected=_EXPECTED) from None
+        raise UsageError(f"{name} is not UTF-8 text", expected=_EXPECTED) from None
 
 
 def options_of_all_commands() -> list[str]:

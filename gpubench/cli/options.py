@@ -127,28 +127,29 @@ class PresentationOptions:
         if self.section is not None and CSV not in formats and not (self.section == "pairs" and "prometheus" in names):
             raise UsageError(
                 f"--section {self.section} without csv",
-                expected="--format csv, or an --output that ends in .csv: only csv shows one section",
+                expected="--format csv, or an --output file ending in .csv: --section selects one section of the CSV",
                 next_step=f"--format csv --section {self.section}",
             )
         if self.wide and CSV not in formats:
-            raise UsageError("--wide without csv", expected="--format csv, or an --output that ends in .csv")
+            raise UsageError("--wide without csv", expected="--format csv, or an --output file ending in .csv")
         quiet, verbose = self._loudness()
         if plot and quiet and TABLE not in formats[1:]:
             raise exclusive(
-                ("--plot", "--quiet"), "one of them, or an --output that ends in .txt: curves are in the table"
+                ("--plot", "--quiet"),
+                "one of them, or an --output file ending in .txt: the curves are part of the table",
             )
         if plot and TABLE not in formats:
             raise UsageError(
                 f"--plot with --format {format_.name}",
-                expected="the table, which curves are drawn in",
-                next_step="--output result.html has curves too",
+                expected="--format table: the curves are part of the table",
+                next_step="--output result.html",
             )
         style = _parse_exit_style(self.exit_style, format_)
         if style is not None:
             _refuse_under_launcher()
         if self.summary and (style is not None or format_ is not TABLE):
             beside = f"{OPTION} {self.exit_style}" if style is not None else f"--format {format_.name}"
-            raise exclusive((SUMMARY_OPTION, beside), "one of them: each has stdout to itself")
+            raise exclusive((SUMMARY_OPTION, beside), "one of them: both write to stdout")
         line = SUMMARY if self.summary else None if style is None else style.line_format
         shown = QUIET if quiet and format_ is TABLE else format_
         return Presentation(
@@ -219,7 +220,7 @@ def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
     if format_ is not TABLE:
         raise UsageError(
             f"{OPTION} {name} with --format {format_.name}",
-            expected=f"one of them: {OPTION} prints a line of its own",
+            expected=f"one of them: {OPTION} prints one line of its own format",
             next_step=f"{OPTION} {name} --output result{format_.suffix or '.json'}",
         )
     return style
@@ -246,16 +247,16 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
         if path.resolve() in outputs:
             raise UsageError(
                 f"--output {text} is given twice",
-                expected="a file of its own for each output",
-                reason="the second would overwrite the first; two spellings of a path are one file",
+                expected="a different file for each output",
+                reason="the second would overwrite the first: both paths are the same file",
                 next_step="--output result.json --output result.csv",
             )
         folder = next((each.path for each in outputs.values() if each.format is DATED), None)
         if output.format is DATED and folder is not None:
             raise UsageError(
                 f"--output {folder}/ and --output {text}",
-                expected="one folder to keep dated results in",
-                next_step=f"--output {folder}/ alone; cp keeps a second one",
+                expected="one folder for dated results",
+                next_step=f"--output {folder}/",
             )
         outputs[path.resolve()] = output
     return tuple(outputs.values())
@@ -274,10 +275,10 @@ def _format_of(path: Path, text: str) -> Format:
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]
     known = ", ".join(f"{suffix} ({each.name})" for suffix, each in by_suffix.items())
-    folder = f"{text}/ keeps a dated result of every run in a folder"
+    folder = f"{text}/"
     raise UsageError(
-        f"--output {text}: the suffix names no format",
-        expected=f"a file that ends in {known}",
+        f"--output {text}: no format has this suffix",
+        expected=f"a file ending in {known}, or a folder ending in /",
         next_step=f"--output {path.with_suffix('.json') if path.suffix else folder}",
     )
 
@@ -324,17 +325,11 @@ class RecordingOptions:
         """The folders that were named; UsageError for --replay beside any option that is given of `excluded`."""
         beside = [option for option, value in excluded.items() if value is not None]
         if self.replay is not None and beside:
-            raise exclusive(["--replay", *beside], "--replay alone: it shows what was recorded")
+            raise exclusive(["--replay", *beside], "--replay alone: it shows a recording")
         return Recording(
             record=None if self.record is None else Path(self.record),
             replay=None if self.replay is None else Path(self.replay),
         )
-
-
-_LOOKS_AT = {
-    "scan": "scan looks at rounds, leaves and what NICs deliver between nodes",
-    "watch": "watch looks at the traffic of jobs",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +362,7 @@ class SimulationOptions:
             if faults:
                 raise UsageError(
                     f"--fault {faults[0]} without --simulate",
-                    expected="a simulated machine: what is real is not broken on purpose",
+                    expected="--simulate with --fault: only a simulated machine can be broken",
                     next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
                 )
             return None
@@ -375,8 +370,8 @@ class SimulationOptions:
         unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
         if unfit is not None:
             raise UsageError(
-                f"--fault {unfit}: only {_LOOKS_AT[unfit.command]}",
-                expected="a fault that shows in facts, copies or collectives",
+                f"--fault {unfit} has an effect on gpubench {unfit.command} only",
+                expected="a fault of facts, copies or collectives",
                 next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
             )
         return simulation
@@ -426,12 +421,12 @@ class NcclTestsOptions:
         if own is not None and "--sizes" not in by_default:
             raise exclusive((" ".join(given), "--sizes"), "sizes in one way: -b 8 -e 4G -f 2, or --sizes 8:4G:2")
         if self.factor is not None and self.step is not None:
-            raise exclusive(("-f", "-i"), "sizes that are multiplied, or that have so much added")
+            raise exclusive(("-f", "-i"), "a factor between sizes (-f), or a step (-i)")
         if self.smallest is None or self.largest is None:
             raise UsageError(
                 f"{' and '.join(given)} without {'-e' if self.largest is None else '-b'}",
-                expected="the smallest size and the largest",
-                reason="nccl-tests takes 32M for the one that is missing, which few want",
+                expected="the smallest size (-b) and the largest (-e)",
+                reason="nccl-tests would take 32M for the missing one",
                 next_step=f"-b {self.smallest or 8} -e {self.largest or '4G'} -f {self.factor or 2}",
             )
         with advising(next_step="-b 8 -e 4G -f 2"):
@@ -447,7 +442,7 @@ class NcclTestsOptions:
         also = f", or {asked} -i 1M for nccl-tests' sizes" if of_theirs <= MOST_SIZES else ""
         return UsageError(
             f"{asked} without -f or -i: nccl-tests would visit {of_theirs:,} sizes, 1M apart",
-            expected="the factor or the step between sizes",
+            expected="a factor between sizes (-f), or a step (-i)",
             next_step=f"{asked} -f 2{also}",
         )
 
@@ -460,12 +455,12 @@ class NcclTestsOptions:
             raise UsageError(
                 f"-g {self.gpus} under {launch.launcher}",
                 expected="-g 1: in gpubench a rank has one GPU",
-                next_step=f"{launch.size * self.gpus} ranks without -g, in the place of {launch.size}",
+                next_step=f"{launch.size * self.gpus} ranks in place of {launch.size}, without -g",
             )
         if launch is not None:
             return own
         if own not in (None, self.gpus) and "--np" not in by_default:
-            raise exclusive((f"-g {self.gpus}", f"--np {own}"), "one of them: both are the number of ranks")
+            raise exclusive((f"-g {self.gpus}", f"--np {own}"), "one of them: both set the number of ranks")
         return self.gpus
 
     def check(self, *, own: bool, by_default: Container[str]) -> bool:
@@ -476,7 +471,7 @@ class NcclTestsOptions:
             raise UsageError(
                 f"-c {self.verified}",
                 expected="0 or 1",
-                reason="nccl-tests checks so many operations apart from those it times; gpubench those that it timed",
+                reason="nccl-tests checks N extra operations; gpubench checks those that it times",
                 next_step="-c 1",
             )
         if self.verified and not own and "--check" not in by_default:
@@ -506,6 +501,6 @@ def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:
             raise UsageError(
                 f"-o {each}",
                 expected="-o FILE",
-                reason="nccl-tests' -o is the reduction",
+                reason="in nccl-tests -o is the reduction, in gpubench a file",
                 next_step=f"--op {each if each != 'all' else ','.join(('sum', 'prod', 'max', 'min', 'avg'))}",
             )

@@ -82,7 +82,7 @@ def test_a_typo_is_answered_with_the_nearest_command() -> None:
         (["allreduce", "--in-place", "--both"], "--in-place and --both exclude each other"),
         (["allreduce", "--backend", "ncl"], "try:      --backend nccl"),
         (["allreduce", "--format", "xml"], "one of table, csv, json, jsonl"),
-        (["allreduce", "--output", "result.yaml"], "the suffix names no format"),
+        (["allreduce", "--output", "result.yaml"], "no format has this suffix"),
         (["allreduce", "--output", "/nowhere/result.csv"], "No such file or directory"),
         (["allreduce", "--output", "/proc/result.csv"], "--output /proc/result.csv cannot be written"),
         (["allreduce", "--output", "a.csv", "--output", "./a.csv"], "is given twice"),

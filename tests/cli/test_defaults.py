@@ -124,8 +124,8 @@ def test_verbose_headers_say_what_was_read(tmp_path: Path) -> None:
         ("GPUBENCH_FORMAT", "jsno", "--format 'jsno' is not known"),
         ("GPUBENCH_PROFILE", "no-such", "no profile is called 'no-such'"),
         ("GPUBENCH_FROM", "/nowhere.xml", "--from and --simulate exclude each other"),
-        ("GPUBENCH_OUTPUT", "result", "--output result: the suffix names no format"),
-        ("GPUBENCH_STRICT", "maybe", "is neither yes nor no"),
+        ("GPUBENCH_OUTPUT", "result", "--output result: no format has this suffix"),
+        ("GPUBENCH_STRICT", "maybe", "is not yes or no"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_variable(variable: str, value: str, said: str) -> None:
@@ -143,13 +143,13 @@ def test_a_wrong_value_is_told_with_its_variable(variable: str, value: str, said
         ("[topo]\nsizes = '1K'\n", "gpubench.toml, [topo]: no option sizes", "expected: an option of gpubench topo"),
         ("[tpo]\n", "no command with options is called tpo", "try:      topo"),
         ("[profiles]\n", "no command with options is called profiles", "expected: one of topo, p2p"),
-        ("timeout = [1, 2]\n", "timeout = [1, 2] in gpubench.toml is no value", "a text in quotes, or a number"),
-        ("timeout = true\n", "timeout = true in gpubench.toml is no value", "a text in quotes, or a number"),
-        ("strict = 'yes'\n", "strict = yes in gpubench.toml is neither true nor false", "without quotes"),
+        ("timeout = [1, 2]\n", "timeout = [1, 2] in gpubench.toml is not a value", "a text in quotes, or a number"),
+        ("timeout = true\n", "timeout = true in gpubench.toml is not a value", "a text in quotes, or a number"),
+        ("strict = 'yes'\n", "strict = yes in gpubench.toml is not true or false", "without quotes"),
         ("width = 12\n", "Invalid value for '--width'", "set by:   width = 12 in gpubench.toml"),
-        ("timeout = 60\ntimeout = 61\n", "gpubench.toml: no TOML", "GPUBENCH_DEFAULTS=off runs without it"),
-        ("\xff", "gpubench.toml is no text in UTF-8", "GPUBENCH_DEFAULTS=off runs without it"),
-        ("#" * (MOST_BYTES + 1), "gpubench.toml has more than 1 MiB", "GPUBENCH_DEFAULTS=off runs without it"),
+        ("timeout = 60\ntimeout = 61\n", "gpubench.toml: not TOML", "GPUBENCH_DEFAULTS=off, to ignore the file"),
+        ("\xff", "gpubench.toml is not UTF-8 text", "GPUBENCH_DEFAULTS=off, to ignore the file"),
+        ("#" * (MOST_BYTES + 1), "gpubench.toml has more than 1 MiB", "GPUBENCH_DEFAULTS=off, to ignore the file"),
     ],
     ids=lambda text: text.strip()[:20],
 )
@@ -167,7 +167,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "gpubench.toml"
     file.write_text("timeout = 60\n")
     file.chmod(0o646)
-    assert "a file that anybody may write" in gpubench(*TOPO, cwd=tmp_path).stderr
+    assert "a file that anyone may write" in gpubench(*TOPO, cwd=tmp_path).stderr
     file.chmod(0o664)
     assert gpubench(*TOPO, cwd=tmp_path).returncode == 0
     if os.geteuid() == 0:

@@ -74,8 +74,8 @@ def test_types_have_the_names_that_nccl_tests_and_frameworks_give_them(word: str
         ("-g 4 --np 3", "-g 4 and --np 3 exclude each other", "leave --np 3 out"),
         ("-t 2 -g 4", "no process has several threads", "try:      --np 8\n"),
         ("-p 1", "gpubench always initializes all ranks at once", "try:      leave -p out\n"),
-        ("-o sum", "nccl-tests' -o is the reduction", "try:      --op sum\n"),
-        ("-o all", "nccl-tests' -o is the reduction", "try:      --op sum,prod,max,min,avg\n"),
+        ("-o sum", "in nccl-tests -o is the reduction, in gpubench a file", "try:      --op sum\n"),
+        ("-o all", "in nccl-tests -o is the reduction, in gpubench a file", "try:      --op sum,prod,max,min,avg\n"),
         ("-d uint32", "--dtype 'uint32' is not known", "--dtype int32"),
         ("--dtype fp8_e4m3", "--dtype 'fp8_e4m3' is not known", "expected: one of int8"),
         ("--sizes 1k-4g", "--sizes 1k-4g: a range has no -", "try:      --sizes 1K:4G\n"),
@@ -100,7 +100,7 @@ def test_a_rank_has_one_gpu() -> None:
     result = gpubench("allreduce", "-g", "2", env=MPIRUN)
     assert result.returncode == 2
     assert "-g 2 under Open MPI's mpirun" in result.stderr
-    assert "16 ranks without -g, in the place of 8" in result.stderr
+    assert "16 ranks in place of 8, without -g" in result.stderr
 
 
 def test_the_command_line_comes_before_defaults() -> None:

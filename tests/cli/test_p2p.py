@@ -139,8 +139,8 @@ def test_pairs_without_peer_access_are_measured_through_the_host() -> None:
     ("arguments", "said"),
     [
         (["--pairs", "0-4"], "there is no GPU4"),
-        (["--pairs", "0-0"], "--pairs '0-0' is no pair"),
-        (["--pairs", "zero-one"], "--pairs 'zero-one' is no pair"),
+        (["--pairs", "0-0"], "--pairs '0-0' is not a pair of GPUs"),
+        (["--pairs", "zero-one"], "--pairs 'zero-one' is not a pair of GPUs"),
         (["--sizes", "1G:8"], "runs backwards"),
         (["--as", "nvbandwith"], "try:      --as nvbandwidth"),
         (["--as", "nvbandwidth", "--sizes", "8"], "exclude each other"),

@@ -209,8 +209,8 @@ def test_more_ranks_than_asked_for_are_refused_with_the_number(
     [
         (("allreduce", "--ranks-per-gpu", "0"), "--ranks-per-gpu"),
         (("overlap", "--ranks-per-gpu", "-1"), "--ranks-per-gpu"),
-        (("allreduce", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "a simulated machine has none"),
-        (("overlap", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "a simulated machine has none"),
+        (("allreduce", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "a simulated machine has no real GPUs"),
+        (("overlap", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "a simulated machine has no real GPUs"),
         (("allreduce", "--ranks-per-gpu", "2", "--backend", "host"), "--backend host uses none"),
         (("allreduce", "--ranks-per-gpu", "2", "--replay", "x"), "--ranks-per-gpu"),
         (("check", "--ranks-per-gpu", "2", "--simulate", "hgx-h200-4"), "--simulate and --ranks-per-gpu"),

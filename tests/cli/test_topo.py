@@ -93,7 +93,7 @@ def test_a_file_that_is_none_is_one_clear_message(tmp_path: Path, content: bytes
         (["--section", "gpus", "--format", "json", "--output", "x.jsonl"], "--section gpus without csv"),
         (["--replay", "nowhere"], "--replay nowhere holds no recording"),
         (["--record", "/proc/x"], "--record /proc/x cannot be written"),
-        (["--output", "topo.yaml"], "the suffix names no format"),
+        (["--output", "topo.yaml"], "no format has this suffix"),
         (["--timeout", "0"], "--timeout"),
         (["--timeout", "86401"], "--timeout"),
     ],

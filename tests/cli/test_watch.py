@@ -187,19 +187,19 @@ def test_only_the_jobs_that_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--interval", "soon"), "--interval 'soon' is no time"),
+        (("--interval", "soon"), "--interval 'soon' is not a time"),
         (("--interval", "1ms"), "expected: 0.1 s to 3600 s"),
         (("--for", "100ms"), "--for 100ms is 0.1 s"),
-        (("--gpus", "3-1"), "--gpus '3-1' is no list of GPUs"),
-        (("--gpus", "all"), "--gpus 'all' is no list of GPUs"),
+        (("--gpus", "3-1"), "--gpus '3-1' is not a list of GPUs"),
+        (("--gpus", "all"), "--gpus 'all' is not a list of GPUs"),
         (("--gpus", "1", "--simulate", "hgx-h200-4"), "--simulate and --gpus exclude each other"),
         (("--replay", "x", "--record", "y"), "exclude each other"),
         (("--replay", "/nowhere"), "holds no recording"),
         (("--fault", "node0:traffic=staged"), "without --simulate"),
-        (("--simulate", "hgx-h200-4", "--fault", "node0:dies=round3"), "only scan looks at rounds"),
+        (("--simulate", "hgx-h200-4", "--fault", "node0:dies=round3"), "has an effect on gpubench scan only"),
         (("--section", "pairs", "--format", "csv"), "--section 'pairs'"),
-        (("--job", "", "--simulate", "hgx-h200-4"), "--job '' is no job"),
-        (("--job", "4711_3", "--simulate", "hgx-h200-4"), "--job '4711_3' is no job"),
+        (("--job", "", "--simulate", "hgx-h200-4"), "--job '' is not a job"),
+        (("--job", "4711_3", "--simulate", "hgx-h200-4"), "--job '4711_3' is not a job"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_read(arguments: tuple[str, ...], said: str) -> None:
@@ -212,7 +212,7 @@ def test_what_cannot_be_is_said_before_anything_is_read(arguments: tuple[str, ..
 def test_a_fault_of_traffic_is_for_watch_alone() -> None:
     done = gpubench("topo", "--simulate", "hgx-h200-4", "--fault", "node0:traffic=staged")
     assert done.returncode == 2
-    assert "only watch looks at the traffic of jobs" in done.stderr
+    assert "has an effect on gpubench watch only" in done.stderr
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there are GPUs")

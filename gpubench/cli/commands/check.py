@@ -108,14 +108,14 @@ class CheckOptions:
         if self.hosts == "":
             raise UsageError(
                 "--hosts without a file's name",
-                expected="a file with a host a line",
-                reason="a variable that is not set: this machine alone would be checked",
+                expected="a file with one host per line",
+                reason="the variable is probably not set; only this machine would be checked",
             )
         elsewhere = {"--simulate": self.simulation.simulate, "--replay": self.recording.replay}
         started = [name for name, given in {"--hosts": self.hosts, "--slurm": self.slurm}.items() if given]
         unfit = [*started[1:], *(name for name, given in elsewhere.items() if given)]
         if started and unfit:
-            raise exclusive((started[0], unfit[0]), "one of them: ranks are started on machines that are there")
+            raise exclusive((started[0], unfit[0]), "one of them: ranks can be started on real machines only")
         if self.quick and self.full:
             raise exclusive(("--quick", "--full"), "one of them, or neither")
         no_ranks = [*started, *(name for name, given in {**elsewhere, "--quick": self.quick}.items() if given)]

@@ -84,7 +84,7 @@ class SamplingOptions:
         if self.iters == AUTO and graph_replays:
             raise UsageError(
                 f"--iters {AUTO} with --graph",
-                expected="a number: so many operations are captured, and replays of them are timed",
+                expected="--iters N: a CUDA graph has a fixed number of operations",
                 next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
             )
         needs_number = counted or graph_replays > 0 or mode is Mode.LATENCY
@@ -93,7 +93,7 @@ class SamplingOptions:
         if self.budget is not None:
             raise UsageError(
                 f"--budget {self.budget:g} without --iters {AUTO}",
-                expected=f"a budget for as many operations as it takes: --iters {AUTO}",
+                expected=f"--budget with --iters {AUTO}, whose number of operations it limits",
                 next_step=f"--iters {AUTO} --budget {self.budget:g}",
             )
         return Sampling(mode, DEFAULT_ITERATIONS[mode] if self.iters is None else self._number())
@@ -101,7 +101,7 @@ class SamplingOptions:
     def _number(self) -> int:
         text = self.iters or ""
         if not text.isdecimal() or int(text) < 1:
-            raise UsageError(f"--iters {text}", expected=f"a number from 1 on, or {AUTO}", next_step="--iters 20")
+            raise UsageError(f"--iters {text}", expected=f"a number of 1 or more, or {AUTO}", next_step="--iters 20")
         return int(text)
 
 
@@ -156,7 +156,7 @@ def check_variants(variants: "AskedVariants", excluded: Mapping[str, bool]) -> N
     for other in (name for name, is_given in excluded.items() if variants and is_given):
         raise UsageError(
             f"{variants.options[0]} with {other}",
-            expected="one of them: a sweep over settings is measured, and by all ranks together",
+            expected="one of them: several settings can only be measured, and only by all ranks together",
             next_step=f"leave {other} out",
         )
 
@@ -292,8 +292,10 @@ class CollectiveOptions:
             plan = replace(plan, evidence=EvidenceUse.OFF)
         if isinstance(plan.source, Simulated):
             if plan.backend is not None:
-                raise exclusive(("--simulate", f"--backend {plan.backend}"), "one of them: a model, or a measurement")
-            plan.refuse_gpu_options("a simulated machine has none")
+                raise exclusive(
+                    ("--simulate", f"--backend {plan.backend}"), "one of them: a simulation, or a measurement"
+                )
+            plan.refuse_gpu_options("a simulated machine has no real GPUs")
         if plan.backend == "host":
             plan.refuse_gpu_options("--backend host uses none")
         plan.refuse_what_backend_lacks()
@@ -327,8 +329,8 @@ class CollectiveOptions:
         if not collective.in_place and (self.in_place or self.both):
             raise UsageError(
                 f"{collective.name} has no in-place form",
-                reason="NCCL defines none: a rank would overwrite what it has yet to send",
-                next_step=f"gpubench {collective.name}, which measures it out of place",
+                reason="a rank would overwrite data that it has not sent yet",
+                next_step=f"gpubench {collective.name}",
             )
         if self.in_place:
             return (Placement.IN_PLACE,)
@@ -348,20 +350,24 @@ class CollectiveOptions:
     def _check_split(self, text: str) -> None:
         """Raise UsageError for what cannot be in groups: evidence is of the process and not of a group."""
         check_split(text)
-        paths = "one group", "NCCL's log and the counters of links would be those of all groups at once"
+        paths = "one group", "NCCL's log and the link counters cannot be told apart by group"
         refused = {
             "--evidence": (self.evidence is True, *paths),
             "--strict": (self.strict, *paths),
-            "--simulate": (self.simulation.simulate is not None, "ranks", "the model has one collective run at a time"),
+            "--simulate": (
+                self.simulation.simulate is not None,
+                "real ranks",
+                "the simulation runs one collective at a time",
+            ),
             f"--iters {AUTO}": (
                 self.sampling.iters == AUTO,
                 "as many iterations in every group",
-                "groups would end at different times, and the last ones would have the links for themselves",
+                "groups would end at different times, and the last one would not share the links",
             ),
         }
         for name, (is_given, expected, reason) in refused.items():
             if is_given:
-                instead = "--iters 100, or another number" if name == f"--iters {AUTO}" else f"leave {name} out"
+                instead = "--iters 100" if name == f"--iters {AUTO}" else f"leave {name} out"
                 raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
 
     def _check_replay(self) -> None:
@@ -380,9 +386,7 @@ class CollectiveOptions:
         by_default = self.presentation.by_default
         for name in given_options(self):
             if name not in shown and name.replace("--no-", "--") not in by_default:
-                expected = (
-                    "--replay alone, or with what judges it (--strict, --profile, --expect-gpus) or says how to show it"
-                )
+                expected = "--replay alone, or with --strict, --profile, --expect-gpus and options of output"
                 raise exclusive(("--replay", name), expected)
 
 

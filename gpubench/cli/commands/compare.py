@@ -130,7 +130,7 @@ class CompareOptions:
         if self.base_file is None or self.new_file is not None:
             raise UsageError(
                 f"compare --against {name} with {'two files' if self.new_file else 'no file'}",
-                expected="one file, of the new results",
+                expected="one file, the new result",
                 next_step=f"gpubench compare --against {name} new.json",
             )
         base = (find_baseline(name, os.environ), *map(Path, self.base or ()))
@@ -150,8 +150,7 @@ class CompareOptions:
         if unfit:
             raise UsageError(
                 f"--last and {', '.join(unfit)} exclude each other",
-                expected="a folder, of which the newest results are compared with those before them on the same "
-                "machine",
+                expected="a folder only: its newest results are compared with those before them",
                 next_step=f"gpubench compare --last {last} {self.base_file or _USUAL_FOLDER}",
             )
         return (), ()

@@ -171,7 +171,7 @@ class OverlapOptions:
             presentation=self.presentation.parse(SECTIONS),
         )
         if self.simulation.simulate is not None and plan.ranks_per_gpu > 1:
-            plan.refuse_gpu_options("a simulated machine has none")
+            plan.refuse_gpu_options("a simulated machine has no real GPUs")
         return plan, asked
 
     def _request(self) -> "SweepRequest":
@@ -181,9 +181,7 @@ class OverlapOptions:
             raise unknown_word("--collective", self.collective, tuple(SUMMARIES))
         dtypes = parse_dtypes([self.dtype])
         if len(dtypes) > 1:
-            raise UsageError(
-                f"--dtype {self.dtype}", expected="one type: rows have one", next_step=f"--dtype {dtypes[0]}"
-            )
+            raise UsageError(f"--dtype {self.dtype}", expected="one type", next_step=f"--dtype {dtypes[0]}")
         return SweepRequest(
             collective=collective_named(self.collective),
             sizes=parse_sizes(self.sizes),

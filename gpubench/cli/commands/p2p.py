@@ -135,7 +135,7 @@ class P2pOptions:
 
         shown = self.presentation.parse(sections, plot=self.plot)
         if self.veto and shown.format is not TABLE:
-            raise exclusive(("--veto", f"--format {shown.format.name}"), "one of them: each has stdout to itself")
+            raise exclusive(("--veto", f"--format {shown.format.name}"), "one of them: both write to stdout")
         return replace(shown, format=VETO, show_progress=False) if self.veto else shown
 
     def _pairs(self) -> tuple[tuple[int, int], ...] | None:
@@ -145,19 +145,19 @@ class P2pOptions:
             return None if self.pairs is None else parse_pairs(self.pairs)
         except ValueError as error:
             raise UsageError(
-                f"--pairs {str(error)!r} is no pair",
-                expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5",
-                next_step="nvidia-smi -L lists them; --pairs 0-1",
+                f"--pairs {str(error)!r} is not a pair of GPUs",
+                expected="two different GPUs, numbered as in nvidia-smi: 0-1,3-5",
+                next_step="--pairs 0-1",
             ) from None
 
 
 def _check_managed(like: str | None, sizes: tuple[int, ...] | None) -> None:
     if like is not None:
-        raise exclusive((f"--as {like}", "--memory managed"), f"one of them: {like} has no copies of managed memory")
+        raise exclusive((f"--as {like}", "--memory managed"), f"one of them: {like} does not copy managed memory")
     if sizes is not None and len(sizes) != 1:
         raise UsageError(
             f"--memory managed with {len(sizes)} sizes",
-            expected="one size, which pinned memory is measured with too",
+            expected="one size, for pinned and managed memory",
             next_step="--sizes 256M",
         )
 

@@ -156,7 +156,7 @@ class PlanOptions:
         given["--forward-ms"] = self.forward_ms and self.backward_ms is None
         said = [name for name, value in given.items() if value]
         if len(said) > 1:
-            raise exclusive(said, "one source of the time that is computed")
+            raise exclusive(said, "one source of the computation time")
         if self.simulate is not None and self.profile is not None:
             raise exclusive(("--simulate", "--profile"), "one of them: both name a profile")
         if self.global_batch is not None and self.microbatches is not None:
@@ -170,7 +170,7 @@ class PlanOptions:
             given = "neither MODEL nor --parameters" if self.parameters is None else "MODEL and --parameters"
             raise UsageError(
                 given,
-                expected="one of them: a file with the model's shape, or how many parameters it has",
+                expected="one of them: a file with the model, or its number of parameters",
                 next_step="gpubench plan --parameters 7B --simulate hgx-h200-8",
             )
         if self.model_file is not None:

@@ -99,7 +99,7 @@ class ReportOptions:
         }
         unfit = [name for name, is_given in given.items() if is_given]
         if unfit:
-            raise exclusive((self.result, unfit[0]), "one of them: a result of gpubench's own says it, and was judged")
+            raise exclusive((self.result, unfit[0]), "one of them: a result of gpubench has all this, and its verdict")
 
 
 def _run(options: ReportOptions) -> int:

@@ -95,7 +95,7 @@ class ScanOptions:
         folders = {"--rounds": self.rounds, "--resume": self.resume, "--replay": self.replay}
         given = [name for name, value in folders.items() if value is not None]
         if len(given) > 1:
-            raise exclusive(given, "one of them: --rounds begins, --resume goes on, --replay measures nothing")
+            raise exclusive(given, "one of them: --rounds starts a scan, --resume continues one, --replay judges one")
         if self.replay is not None and self.simulation.simulate is not None:
             raise exclusive(["--simulate", "--replay"], "one of them")
         elsewhere = {"--backend host": self.backend == "host", "--replay": self.replay is not None}

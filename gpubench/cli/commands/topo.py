@@ -76,7 +76,7 @@ class TopoOptions:
         named = {"--from": self.from_file, "--replay": self.recording.replay, "--simulate": self.simulation.simulate}
         sources = [option for option, value in named.items() if value is not None]
         if len(sources) > 1:
-            raise exclusive(sources, "one machine, or the one at hand")
+            raise exclusive(sources, "one of them, or none for this machine")
         check_profile(self.profile)
         recording, simulation = self.recording.parse({}), self.simulation.parse()
         file = None if self.from_file is None else Path(self.from_file)

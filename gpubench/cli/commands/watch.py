@@ -81,12 +81,12 @@ class WatchOptions:
         excluded = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--gpus": self.gpus}
         recording = self.recording.parse(excluded)
         if simulation is not None and self.gpus is not None:
-            raise exclusive(("--simulate", "--gpus"), "one of them: a simulated machine is shown whole")
+            raise exclusive(("--simulate", "--gpus"), "one of them: all GPUs of a simulated machine are shown")
         if self.job is not None and not _JOB.fullmatch(self.job):
             raise UsageError(
-                f"--job {self.job!r} is no job",
-                expected="Slurm's number, or four or more digits of a container's id",
-                reason="" if self.job else "a variable that is not set",
+                f"--job {self.job!r} is not a job",
+                expected="the number of a Slurm job, or at least four digits of a container's id",
+                reason="" if self.job else "the variable is probably not set",
             )
         interval = INTERVAL_SECONDS
         if self.interval is not None:
@@ -119,7 +119,7 @@ def _duration(name: str, text: str, least: float, most: float) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(
-            f"{name} {text!r} is no time", expected="a number with ms, s, m or h behind it", next_step=f"{name} 30s"
+            f"{name} {text!r} is not a time", expected="a number followed by ms, s, m or h", next_step=f"{name} 30s"
         )
     seconds = float(match["number"]) * _SECONDS[match["unit"]]
     if not least <= seconds <= most:
@@ -134,7 +134,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         match = _GPUS.fullmatch(part.strip())
         first, last = (-1, -2) if match is None else (int(match[1]), int(match[2] or match[1]))
         if last < first:
-            raise UsageError(f"--gpus {text!r} is no list of GPUs", expected="numbers and ranges: 0,2-3")
+            raise UsageError(f"--gpus {text!r} is not a list of GPUs", expected="numbers and ranges: 0,2-3")
         found.update(dict.fromkeys(range(first, last + 1)))
     return tuple(found)
 
