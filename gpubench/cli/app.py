@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def run_command_line(launch: LaunchedBy | None) -> int:
-    """Read the command line and do what it says; the exit code."""
+    """Run the command of the command line; return the exit code."""
     style = _exit_style()
     try:
         if style is not None and launch is not None and launch.size > 1:
@@ -161,7 +161,7 @@ def run_command_line(launch: LaunchedBy | None) -> int:
 
 
 def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
-    """The exit code where help, or a list, cannot be written: nobody reads it, or the disk is full."""
+    """The exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
     from gpubench.formats.delivery import forget, full_output
 
     if error is not None:

@@ -1,4 +1,4 @@
-"""Values of options from elsewhere: defaults in the environment and in files, and words for the shell's completion."""
+"""Defaults of options from the environment and from files, and words for the completion of a shell."""
 
 import difflib
 import os
@@ -23,7 +23,7 @@ from gpubench.readers.documents import opened
 
 
 def options_of(parameters: Iterable[Any]) -> dict[str, Any]:
-    """The options among typer's parameters by name, `expect-gpus`; --help and what typer adds are none."""
+    """The options among typer's parameters by name, `expect-gpus`, without --help."""
     named = ((next((name for name in each.opts if name.startswith("--")), ""), each) for each in parameters)
     return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
 
@@ -40,7 +40,7 @@ Value = str | bool | tuple[str, ...]
 
 
 class Default(NamedTuple):
-    """The value of an option, `--timeout`, that nobody gave on the command line; `source` says where it stands."""
+    """The default of an option, `--timeout`, from a variable or a file; `source` names it with the value."""
 
     option: str
     value: Value
@@ -48,7 +48,7 @@ class Default(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """Defaults by the names of parameters, and the file that was read, None where there is none."""
+    """Defaults by the names of parameters, and the file that was read, None without a file."""
 
     by_name: Mapping[str, Default]
     file: str | None = None
@@ -192,7 +192,7 @@ def values_of_file(
 
 
 def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
-    """The name of the first file of the folder that says something of gpubench, and what it says."""
+    """The name and content of the first file in the folder with settings for gpubench."""
     for name in DEFAULTS_FILES:
         content = _content(folder / name, name) if (folder / name).exists() else None
         if content is None or (name == PROJECT_FILE and _TABLE not in content):

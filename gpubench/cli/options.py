@@ -118,7 +118,7 @@ class PresentationOptions:
     defaults: "Defaults | None" = no_option()
 
     def parse(self, sections: Sequence[str], *, plot: bool = False) -> Presentation:
-        """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
+        """The presentation. `sections` are those of the command. Raises UsageError for a wrong combination."""
         if self.section is not None and self.section not in sections:
             raise unknown_word("--section", self.section, sections)
         format_, outputs = self._format(), (*parse_outputs(self.output or ()), *self._baseline())
@@ -169,7 +169,7 @@ class PresentationOptions:
         )
 
     def _format(self) -> Format:
-        """The format of stdout; what the command line asks for comes before a default of the other option."""
+        """The format of stdout. The command line comes before a default of the other option."""
         if not self.json or (self.format_name != TABLE.name and "--json" in self.by_default):
             return parse_format(self.format_name)
         if self.format_name not in (TABLE.name, JSON.name) and "--format" not in self.by_default:
@@ -189,7 +189,7 @@ class PresentationOptions:
         return {} if self.defaults is None else self.defaults.sources
 
     def _loudness(self) -> tuple[bool, bool]:
-        """Whether to be quiet, and verbose; what the command line asks for comes before a default of the other one."""
+        """Whether to be quiet, and verbose. The command line comes before a default of the other option."""
         if not (self.quiet and self.verbose):
             return self.quiet, self.verbose
         by_default = {"--quiet", "--verbose"} & self.by_default.keys()
@@ -263,7 +263,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """True for a folder; what may not be looked at, or has too long a name, is refused where it is written."""
+    """True for a folder. A path that cannot be read, or is too long, is refused when it is written."""
     try:
         return path.is_dir()
     except OSError:
@@ -334,7 +334,7 @@ class RecordingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """A simulated machine, and what is broken in it."""
+    """A simulated machine, and its faults."""
 
     help_group: ClassVar = SIMULATE
 
@@ -353,7 +353,7 @@ class SimulationOptions:
     seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
 
     def parse(self, *, command: str = "") -> Simulation | None:
-        """The simulated machine, None where none was asked for; UsageError for a fault without a machine.
+        """The simulated machine, None without --simulate. Raises UsageError for a fault without a machine.
 
         Some faults mean something for one `command` alone, as those of leaves and rounds for scan.
         """
@@ -379,7 +379,7 @@ class SimulationOptions:
 
 _FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
 _STEP = 2**20
-"""Bytes that nccl-tests goes on by where nobody says otherwise (common.cu, `stepBytes`)."""
+"""Default step between sizes of nccl-tests, in bytes (common.cu, `stepBytes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +413,7 @@ class NcclTestsOptions:
             )
 
     def sizes(self, own: str | None, by_default: Container[str]) -> str | None:
-        """What --sizes would be; `own` is what it is. UsageError where sizes are said twice, or by halves."""
+        """The sizes in the form of --sizes; `own` is its value. UsageError for both forms, or an incomplete one."""
         words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
         given = [name for name, value in words.items() if value is not None]
         if not given:
@@ -447,7 +447,7 @@ class NcclTestsOptions:
         )
 
     def ranks(self, own: int | None, by_default: Container[str]) -> int | None:
-        """What --np would be; `own` is what it is. UsageError for another number, or several GPUs a rank."""
+        """The number of ranks; `own` is the value of --np. UsageError for two numbers, or several GPUs per rank."""
         if self.gpus is None:
             return own
         launch = launched_by(os.environ)
@@ -464,7 +464,7 @@ class NcclTestsOptions:
         return self.gpus
 
     def check(self, *, own: bool, by_default: Container[str]) -> bool:
-        """Whether data are verified; `own` is what --check says. UsageError for both ways, or several checks."""
+        """Whether data are verified; `own` is the value of --check. Raises UsageError if -c and --check differ."""
         if self.verified is None:
             return own
         if self.verified > 1:

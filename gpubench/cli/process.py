@@ -28,13 +28,13 @@ class _Stdout(io.TextIOWrapper):
             return super().write(text)
 
     def flush(self) -> None:
-        """Pass on what was written; the same errors."""
+        """Flush, with the same errors."""
         with naming_output("stdout"):
             super().flush()
 
 
 def prepare_streams() -> None:
-    """Open closed streams on nothing, name the errors of stdout, and spell out what an encoding cannot show.
+    """Open closed streams on /dev/null, name the errors of stdout, and spell out characters that stdout cannot encode.
 
     A shell's `>&-` closes a stream. Its number would be given to the next file that is opened, which then gets what
     this process, or one that it starts, prints; Python itself has None in its place, and prints elsewhere.
@@ -58,7 +58,7 @@ def prepare_streams() -> None:
 
 
 def showable(text: str) -> str:
-    """A text as stdout can show it; what prints help writes past the stream's own encoding."""
+    """The text in characters that stdout can encode: typer prints help past the error handler of the stream."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -100,7 +100,7 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
 
 
 def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -> int:
-    """The exit code of a run; of one that breaks in a way that nobody foresaw, that of what could not be measured."""
+    """The exit code of a run; after an unexpected exception that of CouldNotMeasureError."""
     try:
         return run(launch)
     except Exception:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement
@@ -116,7 +116,7 @@ def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -
 
 
 def _own_launch() -> LaunchedBy | None:
-    """The launcher of this rank; None for a command whose ranks do not meet by what torchrun set.
+    """The launcher of this rank; None for a command whose ranks do not use the variables of torchrun.
 
     Where that command starts none either, this process is one alone: in it, and in what it starts, those variables are
     taken away.
@@ -137,5 +137,5 @@ def _own_launch() -> LaunchedBy | None:
 
 
 def may_have_defaults() -> bool:
-    """Whether there is a variable or a file that may hold a default of an option."""
+    """True if a variable or a file may have defaults of options."""
     return any(name.startswith(PREFIX) for name in os.environ) or any(map(os.path.exists, DEFAULTS_FILES))

@@ -210,7 +210,7 @@ class PlainValuesCommand(HelpfulCommand):
 
 
 def defaults_in(context: Any) -> "Defaults | None":
-    """The defaults that the command of this context has used, None where there is neither a variable nor a file."""
+    """The defaults that this command has used, None without variables and files."""
     found: Defaults | None = context.meta.get(_DEFAULTS)
     return found
 
@@ -235,7 +235,7 @@ def switched_off(parameters: list[Any]) -> list[Any]:
 
 
 def _process(parameter: Any, by_typer: Any, context: Any, given: Any) -> Any:
-    """The value of a parameter for what stands on the command line, or is its default."""
+    """The value of a parameter from its text on the command line, or from its default."""
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     is_bare = parameter.callback is None and not (parameter.required and not given)
     bounds = getattr(parameter, "min", None), getattr(parameter, "max", None)
@@ -355,13 +355,13 @@ def flag(
 
 
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
-    """A field that is `--timeout`, which means the same everywhere; `steps` are what it waits for so long."""
+    """The field of `--timeout`, which means the same in every command; `steps` are the steps that it limits."""
     told = f"Give up a step that takes longer than S seconds: {steps}."
     return option("S", told, default=default, min=least, max=_SECONDS_A_DAY, group=MEASURE)
 
 
 def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
-    """A field that is `--ranks-per-gpu`, which means the same everywhere; `how` is what makes NCCL take them."""
+    """The field of `--ranks-per-gpu`; `how` says what NCCL needs to run several ranks on a GPU."""
     told = (
         f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
         "time, otherwise in turns."

@@ -98,7 +98,7 @@ class CheckOptions:
     presentation: PresentationOptions
 
     def plan(self, also: Sequence[str] = ()) -> "CheckPlan":
-        """The plan that these options ask for; UsageError for any that cannot be, or a broken profile.
+        """The plan of these options. Raises UsageError for any that cannot be, or a broken profile.
 
         `also` are sections that the report has beside those of a check.
         """

@@ -76,7 +76,7 @@ class SamplingOptions:
     )
 
     def parse(self, *, graph_replays: int, counted: bool = False) -> Sampling:
-        """The sampling of a row; UsageError for a number that is none, and a budget for a given number.
+        """The sampling of a row. Raises UsageError for a wrong number, or a budget beside a number.
 
         `counted` is whether a number is needed for another reason than a graph: groups, or a model.
         """
@@ -140,7 +140,7 @@ class VariantOptions:
 
 
 def parse_backends(text: str | None) -> tuple[str, ...]:
-    """The backends that a text with commas names, in the order of the registry; none where nobody chose.
+    """The backends in a text with commas, in the order of the registry; empty without a text.
 
     Raises UsageError: a word is none of them.
     """
@@ -348,7 +348,7 @@ class CollectiveOptions:
         return {None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence]
 
     def _check_split(self, text: str) -> None:
-        """Raise UsageError for what cannot be in groups: evidence is of the process and not of a group."""
+        """Raise UsageError for options that cannot be used with --split."""
         check_split(text)
         paths = "one group", "NCCL's log and the link counters cannot be told apart by group"
         refused = {
@@ -371,7 +371,7 @@ class CollectiveOptions:
                 raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
 
     def _check_replay(self) -> None:
-        """Raise UsageError where --replay stands beside an option that says what to measure."""
+        """Raise UsageError for --replay with an option that says what to measure."""
         if self.recording.replay is None:
             return
         shown = {

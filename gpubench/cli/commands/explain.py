@@ -37,14 +37,14 @@ with --strict there is any doubt; 2 wrong usage; 3 the logs do not say enough.
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
-    """The logs to read, and how to show what they say."""
+    """The logs to read, and how to show the result."""
 
     logs: Annotated[list[str], typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.")]
     strict: bool = flag("Exit 1 if there is any doubt.", common=True, group=JUDGE)
     presentation: PresentationOptions
 
     def plan(self) -> "ExplainPlan":
-        """The plan that these options ask for; UsageError for an option of presentation that cannot be read."""
+        """The plan of these options. Raises UsageError for an option of presentation that cannot be read."""
         from gpubench.jobs.explain import SECTIONS, ExplainPlan
 
         return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS), strict=self.strict)

@@ -38,7 +38,7 @@ class LibrariesOptions:
     presentation: PresentationOptions
 
     def plan(self) -> "LibrariesPlan":
-        """The plan that these options ask for; UsageError for --replay beside --record."""
+        """The plan of these options. Raises UsageError for --replay beside --record."""
         from gpubench.jobs.libraries import SECTIONS, LibrariesPlan
         from gpubench.jobs.sources import Here, Replayed
 

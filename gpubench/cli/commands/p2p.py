@@ -98,7 +98,7 @@ class P2pOptions:
     presentation: PresentationOptions
 
     def plan(self) -> P2pPlan:
-        """The plan that these options ask for; UsageError for anything that cannot be, with the next step."""
+        """The plan of these options. Raises UsageError for anything that cannot be, with the next step."""
         from gpubench.jobs.p2p import SECTIONS
         from gpubench.jobs.sources import source_of
 

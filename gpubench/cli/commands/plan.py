@@ -47,7 +47,7 @@ predictions with measured steps.
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The model, the machine, and what its times follow from."""
+    """The model, the machine, and the sources of times."""
 
     help_group: ClassVar = INPUT
 
@@ -112,7 +112,7 @@ class PlanOptions:
     presentation: PresentationOptions
 
     def plan(self) -> "TrainingPlan":
-        """The plan that these options ask for; UsageError for what does not fit together."""
+        """The plan of these options. Raises UsageError for options that exclude each other."""
         from gpubench.jobs.plan import SECTIONS, parse_memory
         from gpubench.jobs.planned_machine import TrainingPlan
 
@@ -147,7 +147,7 @@ class PlanOptions:
         )
 
     def _check(self) -> None:
-        """Raise UsageError for options of which only one can be."""
+        """Raise UsageError for options that exclude each other."""
         from gpubench.cli.options import unknown_word
 
         if self.optimizer not in ("adam", "none"):

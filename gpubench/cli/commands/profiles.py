@@ -1,4 +1,4 @@
-"""`gpubench profiles`: what healthy machines look like, which of them this one is, and whether a file can be right."""
+"""`gpubench profiles`: list, show, match, check and learn profiles of healthy machines."""
 
 import os
 import sys
@@ -85,7 +85,7 @@ def list_profiles() -> None:
         mark = f"  ({whose})" if whose else ""
         say(f"{each.name:<{width}}  {_gpus(each):<7}  {_kinds(each):<46}  {each.title}{mark}")
     if not own:
-        say(f"none of your own in {own_folder(os.environ)}", to=sys.stderr)
+        say(f"you have no profiles in {own_folder(os.environ)}", to=sys.stderr)
 
 
 @_app.command("show", cls=HelpfulCommand)
@@ -112,8 +112,8 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     say(f"{found}  {found.profile.title}")
     if found.profile.match.generic is not None:
         say(
-            f"no profile names {', '.join(sorted({str(gpu.name) for gpu in snapshot.gpus}))}: judged by siblings and "
-            "by shares of the limits; gpubench profiles learn makes one of results of healthy machines",
+            f"no profile has {', '.join(sorted({str(gpu.name) for gpu in snapshot.gpus}))}: this machine is judged by "
+            "its siblings and by its limits. Try: gpubench profiles learn --help",
             to=sys.stderr,
         )
 
@@ -131,7 +131,7 @@ def lint(files: _FILES = None) -> None:
             name, _, quantity = each.quantity.partition(".")
             if quantity in ("time_us", "busbw_gb_s") and name not in SUMMARIES:
                 raise invalid_choice("collective", name, tuple(SUMMARIES))
-        say(f"{profile.name}: {len(profile.all_expected)} values, nothing wrong")
+        say(f"{profile.name}: {len(profile.all_expected)} values, no errors")
 
 
 @_app.command("learn", cls=HelpfulCommand)

@@ -67,7 +67,7 @@ class ReportOptions:
     presentation: PresentationOptions
 
     def plan(self) -> "ReportPlan | JudgePlan":
-        """The plan that these options ask for; UsageError for a file that is no result, or a section it has not."""
+        """The plan of these options. Raises UsageError for a file that is no result, or a section it has not."""
         from gpubench.jobs.report import SECTIONS, JudgePlan, Nics, ReportPlan, machine_named
         from gpubench.readers.documents import read_text
         from gpubench.readers.registry import WANTED

@@ -87,7 +87,7 @@ class ScanOptions:
     presentation: PresentationOptions
 
     def plan(self) -> "ScanPlan":
-        """The plan that these options ask for; UsageError for any that cannot be."""
+        """The plan of these options. Raises UsageError for any that cannot be."""
         from gpubench.jobs.rounds import ScanPlan
         from gpubench.jobs.scan import SECTIONS
         from gpubench.readers.leaves import read_leaves

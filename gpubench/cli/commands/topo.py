@@ -68,7 +68,7 @@ class TopoOptions:
     presentation: PresentationOptions
 
     def plan(self) -> "TopoPlan":
-        """The plan that these options ask for; UsageError for two sources of machines."""
+        """The plan of these options. Raises UsageError for two sources of machines."""
         from gpubench.jobs.sources import source_of
         from gpubench.jobs.topo import TopoPlan
         from gpubench.model.results.report import TOPO_SECTIONS

@@ -73,7 +73,7 @@ class WatchOptions:
     presentation: PresentationOptions
 
     def plan(self) -> "WatchPlan":
-        """The plan that these options ask for; UsageError for what cannot be."""
+        """The plan of these options. Raises UsageError for options that exclude each other."""
         from gpubench.jobs.sources import Here, Replayed, Simulated
         from gpubench.jobs.watch import INTERVAL_SECONDS, SECTIONS, WatchedJobs, WatchPlan
 
