@@ -17,9 +17,9 @@ from gpubench.model.terms.verdict import Finding, Verdict
 
 @dataclass(frozen=True, slots=True)
 class RefusedFact:
-    """One kind of them: the words by which NVML, CUDA or the kernel tell it, what is likely, and the next command.
+    """A kind of unreadable fact: the words of NVML, CUDA or the kernel, the likely reason, and the next command.
 
-    `scope` is what alone it is of: gpu, pair or nic; None for all. Ids stand in the command as in a condition's cure.
+    `scope` is gpu, pair or nic; None for all. The command may have placeholders for ids, like a condition's cure.
     """
 
     words: tuple[str, ...]
@@ -36,62 +36,63 @@ _KERNEL_LOG = "dmesg | grep -i -E 'nvrm|xid'"
 REFUSED_FACTS: tuple[RefusedFact, ...] = (
     RefusedFact(
         _NO_RIGHT,
-        "a container, or a /sys, that this user may not read all of",
-        "ls -l /sys/class/infiniband/*/ports/1; sudo gpubench check --quick shows whether root may",
+        "this user, or this container, may not read all of /sys",
+        "ls -l /sys/class/infiniband/*/ports/1. To see whether root may read it: sudo gpubench check --quick",
         scope="nic",
     ),
     RefusedFact(
         _NO_RIGHT,
-        "this user, or this container, may not ask for it",
-        "sudo nvidia-smi -q -i GPU shows whether root may; in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        "this user, or this container, may not read it",
+        "sudo nvidia-smi -q -i GPU. It shows whether root may read it; in a container set "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
     RefusedFact(
         ("that CUDA_VISIBLE_DEVICES names",),
-        "an id in it that no GPU here has, one that stands in it twice, or a GPU that CUDA cannot start",
-        "echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L; then unset CUDA_VISIBLE_DEVICES and gpubench check",
+        "CUDA_VISIBLE_DEVICES names an unknown GPU, names a GPU twice, or names a GPU that CUDA cannot start",
+        "unset CUDA_VISIBLE_DEVICES. Then run gpubench check; `nvidia-smi -L` lists the GPUs",
     ),
     RefusedFact(
         ("CUDA does not list it",),
-        "no device file for it, a GPU that is split into MIG instances, or one too old for this CUDA",
-        "ls -l /dev/nvidia[0-9]*; nvidia-smi -L",
+        "the GPU has no device file, is split into MIG instances, or is too old for this CUDA",
+        "ls -l /dev/nvidia[0-9]*. `nvidia-smi -L` lists GPUs and MIG instances",
     ),
     RefusedFact(
         ("CUDA was not asked",),
-        "facts that were read without CUDA",
-        "gpubench check reads this machine with it",
+        "the facts were read without CUDA",
+        "gpubench check. Run it on the machine itself",
     ),
     RefusedFact(
         ("requires restart",),
-        "an error after which the GPU waits for a reset",
-        f"nvidia-smi --gpu-reset -i GPU, once nobody uses it; {_KERNEL_LOG}",
+        "the GPU needs a reset after an error",
+        f"nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle; the kernel log shows the error: {_KERNEL_LOG}",
     ),
     RefusedFact(
         ("version mismatch",),
-        "a driver that was installed while the module of the one before still runs",
-        "cat /proc/driver/nvidia/version; modinfo -F version nvidia; a reboot loads the new one",
+        "a new driver was installed while the old kernel module is still loaded",
+        "cat /proc/driver/nvidia/version; modinfo -F version nvidia. Reboot to load the new module",
     ),
     RefusedFact(
         ("infoROM",),
-        "the GPU's own memory of its settings and errors is damaged",
-        "nvidia-smi -q -i GPU; its vendor exchanges the GPU",
+        "the GPU's infoROM is corrupted",
+        "nvidia-smi -q -i GPU. Have the vendor replace the GPU",
     ),
     RefusedFact(
         ("",),
-        "the NIC's driver or firmware in trouble, or a /sys that is not all there",
-        "rdma link; ls -l /sys/class/infiniband/*/ports/1; dmesg | grep -i -E 'mlx|infiniband|rdma'",
+        "a fault of the NIC's driver or firmware, or an incomplete /sys",
+        "rdma link. Then look at the kernel log: dmesg | grep -i -E 'mlx|infiniband|rdma'",
         scope="nic",
     ),
     RefusedFact(
         ("",),
-        "a driver in trouble, or a GPU that is about to fail",
-        f"nvidia-smi -q -i GPU; {_KERNEL_LOG}",
+        "a fault of the driver, or a GPU that is about to fail",
+        f"nvidia-smi -q -i GPU. Then look at the kernel log: {_KERNEL_LOG}",
     ),
 )
-"""The first that fits counts; the last two fit everything else."""
+"""The first match counts; the last two match everything else."""
 
 
 def refused_fact(scope: str, reason: str) -> RefusedFact:
-    """What a reason means that was given for a fact of a gpu, pair or nic."""
+    """The kind of a fact of a gpu, pair or nic that could not be read for this reason."""
     return next(
         each
         for each in REFUSED_FACTS
@@ -101,12 +102,12 @@ def refused_fact(scope: str, reason: str) -> RefusedFact:
 
 NOT_LOOKED_AT = "not-looked-at"
 _AN_ERROR = ("gpu", "pair", "nic")
-"""Scopes whose facts are the driver's and the kernel's to tell, so that a refusal is a fault of theirs."""
+"""Scopes whose facts come from the driver and the kernel: an unreadable fact is a fault of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A device, a pair, a node or a process, and why facts of it are not known; None where it is not there at all."""
+    """A device, pair, node or process, and why some of its facts are unknown; `facts` is None if it does not exist."""
 
     name: str
     facts: object | None
@@ -114,9 +115,9 @@ class _Subject:
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """A finding for each device of which a fact that the check needs was refused, or is absent though siblings have it.
+    """A finding for each device with an unreadable fact that the check needs, or without a fact that siblings have.
 
-    A driver gives an answer or a reason for each: what lacks both was lost on the way, or taken out of a recording.
+    A driver answers or gives a reason for each fact: a fact without either is missing from a recording.
     """
     wanted = {scope: names for scope, names in _by_scope(check).items() if scope in _AN_ERROR}
     run = facts.circumstances
@@ -143,13 +144,11 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
 
 _NVLINKS = "nvlinks.active"
 _READ_WITH = {"memory_used_bytes": ("memory_bytes",), "idle": ("throttle_reasons",)}
-"""Facts that come with another's answer, whose refusal stands there."""
+"""Facts that are read together with another fact, which has the reason if they are unreadable."""
 
 
 def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: Topology) -> Iterator[Finding]:
-    """Facts without a value and without a reason, of devices whose siblings have them; and pairs that are not there
-    although NVML answered.
-    """
+    """Facts without a value and a reason that siblings have, and pairs missing although NVML answered."""
     answered = scope == "pair" and any(gpu.uuid for gpu in node.gpus) and not node.snapshot.failures
     for name in names:
         parts = name.split("|")
@@ -170,14 +169,14 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
                     subject=subject.name,
                     seen=f"{what} has neither a value nor a reason",
                     expected="an answer or a reason, as for its siblings",
-                    cause="a recording that was cut or edited",
-                    next_command="gpubench topo --record DIRECTORY on the machine itself",
+                    cause="a truncated or edited recording",
+                    next_command="gpubench topo --record DIRECTORY. Run it on the machine itself",
                     subjects=(subject.name,),
                 )
 
 
 def _kind(subject: _Subject) -> tuple[object, ...]:
-    """What siblings have in common: GPUs their model, NICs also their state; all pairs are siblings."""
+    """Siblings have equal kinds: GPUs by model, NICs also by state; all pairs are siblings."""
     match subject.facts:
         case GpuFacts(name=name):
             return (name,)
@@ -192,9 +191,9 @@ def _tells_any(facts: object, names: Sequence[str]) -> bool:
 
 
 def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
-    """Why a check that found nothing may not say PASS: it has not seen all that it looks at. '' where it has.
+    """Why a check without findings is not a PASS: facts or measurements it needs are missing. '' if none is.
 
-    The hosts that are `in_error` are told as such.
+    Hosts `in_error` are reported as errors.
     """
     lack = check.lack(facts)
     if lack:
@@ -211,7 +210,7 @@ def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collecti
 
 
 def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology]) -> str:
-    """The facts of which neither a value nor a refusal is known, as in a recording that lacks them, and of what."""
+    """Facts without a value or a reason, as in a recording without them, and their subjects."""
     found: dict[str, list[str]] = {}
     every: dict[str, int] = {}
     for scope, names in _by_scope(check).items():
@@ -227,7 +226,7 @@ def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology
 
 def _said(scope: str, name: str, subject: _Subject) -> str:
     if subject.facts is None and scope == "rank":
-        return "no process was looked at"
+        return "needs a job with several ranks"
     reason = next((why for one, why in subject.unknown.items() if one in (*name.split("|"), name.split(".")[0])), "")
     return f"{name.replace('|', ' or ')} was not read" + (f" ({reason})" if reason else "")
 
@@ -242,7 +241,7 @@ def _by_scope(check: Check) -> dict[str, list[str]]:
 
 
 def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> Iterable[_Subject]:
-    """Everything of one scope on a node; one that is not there where the node must have some."""
+    """All subjects of one scope on a node; a subject without facts if the node should have some."""
     alive = [gpu for gpu in node.gpus if gpu.lost is None]
     match scope:
         case "gpu":
@@ -271,7 +270,7 @@ def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFa
 
 
 def _tells(facts: Any, name: str) -> bool:
-    """True if a fact has a value. Of several parts one that tells is enough, and a GPU without such parts has told."""
+    """True if a fact has a value. Of several parts one value is enough; an empty list of parts counts as a value."""
     if isinstance(facts, tuple):
         return not facts or any(_tells(each, name) for each in facts)
     first, _, rest = name.partition(".")
@@ -282,7 +281,7 @@ def _tells(facts: Any, name: str) -> bool:
 
 
 def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
-    """The reason why the rows of a check do not say that all is well: not measured, not verified, not timed."""
+    """Why the rows of a check do not prove that everything is healthy: not measured, not verified, not timed."""
     measured, run = facts.measurements, facts.circumstances
     rows = measured.collectives
     nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in in_error}
@@ -300,13 +299,13 @@ def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
         case Need.VERIFIED_DATA if any(row.wrong is None for row in rows):
             return "data were not verified"
         case Need.ALL_REDUCE if check.name == "stragglers" and not any(row.time_us_fastest_rank for row in rows):
-            return "the times of single ranks are not known"
+            return "the times of single ranks are unknown"
         case _:
             return ""
 
 
 def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """Pairs without a figure, or with one that says nothing because somebody uses a GPU of theirs."""
+    """Pairs without a measurement, or with one that is not judged because another job uses a GPU of the pair."""
     staged, rows = run.measurements.staged, peer_rows(run.measurements, node)
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
         seen = (source, destination) in rows or (node.snapshot.host, one.bus_id, other.bus_id) in staged
@@ -315,14 +314,14 @@ def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator
 
 
 def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """The same of GPUs whose copies from and to host memory are not both there."""
+    """GPUs without judged copies both from and to host memory."""
     ways = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=way)} for way in (True, False))
     both = set.intersection(*ways)
     return (run.named(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
 
 
 def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
-    """Why facts with these names, or what they are part of, or a part of them, are not known."""
+    """The reasons for facts with these names, for their parents, and for their parts."""
     names = [each for name in wanted for each in name.split("|")]
     return {
         name: reason
@@ -332,7 +331,7 @@ def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str
 
 
 def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> bool:
-    """True if devices of its kind do not have a fact; not where another GPU of its model on the node answers."""
+    """True if devices of this kind do not have a fact; False if another GPU of the model on the node has it."""
     if not reason.startswith(NOT_THERE):
         return False
     if not isinstance(subject.facts, GpuFacts):
@@ -343,7 +342,7 @@ def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> 
 
 
 def _findings(scope: str, subject: str, reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """One finding on a device, where anything of it could not be read; the first reason's cure stands for all."""
+    """One finding for all unreadable facts of a device; the first reason's cure stands for all."""
     if reasons:
         refused = refused_fact(scope, next(iter(reasons.values())))
         yield Finding(
@@ -351,7 +350,7 @@ def _findings(scope: str, subject: str, reasons: Mapping[str, str]) -> Iterator[
             severity=Verdict.ERROR,
             subject=subject,
             seen="not read: " + "; ".join(f"{name} ({reason})" for name, reason in reasons.items()),
-            expected="an answer, as from other GPUs and drivers",
+            expected="readable facts, as on other devices",
             cause=refused.likely,
             next_command=refused.next_command,
             subjects=(subject,),

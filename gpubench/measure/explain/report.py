@@ -59,7 +59,7 @@ _ASKED_FOR = ("NCCL_IB_HCA",)
 
 
 def said_without_connections(facts: LogFacts) -> Iterator[Finding]:
-    """Findings on RDMA that a job between nodes cannot use; doubts where the text does not say how many there are."""
+    """Findings about RDMA that a job on several nodes cannot use; WARN if the number of nodes is unknown."""
     if facts.communicators and all(each.nodes == 1 for each in facts.communicators):
         return
     notes: dict[RemarkKind, list[Note]] = {}
@@ -68,22 +68,22 @@ def said_without_connections(facts: LogFacts) -> Iterator[Finding]:
     severity = Verdict.FAIL if facts.communicators else Verdict.WARN
     if refused := notes.get(RemarkKind.GDR_DISABLED):
         subjects = [note.about[1] for note in refused]
-        yield _finding("gpudirect-refused", severity, subjects, f"NCCL says: {refused[0].text}", _DIRECT)
+        yield _finding("gpudirect-refused", severity, subjects, f"NCCL's log: {refused[0].text}", _DIRECT)
     elif far := _far(notes):
-        yield _finding("gpudirect-too-far", Verdict.WARN, [], f"NCCL says: {far.text}", _DIRECT)
+        yield _finding("gpudirect-too-far", Verdict.WARN, [], f"NCCL's log: {far.text}", _DIRECT)
     if notes.get(RemarkKind.NO_RDMA_DEVICE) and (reason := _expects_rdma(facts, notes)):
-        seen = f"NCCL found no RDMA device to use, and {reason}"
-        yield _finding("sockets-despite-rdma", severity, [], seen, "an RDMA device that opens")
+        seen = f"NCCL found no usable RDMA device, but the log has {reason}"
+        yield _finding("sockets-despite-rdma", severity, [], seen, "an RDMA device that NCCL can open")
 
 
 def _far(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
-    """The first line of a NIC that is too far, where none is near."""
+    """The first line about a NIC that is too far, if no NIC is near."""
     far = [*notes.get(RemarkKind.GDR_DISTANT, ()), *notes.get(RemarkKind.GDR_FAR, ())]
     return far[0] if far and not notes.get(RemarkKind.GDR_NEAR) else None
 
 
 def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
-    """What in the text says that there are RDMA devices; empty where nothing does."""
+    """The sign of RDMA devices in the log; empty without one."""
     if devices := notes.get(RemarkKind.RDMA_DEVICES):
         return devices[0].text
     return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
@@ -109,9 +109,12 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 _LAZY_SINCE = (2, 22)
 _MOST_SUBJECTS = 4
 _MOST_NUMBERS = 12
-_TO_READ_THEM = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log in every rank's environment; gpubench explain /tmp/nccl.*.log"
-_LOGS_OF_ALL = f"NCCL_DEBUG=INFO {_TO_READ_THEM}"
-_CONNECTIONS_TOO = f"NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING {_TO_READ_THEM}"
+_TO_READ_THEM = (
+    "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log. Run the job again with this in every rank's environment, then: gpubench "
+    "explain /tmp/nccl.*.log"
+)
+_LOGS_OF_ALL = f"export NCCL_DEBUG=INFO {_TO_READ_THEM}"
+_CONNECTIONS_TOO = f"export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING {_TO_READ_THEM}"
 _DIRECT_BY_SCOPE = {
     Scope.INSIDE: "peer access (P2P)",
     Scope.ACROSS: "RDMA into GPU memory (GDRDMA)",
@@ -123,9 +126,9 @@ _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 def findings_of(
     facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
-    """The findings: what ended the job, what is staged, first causes first, then what is not known.
+    """The findings: what ended the job, host-staged paths (root causes first), then unknown parts.
 
-    Of a job that failed nobody expects all connections. `tables` are files without a line of NCCL's that hold results.
+    A failed job need not have all connections. `tables` are files with results and without NCCL lines.
     """
     failures = failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
@@ -136,16 +139,16 @@ def findings_of(
 
 
 def _unread(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
-    """What was left unread behind a limit, which may be anything: of a job that failed its reason too."""
+    """Findings for text left unread because of a limit; it may contain anything, even the reason of a failure."""
     for limit in facts.limits:
         times = f" ({limit.times} times)" if limit.times > 1 else ""
         yield _doubt(
             "log-limit",
             _listed(logs),
-            f"{limit.seen}{times}: what was read until then is reported",
+            f"{limit.seen}{times}: the report covers the text before it",
             f"at most {limit.most}",
-            "logs of several jobs in one, a damaged log, or one that was made to hold up who reads it",
-            "give the logs of one job alone, and of fewer ranks",
+            "logs of several jobs in one file, a damaged log, or a log made to slow down its reader",
+            "gpubench explain LOG. Give the logs of one job only, or of fewer ranks",
         )
 
 
@@ -158,7 +161,7 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
         id=HOST_STAGED,
         severity=staged.verdict,
         subject=some_of(subjects),
-        seen=f"through host memory: {_listed(list(staged.transports))}; on {compress_names(sorted(staged.hosts))}",
+        seen=f"through host memory ({_listed(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
         expected=_expected(explanation, staged),
         cause=f"{explanation.id}: {explanation.evidence}",
         next_command=explanation.advice,
@@ -167,9 +170,9 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
 
 
 def _expected(explanation: Explanation, staged: StagedPaths) -> str:
-    """What should carry the bytes; also where NCCL takes one machine for several."""
+    """The expected transport, also if NCCL treats one machine as several."""
     if staged.verdict is Verdict.SKIP:
-        return "this, by design"
+        return "host memory, by design"
     effects = next((each.effects for each in CAUSES if each.id == explanation.id), ())
     scopes = [Scope.INSIDE] if Effect.NETWORK_INSIDE in effects else list(staged.scopes)
     unless = ", unless this is by design" if staged.verdict is Verdict.WARN else ""
@@ -187,64 +190,62 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables
         yield _doubt(
             "lines-unreadable",
             _listed(logs),
-            f"{counted(facts.unreadable, 'line')} of connections, cut off or garbled",
-            "whole lines",
-            "processes that write into one file at a time, or a log that ends in the middle",
+            f"{counted(facts.unreadable, 'line')} of connections, truncated or garbled",
+            "complete lines",
+            "several processes writing to one file, or a truncated log",
             _LOGS_OF_ALL,
         )
     if facts.left_out:
         yield _doubt(
             "lines-left-out",
             _listed(logs),
-            f"Ray left out {counted(facts.left_out, 'line')} as repetitions, of other ranks too",
+            f"Ray left out {counted(facts.left_out, 'line')} as repetitions, including lines of other ranks",
             "every rank's lines",
-            "Ray's collector shows one of several lines that differ by numbers alone",
-            "RAY_DEDUP_LOGS=0 in the environment of the driver, then the same job again",
+            "Ray's log collector shows only one of several lines that differ only by numbers",
+            "export RAY_DEDUP_LOGS=0. Set it for the Ray driver and run the job again",
         )
     if facts.cut_files:
         yield _doubt(
             "log-cut-off",
             _listed(facts.cut_files),
-            "a gzip that ends before its end",
-            "a whole gzip",
-            "it was cut off while it was written or copied",
+            "a truncated gzip file",
+            "a complete gzip file",
+            "the file was truncated while it was written or copied",
             f"gzip -t {facts.cut_files[0]}",
         )
 
 
 def _of_tables(facts: LogFacts, tables: Sequence[str]) -> Finding:
-    """Nothing of NCCL's, but results, which another command judges."""
+    """The finding for files with results and without NCCL lines, which another command judges."""
     return _error(
         NO_CONNECTIONS,
         _listed(tables),
-        f"a table of results in {counted(facts.lines, 'line')}, none of them NCCL's",
+        f"a table of results in {counted(facts.lines, 'line')}, without NCCL lines",
         "NCCL's log, with lines of connections: ... via P2P/CUMEM",
-        "the output of a benchmark, whose job did not set NCCL_DEBUG=INFO",
-        f"gpubench report {tables[0]} judges it",
+        "the output of a benchmark that ran without NCCL_DEBUG=INFO",
+        f"gpubench report {tables[0]}. It judges the results",
     )
 
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     if not facts.nccl_lines:
-        seen, cause = f"{counted(facts.lines, 'line')}, none of them NCCL's", "NCCL logs nothing unless it is asked to"
+        seen, cause = f"{counted(facts.lines, 'line')}, none from NCCL", "NCCL logs only if NCCL_DEBUG is set"
     elif not facts.communicators:
-        seen = f"{counted(facts.nccl_lines, 'line')} of NCCL's, none of a connection"
-        cause = "NCCL_DEBUG was VERSION or WARN, NCCL_DEBUG_SUBSYS left INIT out, or the job ended too early"
+        seen = f"{counted(facts.nccl_lines, 'NCCL line')}, none of a connection"
+        cause = "NCCL_DEBUG is VERSION or WARN, NCCL_DEBUG_SUBSYS does not include INIT, or the job ended too early"
     elif all(each.size == 1 for each in facts.communicators):
         return Finding(
             id=NOTHING_TO_CONNECT,
             severity=Verdict.SKIP,
             subject=_listed(logs),
             seen=f"{counted(len(facts.communicators), 'communicator')} of one rank each",
-            expected="two ranks or more",
-            cause="one rank has nobody to be connected to",
-            next_command="gpubench allreduce measures all GPUs of a node",
+            expected="two or more ranks",
+            cause="a single rank has no connections",
+            next_command="gpubench allreduce. It measures all GPUs of a node",
         )
     else:
         seen = f"{counted(len(facts.communicators), 'communicator')}, none of them connected"
-        cause = (
-            "NCCL connects ranks when they first communicate, and the job did not get there, or the text ends before"
-        )
+        cause = "NCCL connects ranks when they first communicate; the job, or this log, ended before that"
     return _error(
         NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
     )
@@ -259,54 +260,54 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         yield _error(
             PATH_UNKNOWN,
             some_of(subjects),
-            f"the transport {name!r}, which gpubench does not know",
+            f"unknown transport {name!r}",
             "a transport of NCCL 2.10 to 2.32",
             "a newer NCCL, or a damaged line",
-            "compare with gpubench p2p, and report the line",
+            "gpubench p2p. Compare its paths, and report this line to gpubench",
         )
     if len(names) > _MOST_SUBJECTS:
         yield _error(
             PATH_UNKNOWN,
             "more",
-            f"{len(names) - _MOST_SUBJECTS} more transports that gpubench does not know",
+            f"{len(names) - _MOST_SUBJECTS} more unknown transports",
             "transports of NCCL 2.10 to 2.32",
             "a newer NCCL, or damaged lines",
-            "gpubench explain --format csv --section transports lists them",
+            "gpubench explain --format csv --section transports LOG. It lists them",
         )
 
 
 def _missing(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
-    """Ranks, ends and communicators whose lines are missing."""
+    """Findings for ranks, ends and communicators with missing lines."""
     missing = {
         name_of(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
         for part in parts
         if part.communicator.missing_ranks
     }
-    yield from _merged("ranks-missing", missing, "a log of every rank", "these ranks write elsewhere")
+    yield from _merged("ranks-missing", missing, "a log of every rank", "these ranks write their log to another place")
     quiet = {
-        name_of(part.communicator): f"no connection of rank {_numbers(part.unconnected_ranks)}, of which there is a log"
+        name_of(part.communicator): f"a log without connections of rank {_numbers(part.unconnected_ranks)}"
         for part in parts
         if part.unconnected_ranks
     }
-    yield from _merged("ranks-silent", quiet, "connections of every rank", "its log is cut off")
+    yield from _merged("ranks-silent", quiet, "connections of every rank", "the log is truncated")
     halves = {
-        name_of(part.communicator): f"one end's line alone of {_pairs(part.one_ended)}"
+        name_of(part.communicator): f"only one end's line of {_pairs(part.one_ended)}"
         for part in parts
         if part.one_ended.count
     }
-    yield from _merged("ends-missing", halves, "both ends of a network connection", "a log is cut off or was damaged")
+    yield from _merged("ends-missing", halves, "both ends of a network connection", "a truncated or damaged log")
     unused = {
-        name_of(part.communicator): "operations, and no connection that carries them"
+        name_of(part.communicator): "operations without a connection"
         for part in parts
         if not part.pairs and any(each.algorithm in _WITH_CONNECTIONS for each in part.communicator.tunings)
     }
-    yield from _merged(NO_CONNECTIONS, unused, "connections", "logs are cut off")
+    yield from _merged(NO_CONNECTIONS, unused, "connections", "truncated logs")
     unheard = {
         name_of(part.communicator): "no connection of any rank"
         for part in parts
         if not part.pairs and (part.communicator.size or 0) > 1 and _connects_at_once(facts.versions)
     }
-    cause = "NCCL before 2.22 connects ranks while it makes a communicator: the lines are lost"
+    cause = "lost lines: NCCL before 2.22 connects ranks when it creates a communicator"
     yield from _merged("ranks-silent", unheard, "connections of every rank", cause)
     yield from _ambiguous(parts)
     has_beginning = any(each.note.kind is RemarkKind.BOOTSTRAP for each in facts.remarks) and bool(facts.versions)
@@ -314,24 +315,24 @@ def _missing(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
 
 
 def _connects_at_once(versions: Sequence[str]) -> bool:
-    """True of NCCL before 2.22, where it connects ranks whether or not they communicate."""
+    """True for NCCL before 2.22, which connects ranks whether or not they communicate."""
     numbers = [tuple(map(int, found.groups())) for each in versions if (found := _RELEASE.match(each))]
     return bool(numbers) and max(numbers) < _LAZY_SINCE
 
 
 def _ambiguous(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Connections that several communicators may have."""
+    """Findings for connections that may belong to several communicators."""
     fit = {
-        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks that may be of either"
+        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks that may belong to each of these"
         for part in parts
         if part.pairs and part.communicator.candidates
     }
-    cause = "several communicators of one process have these ranks, and NCCL's lines do not name theirs"
+    cause = "several communicators of one process have these ranks, and NCCL's lines do not name the communicator"
     yield from _merged("communicator-ambiguous", fit, "connections of one communicator", cause)
 
 
 def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding]:
-    """Connections without the lines that begin a communicator: all of the text, as in an excerpt, or a part of it."""
+    """Findings for connections without the lines that begin a communicator, in an excerpt or a part of the log."""
     nameless = [
         part for part in parts if part.pairs and part.communicator.id is None and not part.communicator.candidates
     ]
@@ -342,33 +343,33 @@ def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding
         yield from _merged(
             "nccl-init-unfinished",
             seen,
-            "a line that ends the init of a communicator",
-            "the text has NCCL's first lines and not these: the job hangs or died there, or lines were left out",
+            "a line that ends the initialization of a communicator",
+            "the job hangs or ended during initialization, or lines are missing",
         )
     elif len(nameless) == len(parts):
         yield Finding(
             id=EXCERPT,
             severity=Verdict.SKIP,
             subject=some_of(list(seen)),
-            seen=f"{'; '.join(dict.fromkeys(seen.values()))}, of how many the text does not say: it has no line that "
-            "begins a communicator",
+            seen=f"{'; '.join(dict.fromkeys(seen.values()))}, of an unknown total: the log has no line that begins a "
+            "communicator",
             expected="the log from its beginning",
-            cause="a part of a log, or NCCL_DEBUG_SUBSYS left INIT out: this holds of the pairs in the text alone",
-            next_command=f"give the logs of all ranks: {_LOGS_OF_ALL}",
+            cause="an excerpt of a log, or NCCL_DEBUG_SUBSYS without INIT; the result covers only the pairs in it",
+            next_command=_LOGS_OF_ALL,
             subjects=tuple(seen),
         )
     else:
-        cause = "the beginning of the logs is missing, or NCCL_DEBUG_SUBSYS left INIT out"
+        cause = "the beginning of the logs is missing, or NCCL_DEBUG_SUBSYS does not include INIT"
         yield from _merged("communicator-unknown", seen, "lines that name the communicator", cause)
 
 
 def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: str) -> Iterator[Finding]:
-    """One finding for all subjects of which the same was seen."""
+    """One finding for all subjects with the same evidence."""
     same: dict[str, list[str]] = {}
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
     for seen, subjects in same.items():
-        doubt = _doubt(id_, some_of(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
+        doubt = _doubt(id_, some_of(subjects), seen, expected, cause, _LOGS_OF_ALL)
         yield replace(doubt, subjects=tuple(subjects))
 
 
@@ -377,12 +378,12 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_co
 
 
 def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
-    """A finding on what the text leaves out, where it shows something."""
+    """A WARN about something missing in a log that has connections."""
     return Finding(id_, Verdict.WARN, subject, seen, expected, cause, next_command)
 
 
 def name_of(communicator: Communicator) -> str:
-    """A communicator as people tell it from others."""
+    """A communicator's name in findings."""
     if communicator.id is None:
         named = either(communicator.candidates)
         return f"communicator {named}" if named else "a communicator without a name"
@@ -479,7 +480,7 @@ def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
             paths=staged.paths,
             verdict=staged.verdict.value,
             hosts=tuple(staged.hosts),
-            title="nothing in the log explains it" if cause is None else cause.title,
+            title="the log does not explain it" if cause is None else cause.title,
             confidence=Confidence.NONE if cause is None else Confidence.LIKELY,
             effects=() if cause is None else tuple(cause.effects),
             subject=joined(list(staged.hosts)),

@@ -486,8 +486,8 @@ def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Ite
             Verdict.FAIL,
             f"{host} GPU{each.gpu} and GPU{each.partner}" if each.partner is not None else host,
             f"{each.quantity.value}: {each.failure}",
-            "every element exact",
-            "data damaged on the way: a GPU, a link, or ACS and IOMMU between peers",
+            "every element correct",
+            "data corrupted by a GPU, a link, or ACS and IOMMU between peers",
             f"ssh {shlex.quote(host)} gpubench check",
             subjects=(host,),
         )
@@ -513,10 +513,10 @@ def not_measured_inside(
             "inside-not-measured",
             severity,
             compress_names(names),
-            f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", once of two times"),
-            "a figure of every GPU of a node, every pair of them, and its all-reduce",
-            "NCCL needs longer than the deadline to connect, somebody has the memory, or what the nodes share hangs",
-            f"gpubench scan --timeout 60; ssh {shlex.quote(names[0])} gpubench check",
+            f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", in one of two attempts"),
+            "a measurement of every GPU, every GPU pair and the node's all-reduce",
+            "NCCL needs more time to connect than the deadline, the GPU memory is in use, or a shared part hangs",
+            f"ssh {shlex.quote(names[0])} gpubench check. Or scan again with a longer deadline: --timeout 60",
             subjects=tuple(names),
         )
 
@@ -579,7 +579,7 @@ def below_profile(
             compress_names(names),
             f"{quantity.value}: {seen}, on {fabric.hosts[worst]}",
             wanted,
-            "what these nodes have in common: a setting of NCCL's, driver, firmware, clocks, or somebody who uses them",
+            "a cause shared by these nodes: an NCCL setting, driver, firmware, clocks, or other jobs",
             f"ssh {shlex.quote(fabric.hosts[worst])} gpubench check",
             subjects=tuple(names),
         )

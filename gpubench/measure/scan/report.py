@@ -81,79 +81,79 @@ def _bracketed(stem: str, padded: int, numbers: Sequence[int]) -> str:
 _MOST_NAMES = 8
 
 _MOST_SURE_LOSS_PERCENT = 50.0
-"""A scan that surely sees only larger losses answers nothing."""
+"""If only larger losses can be detected, the scan is inconclusive."""
 
-_OTHERS = "what the same of the other nodes does"
+_OTHERS = "the same bandwidth as on the other nodes"
 
 _ADVICE: dict[PartKind, tuple[str, str, str, str]] = {
     PartKind.NODE_GONE: (
         "node-gone",
         "a node that answers until the end",
-        "it lost power or its network, its kernel died, or somebody ended the job there",
-        "ping -c 3 {host}; ssh {host} dmesg -T",
+        "the node lost power or its network, its kernel crashed, or the job was ended there",
+        "ping -c 3 {host}. If it answers, look at its kernel log: ssh {host} dmesg -T",
     ),
     PartKind.NODE_HANGS: (
         "node-hangs",
-        "every round done within the deadline",
-        "a GPU or driver that hangs (Xid in the kernel's log), or a process that was stopped",
+        "every round finished within the deadline",
+        "a hanging GPU or driver (Xid in the kernel's log), or a stopped process",
         "ssh {host} gpubench check --quick",
     ),
     PartKind.RAIL_HANGS: (
         "rail-hangs",
-        "every round done within the deadline",
-        "the GPU, or the NIC's port, of that rail",
+        "every round finished within the deadline",
+        "the GPU of this rail, or its NIC's port",
         "ssh {host} gpubench check --quick",
     ),
     PartKind.NODE: (
         "node-slow",
         _OTHERS,
-        "what all its rails share: CPU clock, memory, a PCIe switch, IOMMU, another job; or its one NIC or cable",
+        "a cause shared by all its rails: CPU clock, memory, a PCIe switch, the IOMMU, another job, or its only NIC",
         "ssh {host} gpubench check",
     ),
     PartKind.GPU: (
         "gpu-slow",
         _OTHERS,
-        "the GPU's own links: lost PCIe lanes or NVLinks, clocks held down, or somebody who uses it",
+        "lost PCIe lanes or NVLinks, low clocks, or another job on this GPU",
         "ssh {host} gpubench check",
     ),
     PartKind.GPU_PAIR: (
         "gpu-pair-slow",
         _OTHERS,
-        "copies between the two that go through host memory, for peer access is refused; or links that are lost",
+        "copies go through host memory because peer access is refused, or links are lost",
         "ssh {host} gpubench p2p",
     ),
     PartKind.NIC: (
         "nic-slow",
         _OTHERS,
-        "cable, transceiver, NIC or switch port of that rail: the GPU's own figures are as those of others",
-        "ssh {host} ibstat; ssh {host} gpubench topo",
+        "the cable, transceiver, NIC or switch port of this rail: the GPU itself is as fast as the others",
+        "ssh {host} ibstat. `gpubench topo` on the node shows its links",
     ),
     PartKind.RAIL: (
         "rail-slow",
-        "what the other rails do",
-        "the switches of that rail, or how NICs are set",
-        "ibdiagnet; ssh {host} ibstat",
+        "the same bandwidth as on the other rails",
+        "the switches of this rail, or a setting of its NICs",
+        "ibdiagnet. Look at the NIC too: ssh {host} ibstat",
     ),
     PartKind.LEAF: (
         "leaf-slow",
-        "what other leaves do",
-        "the leaf switch: everything behind it is slow, inside and across",
-        "ibdiagnet; the counters of the switch",
+        "the same bandwidth as on other leaves",
+        "the leaf switch: all traffic through it is slow, inside the leaf and across",
+        "ibdiagnet. Look at the switch's counters",
     ),
     PartKind.LEAF_RAIL: (
         "leaf-slow",
-        "what other leaves do on this rail",
-        "the leaf switch of this rail: everything behind it is slow, inside and across",
-        "ibdiagnet; the counters of the switch",
+        "the same bandwidth as on other leaves on this rail",
+        "the leaf switch of this rail: all traffic through it is slow, inside the leaf and across",
+        "ibdiagnet. Look at the switch's counters",
     ),
     PartKind.UPLINK: (
         "uplink-slow",
-        "what leaves other leaves",
-        "an uplink or spine port: inside the leaf all is well, what leaves it is slow",
-        "ibdiagnet; the counters of the leaf's uplinks",
+        "the same outgoing bandwidth as other leaves",
+        "an uplink or spine port: traffic inside the leaf is fast, traffic that leaves it is slow",
+        "ibdiagnet. Look at the counters of the leaf's uplinks",
     ),
 }
-"""Id, what was expected, the likely reason, the next command."""
+"""Id, expected, likely reason, next command."""
 
 
 def part_name(fabric: ScanFabric, part: FaultyPart) -> str:
@@ -170,7 +170,7 @@ def part_name(fabric: ScanFabric, part: FaultyPart) -> str:
 
 
 def part_seen(fabric: ScanFabric, part: FaultyPart) -> str:
-    """What was seen of a part, in words."""
+    """The evidence against a part, in words."""
     if part.share is None:
         return part.seen
     share = f"{part.share:.0%} of {_of_what(part)}"
@@ -179,11 +179,11 @@ def part_seen(fabric: ScanFabric, part: FaultyPart) -> str:
 
 
 def _of_what(part: FaultyPart) -> str:
-    return "what leaves other leaves" if part.kind is PartKind.UPLINK else "what the others deliver"
+    return "other leaves' outgoing bandwidth" if part.kind is PartKind.UPLINK else "the others' bandwidth"
 
 
 def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
-    """A finding a part."""
+    """One finding for each faulty part."""
     fabric = course.fabric
     for part in parts:
         id_, expected, likely, command = _ADVICE[part.kind]
@@ -202,10 +202,10 @@ def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[F
 def doubt_findings(
     course: ScanCourse, suspects: Sequence[NodeRail], unjudged: Sequence[NodeRail], leaves: Sequence[FaultyPart]
 ) -> Iterator[Finding]:
-    """Suspects that nobody confirmed, leaves among them, and nodes of which nothing is known."""
+    """Findings for unconfirmed suspects, leaves included, and for rails without any figure."""
     if suspects or leaves:
         names = [*_names(course.fabric, suspects), *(part_name(course.fabric, each) for each in leaves)]
-        why = "too few good nodes were left to confirm it"
+        why = "too few healthy nodes were left for the confirmation"
         if not course.has_confirmed:
             why = "--quick ends after the screening" if course.is_quick else "the job ended before the confirmation"
         yield Finding(
@@ -213,9 +213,9 @@ def doubt_findings(
             Verdict.WARN,
             some_of(names, _MOST_NAMES),
             f"{counted(len(names), 'suspect')}: slower than others in three rounds",
-            "five rounds with known good nodes, by which alone a part is named",
+            "confirmation in five rounds with healthy nodes",
             why,
-            "gpubench scan without --quick" if course.is_quick else "gpubench scan again, with more good nodes",
+            "gpubench scan" if course.is_quick else "gpubench scan. Run it with more healthy nodes",
             subjects=tuple(names),
         )
     if unjudged:
@@ -224,16 +224,16 @@ def doubt_findings(
             "cells-not-measured",
             Verdict.ERROR,
             some_of(names, _MOST_NAMES),
-            f"{counted(len(names), 'rail')} of nodes without any figure",
-            "at least one round in which it measured",
-            "the job ended before, or its partners were gone in every round",
-            "gpubench scan again",
+            f"{counted(len(names), 'rail')} without any measurement",
+            "at least one measured round for every rail",
+            "the job ended too early, or all partners of the rail were gone",
+            "gpubench scan",
             subjects=tuple(names),
         )
 
 
 def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Pairs between which data arrived damaged, once or more: whose fault it is, others that they met may tell."""
+    """Findings for pairs of nodes between which wrong data arrived at least once."""
     found = {
         (sample.first, sample.second, sample.rail): f"{sample.failure} in round {outcome.number}"
         for outcome in course.outcomes
@@ -247,15 +247,15 @@ def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
             Verdict.FAIL,
             f"{hosts[first]} and {hosts[second]}, rail {rail}",
             seen,
-            "every element exact",
-            "data damaged on the way: a GPU, a link, a NIC, or ACS and IOMMU between peers",
-            f"ssh {shlex.quote(hosts[first])} gpubench check, and the same on {hosts[second]}",
+            "every element correct",
+            "data corrupted by a GPU, a link, a NIC, or ACS and IOMMU between peers",
+            f"ssh {shlex.quote(hosts[first])} gpubench check. Run it on {hosts[second]} too",
             subjects=(hosts[first], hosts[second]),
         )
 
 
 def pair_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Pairs that failed once, of which neither side failed again: it is not known who is to blame."""
+    """Findings for pairs that failed once, and neither node failed again: the faulty node is unknown."""
     retired = course.retired()
     once = {
         (each.first, each.second, number): each.failure
@@ -269,40 +269,40 @@ def pair_findings(course: ScanCourse) -> Iterator[Finding]:
     last = course.outcomes[-1].number if course.outcomes else 0
     for (first, second, number), failure in once.items():
         hosts = course.fabric.hosts
-        later = "both did well with others later" if number < last else "no round came after it"
+        later = "both nodes worked with other partners later" if number < last else "it was the last round"
         yield Finding(
             "pair-not-done",
             Verdict.WARN,
             f"{hosts[first]} and {hosts[second]}",
             f"{failure} in round {number}; {later}",
-            "every round done within the deadline",
-            "one of the two, or the path between them",
-            "gpubench scan again",
+            "every round finished within the deadline",
+            "one of the two nodes, or the path between them",
+            "gpubench scan",
             subjects=(hosts[first], hosts[second]),
         )
 
 
 def is_too_noisy(sure_loss_percent: float) -> bool:
-    """True where hardly any loss would have been seen, so that nothing can be said of what was not named."""
+    """True if the noise hides all but very large losses, so that the scan is inconclusive."""
     return sure_loss_percent > _MOST_SURE_LOSS_PERCENT
 
 
 def noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
-    """That figures were so noisy that hardly anything could have been seen."""
+    """The finding that measurements are too noisy."""
     if is_too_noisy(sure_loss_percent):
         yield Finding(
             "scan-too-noisy",
             Verdict.INCONCLUSIVE,
-            "all figures",
-            f"a loss of {min(sure_loss_percent, 100):.0f} % or more would be named for sure, and no smaller one",
-            f"{_MOST_SURE_LOSS_PERCENT:.0f} % at most",
-            "other jobs on the nodes or the network, cores shared by ranks, or too few nodes to know the noise by",
-            "gpubench scan with more nodes, on a quiet network",
+            "all measurements",
+            f"measurements vary too much: only a slowdown of {min(sure_loss_percent, 100):.0f} % or more is detected",
+            f"a slowdown of {_MOST_SURE_LOSS_PERCENT:.0f} % is detected",
+            "other jobs on the nodes or the network, cores shared by ranks, or too few nodes to estimate the noise",
+            "gpubench scan. Run it with more nodes, on a quiet network",
         )
 
 
 def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Wall clocks that differ from the first node's; no figure rests on them."""
+    """Findings for wall clocks that differ from the first node's; no measurement depends on them."""
     for node, seconds in sorted(offsets.items()):
         yield Finding(
             "clock-differs",
@@ -310,31 +310,31 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
             fabric.hosts[node],
             f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the first node's",
             "clocks that agree within a second",
-            "NTP or chrony does not run there, or reaches no server; no figure here rests on clocks of two nodes",
+            "NTP or chrony is not running there or reaches no server; no measurement here depends on it",
             f"ssh {shlex.quote(fabric.hosts[node])} chronyc tracking",
         )
 
 
 def collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes]) -> Iterator[Finding]:
-    """A collective of all that falls short of its parts, and which halves do."""
+    """The finding that the collective of all nodes is slower than its parts predict, and which halves are."""
     if not groups or not groups[0].falls_short:
         return
     whole = groups[0]
-    said = [f"{each.name} {_reached(each)}" for each in groups]
+    reached = [f"{each.name} {_reached(each)}" for each in groups]
     halves = [each for each in groups[1:] if each.falls_short]
     where = (
         "in " + " and ".join(f"{each.name} ({_hosts(fabric, each)})" for each in halves)
         if halves
-        else "only with all together: their number, or what all of them share"
+        else "only with all nodes together: their number, or a part that all of them share"
     )
     yield Finding(
         "collective-below-parts",
         Verdict.ERROR if whole.gb_s is None else Verdict.WARN,
         f"a collective of {len(whole.nodes)} nodes",
-        "; ".join(said),
-        f"{whole.least_share:.0%} of what the slowest of the parts allows",
-        f"what pairs do not show: {where}",
-        "gpubench allreduce on these nodes",
+        "; ".join(reached),
+        f"{whole.least_share:.0%} of the bandwidth that the slowest part allows",
+        f"a fault that pairs do not show: {where}",
+        "gpubench allreduce. Run it on these nodes",
     )
 
 
@@ -373,7 +373,7 @@ SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """A scan that is over, and what was made of it; `origin` is that of its figures."""
+    """A finished scan and its faulty parts; `origin` is the origin of its measurements."""
 
     course: ScanCourse
     parts: Sequence[FaultyPart]
@@ -383,21 +383,21 @@ class ScanResult:
 
     @property
     def sure_loss_percent(self) -> float:
-        """The loss that this scan finds 99 times of 100."""
+        """The slowdown that this scan detects with 99 % probability."""
         return 100 * smallest_sure_loss(self.course.yardstick.deviation)
 
     def slow_rails(self) -> frozenset[int]:
-        """The rails that are named for being slow on all nodes."""
+        """The rails reported as slow on all nodes."""
         return frozenset(part.rail for part in self.parts if part.kind is PartKind.RAIL and part.rail is not None)
 
     def rails_without_level(self) -> frozenset[int]:
-        """The rails of which nobody knows what a healthy cell delivers: all of them where the figures are too noisy."""
+        """The rails without a known healthy bandwidth: all rails if the measurements are too noisy."""
         if is_too_noisy(self.sure_loss_percent):
             return frozenset(range(self.course.fabric.rails))
         return rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
     def suspects(self) -> list[NodeRail]:
-        """Cells that look bad and that nobody confirmed: after --quick those that a whole scan would surely name."""
+        """Bad cells without confirmation; after --quick, those that a full scan would surely confirm."""
         course = self.course
         explained = {cell for part in self.parts for cell in part.cells}
         if not course.has_confirmed:
@@ -412,11 +412,11 @@ class ScanResult:
         return sorted(unconfirmed)
 
     def suspect_leaves(self) -> Sequence[LeafLevel]:
-        """Leaves that look slow after --quick; a whole scan has confirmed them, or not."""
+        """Slow leaves after --quick; a full scan has confirmed or rejected them."""
         return () if self.course.has_confirmed else self.course.suspect_leaves
 
     def unmeasured(self) -> list[NodeRail]:
-        """Cells without any figure, of nodes that are not known to be gone or to hang."""
+        """Cells without any measurement, without those of nodes reported as gone or hanging."""
         explained = {cell for part in self.parts for cell in part.cells}
         measured = {
             NodeRail(node, sample.rail)
@@ -434,11 +434,11 @@ class ScanResult:
 
 
 LEAST_CONFIRMING = 3
-"""Figures with good nodes below which a suspect stays a suspect."""
+"""Figures with healthy nodes needed to confirm a suspect."""
 
 
 def report_of(result: ScanResult, ranks_per_node: int) -> Report:
-    """The whole report; without exclude lists where nodes have no ranks, as they are ranks themselves."""
+    """The whole report; without exclude lists if nodes have no ranks because they are ranks themselves."""
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
     findings = [
@@ -509,7 +509,7 @@ def _suspect_rows(result: ScanResult, suspects: Sequence[NodeRail]) -> Iterator[
             gpu=None,
             nic=fabric.nic(rail),
             percent=100 * score,
-            seen="slower than others in the screening; not confirmed",
+            seen="slower than the others in the screening; not confirmed",
             verdict=Verdict.WARN,
             origin=result.origin,
         )
@@ -561,7 +561,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
 def _leaf_part(
     of_leaf: Mapping[tuple[str | None, int | None], FaultyPart], leaf: str | None, rail: int
 ) -> FaultyPart | None:
-    """The part of the network that slows a cell: of its leaf, or its rail everywhere."""
+    """The part of the network that slows down a cell: its leaf, or its rail on all nodes."""
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
@@ -591,7 +591,7 @@ def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:
 
 
 def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
-    well = Verdict.INCONCLUSIVE if is_too_noisy(result.sure_loss_percent) else Verdict.PASS
+    healthy = Verdict.INCONCLUSIVE if is_too_noisy(result.sure_loss_percent) else Verdict.PASS
     for group in result.collectives:
         yield ScanCollectiveRow(
             subject=group.name,
@@ -600,13 +600,13 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
             predicted_gb_s=group.predicted_gb_s,
             percent=percent(group.gb_s, group.predicted_gb_s),
             note=group.failure or None,
-            verdict=Verdict.ERROR if group.gb_s is None else Verdict.WARN if group.falls_short else well,
+            verdict=Verdict.ERROR if group.gb_s is None else Verdict.WARN if group.falls_short else healthy,
             origin=result.origin,
         )
 
 
 def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
-    """The bad nodes, also those whose facts fail or are not known, and the good ones: measured, and no suspects."""
+    """Exclude lists: bad nodes, including those with failed checks, and good nodes, which were measured and passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return

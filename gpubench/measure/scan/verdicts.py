@@ -22,17 +22,16 @@ _ACTIVE = "active"
 
 
 def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:
-    """The RDMA NIC that is nearer than any other to the GPU of each rail; None where nodes do not agree on one."""
+    """The nearest RDMA NIC of each rail's GPU; None if it differs between nodes or is not unique."""
     found = ({_only_name(node, rail) for node in nodes} for rail in range(rails))
     return tuple(names.pop() if len(names) == 1 else None for names in found)
 
 
 def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...]:
-    """What the nearest RDMA NICs of each rail's GPU carry, GB/s each way, as on most nodes.
+    """The rate of the nearest RDMA NICs of each rail's GPU, in GB/s per direction, as on most nodes.
 
-    None where it is not known of one node, and where NVLinks join the GPUs of a rail on several nodes. Rails with the
-    same nearest NIC share its rate, as all of them are measured at once; the slots of GPU and NIC may carry less than
-    its port does.
+    None if a node's rate is unknown, or if NVLinks join the GPUs of a rail on several nodes. Rails with the same
+    nearest NIC share its rate, because all are measured at once. The PCIe slots of GPU and NIC may lower the rate.
     """
     by_node = [_rates_of_node(node, rails) for node in nodes]
     found = ([own[rail] for own in by_node] if not _in_one_domain(nodes, rail) else [] for rail in range(rails))
@@ -63,7 +62,7 @@ def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
 
 
 def _slot(nic: NicFacts) -> str:
-    """The PCIe slot of a NIC, which its ports share: its bus id without the function."""
+    """The PCIe slot shared by a NIC's ports: the bus id without the function."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
 
 
@@ -73,7 +72,7 @@ def _only_name(node: Topology, rail: int) -> str | None:
 
 
 def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
-    """The RDMA NICs with the shortest path to the GPU of a rail; none where no path is known."""
+    """The RDMA NICs with the shortest path to a rail's GPU; empty if no path is known."""
     nics = [nic for nic in node.nics if nic.rdma]
     if rail >= len(node.gpus) or not nics:
         return []
@@ -83,33 +82,33 @@ def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
 
 
 GAIN_DEVIATIONS, LEAST_GAIN = 5.0, 0.1
-"""A cell or rail is faster than usual by so many deviations of a figure, and at least this share."""
+"""A cell or rail counts as faster from this many standard deviations, and at least this share, above the usual."""
 
 _LEAST_SHARE_OF_CELLS = 0.02
-"""Two nodes of a faster kind among hundreds do not make the others slow."""
+"""Least share of faster cells: two nodes of a faster kind among hundreds do not make the others slow."""
 
 _DEVIATIONS_OF_PAIRS, _LEAST_GAIN_OF_NODES = 4.0, 0.03
-"""The same of the middle rail of two nodes, above slow pairs; of few pairs, whose lowest is what is usual, as above."""
+"""The same for the median rail of a pair of nodes. With few pairs the values above apply."""
 
 _MOST_SLOW_AMONG = 0.2
-"""Of the pairs among nodes that seem faster: where more are slow, the nodes are near to each other, and not faster."""
+"""Largest share of slow pairs among faster nodes: with more, the nodes are close to each other instead of faster."""
 
 _LEAST_RAILS, _LEAST_PAIRS = 4, 6
-"""From so many rails the spread within a pair tells the noise of its mean, from so many pairs their own spread does."""
+"""Rails needed to estimate noise within a pair, and pairs needed to estimate it between pairs."""
 
 _LOWER_DEVIATIONS = 0.97
-"""Between the 5 % and the 25 % quantile of normal values."""
+"""Standard deviations between the 5 % and the 25 % quantile of normal values."""
 
 _MOST_NAMES = 4
 
 
 def least_gain(course: ScanCourse) -> float:
-    """From which share above what is usual a cell is faster than noise makes it."""
+    """The share above the usual bandwidth from which a cell is faster than noise explains."""
     return max(GAIN_DEVIATIONS * course.yardstick.deviation, LEAST_GAIN)
 
 
 def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
-    """The cells that delivered more in the screening than is usual, with their scores: others are slow, then."""
+    """Cells clearly faster than usual in the screening, with their scores; they mean that the other cells are slow."""
     most = 1 + least_gain(course)
     found = {cell: each.score for cell, each in course.screened.items() if each.score > most}
     cells, faster = (Counter(cell.rail for cell in each) for each in (course.screened, found))
@@ -119,14 +118,14 @@ def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
 
 
 def usual_by_rail(course: ScanCourse) -> Mapping[int, float]:
-    """GB/s that are usual of every rail that was measured."""
+    """The usual bandwidth of every measured rail, in GB/s."""
     centres = course.yardstick.centres
     found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
     return {rail: median(own) for rail, own in found.items() if own}
 
 
 def faster_rails(course: ScanCourse) -> Mapping[int, float]:
-    """The rails that deliver more than most others on all nodes, with their shares of these."""
+    """Rails that are faster than the other rails on all nodes, as shares of the other rails' median."""
     usual = usual_by_rail(course)
     shares = {
         rail: gb_s / median(others)
@@ -137,10 +136,10 @@ def faster_rails(course: ScanCourse) -> Mapping[int, float]:
 
 
 def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
-    """The nodes that are faster with each other, over all rails, than most pairs are, with the best of these shares.
+    """Nodes that are faster with each other, over all rails, than most pairs are, with their best shares.
 
-    A pair is as slow as its slower node: where a third of all nodes or more are slow alike, most pairs are slow, and
-    those of two healthy nodes stand out. Most pairs among the faster nodes have to be fast; else their place is.
+    A pair is as slow as its slower node: if a third or more of the nodes are equally slow, most pairs are slow and
+    pairs of healthy nodes stand out. If many pairs among the faster nodes are slow, their place explains the speed.
     """
     shares: dict[tuple[int, int], list[float]] = {}
     for sample in course.samples(ScanPhase.SCREENING):
@@ -165,9 +164,9 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
 def _deviation_of_pairs(
     course: ScanCourse, shares: Mapping[tuple[int, int], list[float]], pairs: Mapping[tuple[int, int], float]
 ) -> float:
-    """The deviation of the middle rail of a pair: from the rails' own spread and, of many pairs, from their lower ones.
+    """The standard deviation of a pair's median rail, from the spread of rails and the lower pairs.
 
-    Lower ones are of one kind, whether all pairs are or those of slow nodes.
+    The lower pairs are alike, whether all nodes or only the slow ones are in them.
     """
     rails, values = course.fabric.rails, list(pairs.values())
     apart = [share - middle for pair, middle in pairs.items() for share in shares[pair]]
@@ -182,9 +181,9 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool = False) -> frozenset[int]:
-    """The rails of which nobody knows what a healthy cell delivers; rails that are `named` explain faster ones.
+    """Rails without a known healthy bandwidth. Rails reported as slow (`named`) explain faster rails.
 
-    Where any part is named, that has `explained` why some pairs are slower than others.
+    `explained`: a reported part already explains why some pairs are slower than others.
     """
     if not explained and faster_nodes(course):
         return frozenset(range(course.fabric.rails))
@@ -194,7 +193,7 @@ def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool 
 
 
 def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = False) -> Iterator[Finding]:
-    """That some cells are faster than what is usual, so that many others have to be slow, which nobody can name."""
+    """Findings for cells faster than usual: many others must be slow, and the scan cannot tell which."""
     cells = faster_cells(course)
     hosts = course.fabric.hosts
     nodes = {} if explained or cells else faster_nodes(course)
@@ -214,27 +213,27 @@ def _finding(subject: str, faster: str, share: float) -> Finding:
         "no-usual-level",
         Verdict.INCONCLUSIVE,
         subject,
-        f"{faster}: up to {share:.0%} of what is usual",
-        "nothing far above what is usual: what disturbs a figure only lowers it",
-        "a third of the others or more are slow, or nodes and NICs are of two kinds",
-        "gpubench scan with more nodes, or of one kind; gpubench allreduce against the NICs' rate",
+        f"{faster}: up to {share:.0%} of the usual bandwidth",
+        "no bandwidth far above the usual one: disturbances only lower it",
+        "a third or more of the other nodes are slow, or there are two kinds of nodes or NICs",
+        "gpubench scan. Scan more nodes, or nodes of one kind; compare `gpubench allreduce` with the NICs' rate",
     )
 
 
 SLOW_SHARE, FAILED_SHARE = 0.8, 0.5
-"""Of the rate of the NICs. Others' figures, one way, are 90 to 98 % of it: Azure's health checks ask for 380 of 400
-Gb/s with GPUDirect RDMA, and RoCE was seen at 180 of 200 (NVIDIA/nccl-tests#112).
-What both ways at once reach was not measured here."""
+"""Shares of the NICs' rate below which a rail is slow (WARN) and failed (FAIL). Published one-way figures reach 90 to
+98 %: Azure's health checks require 380 of 400 Gb/s with GPUDirect RDMA, and RoCE reached 180 of 200
+(NVIDIA/nccl-tests#112). Both directions at once were not measured here."""
 
 _BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
 
 
 @dataclass(frozen=True, slots=True)
 class RailLevel:
-    """What is usual of a rail, GB/s both ways together, in its slower class of pairs, and its share of the NICs' rate.
+    """The usual bandwidth of a rail, GB/s in both directions together, and its share of the NICs' rate.
 
-    `inside` says whether that class is of pairs on one leaf, None where there is one leaf or none is known; `best` is
-    the share of the faster class.
+    It is that of the slower class of pairs: `inside` one leaf or between leaves (None if there is only one leaf or none
+    is known). `best` is the share of the faster class.
     """
 
     gb_s: float
@@ -244,9 +243,9 @@ class RailLevel:
 
     @property
     def severity(self) -> Verdict:
-        """A spine that carries less than the leaves may be meant so: what fails is slow everywhere.
+        """FAIL if both classes are slow, WARN if only one is: a slower spine may be intended.
 
-        More than NICs carry is an ERROR: their rates, or the times, are wrong.
+        A bandwidth above the NICs' rate is an ERROR: the rate or the times are wrong.
         """
         if 100 * self.best > MOST_PERCENT:
             return Verdict.ERROR
@@ -256,7 +255,7 @@ class RailLevel:
 
 
 def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
-    """The levels of the rails of which the NICs' rate is known and something was measured."""
+    """The levels of measured rails with a known NIC rate."""
     found: dict[int, RailLevel] = {}
     several_leaves = len({*course.fabric.leaves}) > 1
     for rail, rate in enumerate(course.fabric.rates):
@@ -270,24 +269,24 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
 
 
 def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
-    """Those below what NICs carry, or well above it; not of rails that are `told`: slow, or without a usual level."""
+    """Levels clearly below or above the NICs' rate, without the rails `told`: reported as slow, or without a level."""
     levels = rail_levels(course)
     return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
 
 
 def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
-    """What the slowest rail delivers of the NICs' rate; None where no rate is known, or no rail has a usual level."""
+    """The slowest rail's percentage of the NICs' rate; None if no rate or no usual level is known."""
     levels = rail_levels(course)
     return min((100 * each.share for rail, each in levels.items() if rail not in without_level), default=None)
 
 
 def all_rates_known(course: ScanCourse) -> bool:
-    """True where every rail was held against the rate of its NICs, and not only nodes against each other."""
+    """True if every rail was compared with the rate of its NICs, and not only nodes with each other."""
     return len(rail_levels(course)) == course.fabric.rails
 
 
 def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
-    """That rails deliver less than their NICs carry, or more, the same on all nodes; `told` as above."""
+    """Findings for rails below or above the rate of their NICs on all nodes; `told` as in `slow_levels`."""
     by_severity: dict[Verdict, dict[int, RailLevel]] = {}
     for rail, level in slow_levels(course, told).items():
         by_severity.setdefault(level.severity, {})[rail] = level
@@ -302,10 +301,12 @@ def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
             "below-nic-rate",
             severity,
             f"{_rail_names(list(levels), course.fabric.rails)} between nodes",
-            f"{worst.gb_s:.4g} GB/s both ways{_BETWEEN[worst.inside]}, {worst.share:.0%} of what the NICs carry",
-            f"at least {share:.0%} of {carried:.4g} GB/s both ways, which the NICs and their slots carry",
-            "what all nodes share: sockets for RDMA, no GPUDirect RDMA, a setting of NCCL's, switches, other jobs",
-            "gpubench allreduce --sizes 256M on two of these nodes shows transport and GPUDirect RDMA of every pair",
+            f"{worst.gb_s:.4g} GB/s in both directions{_BETWEEN[worst.inside]}, {worst.share:.0%} of the NICs' rate",
+            f"at least {share:.0%} of {carried:.4g} GB/s in both directions, the rate of the NICs and their slots",
+            "a cause shared by all nodes: sockets instead of RDMA, no GPUDirect RDMA, an NCCL setting, switches, other "
+            "jobs",
+            "gpubench allreduce --sizes 256M. Run it on two of these nodes; it shows each pair's transport and "
+            "GPUDirect RDMA",
         )
 
 
@@ -316,10 +317,10 @@ def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
         ABOVE_LIMIT,
         Verdict.ERROR,
         f"{_rail_names(list(levels), course.fabric.rails)} between nodes",
-        f"{most.best * carried:.4g} GB/s both ways, {most.best:.1f} times the limit",
-        f"at most {carried:.4g} GB/s both ways: what the NICs and their slots carry, as the driver reports them",
-        "NICs that were not found, a rate that is not the port's, or NVLinks that join these nodes",
-        "gpubench topo on one of these nodes shows its NICs; gpubench allreduce --evidence shows the paths taken",
+        f"{most.best * carried:.4g} GB/s in both directions, {most.best:.1f} times the limit",
+        f"at most {carried:.4g} GB/s in both directions, the rate of the NICs and their slots reported by the driver",
+        "NICs that were not found, a wrong port rate, or NVLinks between these nodes",
+        "gpubench allreduce --evidence. It shows the paths; `gpubench topo` on one of these nodes shows its NICs",
     )
 
 
@@ -330,23 +331,23 @@ def _rail_names(slow: Sequence[int], rails: int) -> str:
 
 
 LEAST_NODES_OF_A_RAIL = 8
-"""Of fewer, one bad node is a large part of what is usual of its rail, which then has to be slow by more."""
+"""With fewer nodes, one bad node shifts the usual bandwidth of its rail, so a larger loss is required."""
 
 _OF_NICS = (PartKind.NIC, PartKind.NODE)
 
 LEAF_SHARE = 0.9
-"""A leaf whose inside, on a slow rail, is below this share of the best leaf's is what slows it."""
+"""A leaf with less than this share of the best leaf's inside bandwidth explains a slow rail."""
 
 RAIL_SHARE = 0.95
-"""A rail whose usual figure is below this share of the other rails' is slow on every node."""
+"""A rail with less than this share of the other rails' usual bandwidth is slow on every node."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyPart:
-    """A part that is bad. `share` is what it delivers of what is usual, None where it delivers nothing.
+    """A faulty part. `share` is its share of the usual bandwidth, None if it delivers nothing.
 
-    `nodes` are all that it slows; `rail`, `leaf` and `gpu` are None where it is not of one, and `partner` is the other
-    GPU of a pair. `seen` says what was seen beyond the share.
+    `nodes` are all nodes that it slows down; `rail`, `leaf` and `gpu` are None where they do not apply; `partner` is
+    the other GPU of a pair. `seen` is further evidence in words.
     """
 
     kind: PartKind
@@ -362,7 +363,7 @@ class FaultyPart:
 
 @dataclass
 class _Cells:
-    """What is not explained yet."""
+    """The bad cells and figures without an explanation so far."""
 
     fabric: ScanFabric
     scores: dict[NodeRail, float]
@@ -376,7 +377,7 @@ class _Cells:
 
 
 def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[FaultyPart]:
-    """The parts that are bad, the gravest first; each confirmed cell, leaf and GPU belongs to one of them."""
+    """The faulty parts, most severe first; each confirmed cell, leaf and GPU belongs to one of them."""
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
@@ -401,7 +402,7 @@ def _gone(course: ScanCourse, left: _Cells) -> None:
 
 
 def _hanging(course: ScanCourse, left: _Cells) -> None:
-    """Cells that failed with several partners; all rails of a node are the node."""
+    """Cells that failed with several partners; if all rails of a node failed, the node is the part."""
     by_node: dict[int, dict[int, list[PairSample]]] = {}
     for cell, own in course.retired().items():
         if cell.node not in course.gone:
@@ -421,7 +422,7 @@ def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
 
 
 def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
-    """Leaves that are slow as a whole; all rails of one alike are the leaf, and what only leaves it is the uplink."""
+    """Slow leaves: the leaf if all its rails are slow, its uplink if only traffic that leaves it is slow."""
     by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
     for level in levels:
         by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
@@ -434,7 +435,7 @@ def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[Faul
 
 
 def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
-    """Slow cells that are all that a leaf of few nodes has on a rail."""
+    """Slow cells that are all cells of a small leaf on a rail."""
     for leaf in dict.fromkeys(filter(None, left.fabric.leaves)):
         nodes = [node for node in _members(left.fabric, leaf) if node not in course.gone]
         if len(nodes) < 2 or len(nodes) == len(course.living()):
@@ -449,7 +450,7 @@ def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
 
 
 def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
-    """Most rails of a node that are slow are the node, where all its rails together are as slow."""
+    """A node whose rails are mostly slow is the faulty part, if all its rails together are as slow."""
     by_node: dict[int, list[NodeRail]] = {}
     for cell in left.scores:
         by_node.setdefault(cell.node, []).append(cell)
@@ -462,7 +463,7 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 
 def _inside(left: _Cells) -> None:
-    """What phase 0 saw: GPUs, each with its rail where that is slow as well, ways between two, whole nodes."""
+    """Parts inside nodes, from phase 0: GPUs (with their rail if it is slow too), GPU pairs, whole nodes."""
     for part in local_parts(left.local, left.fabric.rails):
         own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else own)
@@ -471,7 +472,7 @@ def _inside(left: _Cells) -> None:
         ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
         more = len(part.figures) - 1
         seen = f"{figure.quantity.value}{ends}: {figure.failure or f'{figure.gb_s:.4g} GB/s'}"
-        seen += f", and {counted(more, 'more figure')}" if more else ""
+        seen += f" and {counted(more, 'more figure')}" if more else ""
         left.explain(
             FaultyPart(
                 kind,
@@ -487,7 +488,7 @@ def _inside(left: _Cells) -> None:
 
 
 def _nics(left: _Cells) -> None:
-    """Every cell that is left, rails with one NIC together."""
+    """The remaining cells; rails that share a NIC are one part."""
     by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
     for cell in sorted(left.scores):
         by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
@@ -497,7 +498,7 @@ def _nics(left: _Cells) -> None:
 
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
-    """Rails that are slow on every node, which no comparison between nodes shows."""
+    """Rails that are slow on every node: comparing nodes does not show them."""
     usual, faster = usual_by_rail(course), {cell.rail for cell in faster_cells(course)}
     few = len(course.living()) < LEAST_NODES_OF_A_RAIL
     least = 1 - smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
@@ -519,7 +520,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
 
 
 def _one_of_two_leaves(course: ScanCourse, left: _Cells) -> None:
-    """The leaf that is slow inside on all rails, where there are two: half of all is no odd one out."""
+    """With two leaves, the leaf that is slow inside on all rails: half of the nodes do not stand out."""
     leaves = set(filter(None, course.fabric.leaves))
     if len(leaves) != 2 or any(part.leaf in leaves for part in left.parts):
         return
@@ -532,7 +533,7 @@ def _one_of_two_leaves(course: ScanCourse, left: _Cells) -> None:
 
 
 def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
-    """The leaf whose inside is slow as a whole on a rail, as of two leaves, where one is half of all."""
+    """The leaf with low bandwidth between its own nodes on a rail, compared with the other leaves."""
     inside: dict[str, list[float]] = {}
     for sample in course.samples(ScanPhase.SCREENING):
         leaf = course.fabric.leaves[sample.first]
@@ -568,11 +569,11 @@ _MOST_LEAF_NAMES = 8
 _ACROSS_SHARE = 0.9
 _LEAF_PAIR_SHARE = 0.9
 _LEAST_OF_A_LEAF_PAIR = 8
-"""Figures between two leaves, whose median neither bad nodes nor noise moves by a tenth."""
+"""Figures needed between two leaves so that neither bad nodes nor noise move their median by a tenth."""
 
 
 def between_leaves(course: ScanCourse) -> Iterator[Finding]:
-    """That what passes between leaves is slower than what stays inside, on all of them alike."""
+    """The finding that bandwidth between leaves is lower than inside leaves, on all leaves alike."""
     centres = course.yardstick.centres
     shares = [
         centres[rail, False] / inside for (rail, is_in), inside in centres.items() if is_in and (rail, False) in centres
@@ -581,18 +582,19 @@ def between_leaves(course: ScanCourse) -> Iterator[Finding]:
         yield Finding(
             "between-leaves-slow",
             Verdict.WARN,
-            "what passes between leaves",
-            f"{median(shares):.0%} of what stays inside a leaf",
-            f"at least {_ACROSS_SHARE:.0%}, where leaves have as many uplinks as ports",
-            "fewer uplinks by design, or all uplinks of one of few leaves: of two nobody can say which",
-            "ibdiagnet; the counters of the uplinks",
+            "traffic between leaves",
+            f"{median(shares):.0%} of the bandwidth inside a leaf",
+            f"at least {_ACROSS_SHARE:.0%}, if leaves have as many uplinks as ports",
+            "fewer uplinks by design, or a leaf with slow uplinks (with two leaves, figures cannot show which)",
+            "ibdiagnet. Look at the counters of the leaves' uplinks",
         )
 
 
 def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
-    """Leaves between which less passes than between others, where no leaf or uplink was named that explains it.
+    """Pairs of leaves with less bandwidth than other pairs, not explained by a slow leaf or uplink.
 
-    Of few leaves most pairs across touch a slow uplink, and it becomes what is usual; between two others it shows.
+    With few leaves, most pairs between leaves use a slow uplink, which then looks usual; comparing pairs of leaves
+    shows it.
     """
     named = {part.leaf for part in parts if part.leaf is not None and part.kind not in OF_ONE_NODE}
     levels = dict(_between_pairs_of_leaves(course))
@@ -611,16 +613,16 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
             "leaf-pairs-differ",
             Verdict.FAIL,
             f"between {some_of(pairs, _MOST_LEAF_NAMES)}",
-            f"{min(slow.values()) / most[0]:.0%} of what passes between {best[0]} and {best[1]}",
+            f"{min(slow.values()) / most[0]:.0%} of the bandwidth between {best[0]} and {best[1]}",
             f"at least {_LEAF_PAIR_SHARE:.0%} between any two leaves",
-            f"the uplinks of {' or '.join(sorted(common)) if common else 'one of them'}; or fewer of them by design",
-            "ibdiagnet; the counters of the leaves' uplinks",
+            f"slow uplinks of {' or '.join(sorted(common)) if common else 'one leaf'}, or fewer uplinks by design",
+            "ibdiagnet. Look at the counters of the leaves' uplinks",
             subjects=tuple(pairs),
         )
 
 
 def _between_pairs_of_leaves(course: ScanCourse) -> Iterator[tuple[tuple[str, str], tuple[float, int]]]:
-    """The median GB/s of all figures between two leaves, and their number."""
+    """The median GB/s of all figures between each two leaves, and the number of figures."""
     leaves = course.fabric.leaves
     found: dict[tuple[str, str], list[float]] = {}
     for outcome in course.outcomes:

@@ -406,17 +406,17 @@ SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
 RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
-_CANNOT_COUNT = "counters do not tell it, or may not be read"
+_CANNOT_COUNT = "the counters do not show it, or may not be read"
 _MOST_JOBS = 3
 _GPU_LOST = next(each for each in GPU.conditions if each.id == "gpu-lost")
 
-_LOOK_CLOSER = "gpubench topo --causes; NCCL_DEBUG=INFO in the job, and gpubench explain of what it logs"
+_LOOK_CLOSER = "gpubench topo --causes. Or set NCCL_DEBUG=INFO in the job and run `gpubench explain` on its log"
 
 
 def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
-    """The report, without the rows of intervals, which somebody has had as they came.
+    """The report, without the rows of intervals, which were reported as they came.
 
-    `missing` is whose traffic was to be watched, where nothing of it was seen.
+    `missing` names the job that was to be watched, if it was not found.
     """
     jobs = [row for each in course.jobs.values() for row in job_rows(each, origin)]
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
@@ -429,7 +429,7 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
 
 
 def job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
-    """What a job did, a row a way, first what it is said to do."""
+    """What a job did, one row for each way; the first row is the way that it is judged by."""
     main = course.main
     others = sorted((each for each in course.stretches.values() if each is not main), key=lambda each: -each.seconds)
     for stretch in (main, *others):
@@ -462,7 +462,7 @@ def _row(
 
 
 def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[JobRow]:
-    """What every job does in one interval, with the cause where it was looked for."""
+    """What every job does in one interval, with the cause if one was looked for."""
     for node_rates, observed in interval.nodes:
         for each in observed:
             of_job = course.jobs[node_rates.host, each.job.name]
@@ -474,7 +474,7 @@ def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[Job
 
 
 def figures(stretch: TimeOnWay) -> str:
-    """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: as much leaves …', means over its intervals."""
+    """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …', means over its intervals."""
     observed = stretch.last
     if observed is None:
         return ""
@@ -493,7 +493,7 @@ def rates_in_words(stretch: TimeOnWay) -> str:
 
 
 def _findings(course: Course) -> Iterator[Finding]:
-    """One finding for all nodes that show the same for the same reason: the first one's, with the names of all."""
+    """One finding for all nodes with the same behaviour and reason: the first node's, with the names of all nodes."""
     made: list[tuple[JobCourse, Finding]] = []
     direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
@@ -530,14 +530,14 @@ def _findings(course: Course) -> Iterator[Finding]:
             severity=Verdict.ERROR,
             subject=host,
             seen=reason,
-            expected="counters of its GPUs at every interval",
-            cause="the driver is wedged, a GPU fell off the bus, or it is busy for longer than an interval",
-            next_command="dmesg | grep -i -e xid -e nvrm; gpubench check --quick",
+            expected="GPU counters at every interval",
+            cause="the driver hangs, a GPU fell off the bus, or the driver is busy for longer than an interval",
+            next_command="dmesg | grep -i -e xid -e nvrm. Then run `gpubench check --quick`",
         )
 
 
 def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
-    """What is alike where nodes show the same for the same reason; figures and names of nodes differ."""
+    """The parts of a finding that are equal on nodes with the same behaviour and reason."""
     course, finding = made
     meaning = "" if course.main.last is None else course.main.last.meaning
     return finding.id, finding.severity, finding.expected, finding.cause, finding.next_command, meaning
@@ -557,10 +557,10 @@ def _not_found(asked: str) -> Finding:
         id=JOB_NOT_FOUND,
         severity=Verdict.ERROR,
         subject=asked,
-        seen="no process of it used a GPU on any node that was watched",
-        expected="a job that runs here",
-        cause="it has ended, has not begun, or runs on another node; a container may show other pids",
-        next_command="gpubench watch --for 3s shows every process that uses a GPU",
+        seen="none of its processes used a GPU on any watched node",
+        expected="a running job on these nodes",
+        cause="the job has ended, has not started, or runs on other nodes; in a container, pids may differ",
+        next_command="gpubench watch --for 3s. It shows every process that uses a GPU",
     )
 
 
@@ -572,9 +572,9 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
         id=HOST_STAGED,
         severity=course.verdict,
         subject=f"{course.name} on {course.node} {hop}" if hop else _subject(course, job),
-        seen=f"its bytes go through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
-        expected=f"NVLinks that carry the bytes {hop}" if hop else _expected(job, course.main.way),
-        cause="not known" if found is None else found.evidence,
+        seen=f"sends its GPU traffic through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
+        expected=f"traffic {hop} over NVLink" if hop else _expected(job, course.main.way),
+        cause="cause not found" if found is None else found.evidence,
         next_command=_LOOK_CLOSER if found is None else found.advice,
         subjects=tuple(gpu.device for gpu in job.gpus if not hop or gpu.device in hop.replace(",", "").split()),
     )
@@ -582,8 +582,8 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
 
 def _expected(job: RunningJob, way: Way) -> str:
     if way is Way.SOCKETS and len(job.gpus) < 2:
-        return "RDMA ports that carry the bytes between nodes"
-    return f"NVLinks that carry the bytes between {job.devices}"
+        return "traffic between nodes over RDMA"
+    return f"traffic between {job.devices} over NVLink"
 
 
 def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
@@ -592,9 +592,9 @@ def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
         severity=course.verdict,
         subject=_subject(course, job),
         seen=figures(course.main),
-        expected="rails that carry alike, within 30 %",
-        cause="a NIC, a cable or a switch port of the odd rail, or a job that does not use all NICs",
-        next_command="gpubench check; gpubench scan names the bad rail of a job of its own",
+        expected="the same traffic on all rails, within 30 %",
+        cause="a NIC, cable or switch port of the odd rail, or a job that does not use all NICs",
+        next_command="gpubench check. To find the bad rail of several nodes, run `gpubench scan`",
     )
 
 
@@ -604,9 +604,9 @@ def _waiting(course: JobCourse, job: RunningJob) -> Finding:
         severity=course.verdict,
         subject=_subject(course, job),
         seen=f"for {course.main.seconds:.0f} s: {figures(course.main)}",
-        expected="GPUs of one job that work or wait together",
-        cause="its process waits for data, for the CPU or for a file, has ended, or hangs",
-        next_command="py-spy dump --pid of the process on that GPU shows where it is",
+        expected="all GPUs of a job work or wait together",
+        cause="the process of the idle GPU waits for data, for the CPU or for a file, has ended, or hangs",
+        next_command="nvidia-smi. Find the process on the idle GPU; `py-spy dump --pid PID` shows where it waits",
     )
 
 
@@ -616,10 +616,10 @@ def _unknown(course: JobCourse, job: RunningJob) -> Finding:
         severity=course.verdict,
         subject=_subject(course, job),
         seen=figures(course.main),
-        expected="to know which way its bytes go",
+        expected="a known path of its traffic",
         cause=_CANNOT_COUNT
         if course.main.is_steady
-        else f"{course.main.way} for {course.main.seconds:.0f} s is no proof",
+        else f"{course.main.way} for {course.main.seconds:.0f} s is too short to be sure",
         next_command=_LOOK_CLOSER,
     )
 
@@ -627,8 +627,8 @@ def _unknown(course: JobCourse, job: RunningJob) -> Finding:
 def _not_told(course: JobCourse, job: RunningJob) -> Finding:
     return replace(
         _unknown(course, job),
-        cause="a healthy job shows this too: no counter tells its ways apart",
-        next_command="gpubench p2p and gpubench allreduce, while no job runs, measure the way",
+        cause="a healthy job looks the same: the counters do not show which path its traffic takes",
+        next_command="gpubench p2p. Run it, and `gpubench allreduce`, while no job runs",
     )
 
 

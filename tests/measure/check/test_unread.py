@@ -210,8 +210,8 @@ def refused(reason: str) -> Report:
         ("The operating system has blocked the request.", "sudo nvidia-smi -q -i 0000:07:00.0"),
         ("GPU requires restart", "nvidia-smi --gpu-reset -i 0000:07:00.0"),
         ("RM has detected an NVML/RM version mismatch.", "cat /proc/driver/nvidia/version"),
-        ("Corrupted infoROM", "its vendor exchanges the GPU"),
-        ("Unknown Error", "nvidia-smi -q -i 0000:07:00.0; dmesg | grep -i -E 'nvrm|xid'"),
+        ("Corrupted infoROM", "Have the vendor replace the GPU"),
+        ("Unknown Error", "nvidia-smi -q -i 0000:07:00.0. Then look at the kernel log: dmesg | grep -i -E 'nvrm|xid'"),
     ],
 )
 def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
@@ -225,7 +225,7 @@ def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
     [
         ("CUDA does not list it", "ls -l /dev/nvidia[0-9]*"),
         ("CUDA was not asked", "gpubench check"),
-        ("CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names", "echo $CUDA_VISIBLE_DEVICES"),
+        ("CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names", "unset CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_of_pairs_too(reason: str, cure: str) -> None:

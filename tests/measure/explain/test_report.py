@@ -93,7 +93,7 @@ def test_a_run_kept_off_nvlink() -> None:
     assert report.verdict is Verdict.FAIL
     (cause,) = rows(report, "causes")
     assert (cause["id"], cause["paths"], cause["verdict"], cause["hosts"]) == ("nccl-p2p-disabled", 4, "FAIL", ("vm",))
-    assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set by the environment"
+    assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set in the environment"
     assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
     assert ids(report) == ["host-staged"]
     assert report.findings[0].expected == "peer access (P2P)"
@@ -350,13 +350,13 @@ def test_four_are_named_and_more_are_counted() -> None:
     ring = Job(ranks=6, per_node=6, via=lambda a, b, r: None if r or b != (a + 1) % 6 else f"NEW/{a}")
     *named, more = report_of(*ring.logs()).findings
     assert [finding.subject for finding in named] == [f"{a} → {a + 1} of communicator 0xabc1" for a in range(4)]
-    assert (more.subject, more.seen) == ("more", "2 more transports that gpubench does not know")
+    assert (more.subject, more.seen) == ("more", "2 more unknown transports")
 
 
 def test_by_design_is_named_so() -> None:
     report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
     (finding,) = report.findings
-    assert (finding.id, finding.severity, finding.expected) == ("host-staged", Verdict.SKIP, "this, by design")
+    assert (finding.id, finding.severity, finding.expected) == ("host-staged", Verdict.SKIP, "host memory, by design")
     assert "PHB" in finding.cause
     assert {row["verdict"] for row in rows(report, "paths") if row["host_staged"]} == {"SKIP"}
 
@@ -410,9 +410,9 @@ def test_unreadable_lines_are_a_doubt_where_every_pair_was_heard() -> None:
 @pytest.mark.parametrize(
     ("log", "seen"),
     [
-        ("", "0 lines, none of them NCCL's"),
-        ("hello\nworld\n", "2 lines, none of them NCCL's"),
-        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 line of NCCL's, none of a connection"),
+        ("", "0 lines, none from NCCL"),
+        ("hello\nworld\n", "2 lines, none from NCCL"),
+        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 NCCL line, none of a connection"),
         (
             f"{Job(ranks=2).head(0)}{Job(ranks=2).communicator(0, 'Init COMPLETE')}\n",
             "1 communicator, none of them connected",
@@ -470,7 +470,7 @@ def test_an_excerpt_passes_for_what_is_in_it() -> None:
     logs = ["".join(f"{job.head(rank)}{line}\n" for line in job.connections(rank)) for rank in range(4)]
     report = report_of(*logs)
     assert (report.verdict, ids(report)) == (Verdict.PASS, ["excerpt"])
-    assert report.findings[0].seen.startswith("8 pairs of ranks, of how many the text does not say")
+    assert report.findings[0].seen.startswith("8 pairs of ranks, of an unknown total")
     whole = [*Job(ranks=2, id="0xabc9", handle=0x9000, hosts=("nodeE",), first_pid=500).logs(), *logs]
     report = report_of(*whole)
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["communicator-unknown"])

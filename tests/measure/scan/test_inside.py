@@ -153,7 +153,7 @@ def test_what_could_not_be_measured_on_most_nodes_is_no_pass() -> None:
     assert (finding.id, finding.severity, finding.subject) == ("inside-not-measured", Verdict.ERROR, "node0-1")
     again = [each._replace(gb_s=300.0, failure="") for each in late]
     (finding,) = not_measured_inside(of(3), ([*late, well], [*again, well]), [])
-    assert (finding.severity, finding.seen.endswith("once of two times")) == (Verdict.WARN, True)
+    assert (finding.severity, finding.seen.endswith("in one of two attempts")) == (Verdict.WARN, True)
     assert list(not_measured_inside(of(3), (late, late), late)) == []
 
 

@@ -57,7 +57,7 @@ def test_more_than_nics_carry_is_an_error_of_the_facts() -> None:
     found = report(with_rates(16, rates=RAILS * (RATE / 4,)), SimulatedFabric(USUAL_GB_S, {}))
     (finding,) = [each for each in found.findings if each.id == "above-limit"]
     assert (finding.severity, found.verdict) == (Verdict.ERROR, Verdict.ERROR)
-    assert finding.expected.startswith("at most 25 GB/s both ways")
+    assert finding.expected.startswith("at most 25 GB/s in both directions")
 
 
 def test_where_half_of_the_nodes_are_slow_it_is_not_said_of_all() -> None:

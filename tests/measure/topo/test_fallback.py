@@ -71,7 +71,7 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
 def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() -> None:
     (row,) = rows(looked_at(h200s(), facts(conf={"NCCL_P2P_DISABLE": "1"})))
     assert row.cause_seen == "NCCL_P2P_DISABLE=1 in /etc/nccl.conf"
-    assert row.advice == "take NCCL_P2P_DISABLE out of /etc/nccl.conf"
+    assert row.advice == "grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf"
     (row,) = rows(looked_at(h200s(), facts({"NCCL_P2P_DISABLE": "0"}, conf={"NCCL_P2P_DISABLE": "1"})))
     assert row.conclusion == "direct possible"
     ranks = facts({"NCCL_P2P_DISABLE": "1"}), facts(rank=1, conf={"NCCL_P2P_DISABLE": "1"})

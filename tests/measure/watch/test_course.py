@@ -59,7 +59,9 @@ def test_one_interval_is_no_alarm_and_passes_nothing() -> None:
     """Between two phases of a job, any traffic may look like any other for a second."""
     report = watched([job(STAGED, STAGED)])
     assert report.verdict is Verdict.ERROR
-    assert [(each.id, each.cause) for each in report.findings] == [("path-unknown", "staged for 1 s is no proof")]
+    assert [(each.id, each.cause) for each in report.findings] == [
+        ("path-unknown", "staged for 1 s is too short to be sure")
+    ]
     assert watched([job(NVLINK, NVLINK)] * 3 + [job(STAGED, STAGED)] + [job(NVLINK, NVLINK)]).verdict is Verdict.PASS
 
 
@@ -101,7 +103,10 @@ def test_the_cause_is_in_a_file_of_nccl_s() -> None:
     own = [replace(facts(each.pid), nccl_files={"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}}) for each in rates.tasks]
     tasks = tuple(replace(each, facts=known) for each, known in zip(rates.tasks, own, strict=True))
     row = rows(watched([replace(rates, tasks=tasks)] * 2))[0]
-    assert (row.cause, row.advice) == ("nccl-p2p-disabled", "take NCCL_P2P_DISABLE out of /etc/nccl.conf")
+    assert (row.cause, row.advice) == (
+        "nccl-p2p-disabled",
+        "grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf",
+    )
 
 
 def test_the_cause_is_in_the_machine() -> None:
