@@ -31,10 +31,14 @@ def fault(kind: str) -> tuple[str, ...]:
     ("kind", "said", "code"),
     [
         ("training", "PASS (simulated): python (torch node0:29500) on node0 is direct for 4 s", 0),
-        ("staged", "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: its bytes go through host memory", 1),
+        (
+            "staged",
+            "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: sends its GPU traffic through host memory",
+            1,
+        ),
         (
             "sockets",
-            "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: its bytes go through the loopback",
+            "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: sends its GPU traffic through the loopback",
             1,
         ),
         (

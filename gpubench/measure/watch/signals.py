@@ -38,7 +38,7 @@ PCIE_MOST_GB_S = 128
 time that they ran; the rest was copied by the copy engines, which NCCL's kernels do not use."""
 
 AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
-"""Of the time: GPUs that wait inside NCCL run its kernel all the time, one that nobody gave work runs nothing."""
+"""Percent of the time: GPUs that wait inside NCCL run its kernel all the time; a GPU without work runs nothing."""
 
 
 class Nvlinks(StrEnum):
@@ -85,7 +85,7 @@ class NetworkUse(StrEnum):
 
 
 class Members(StrEnum):
-    """Whether a job's GPUs on this node have to do with each other, by its processes."""
+    """Whether a job's GPUs on this node exchange data, judged by its processes."""
 
     EXCHANGE = "exchange"
     SEVERAL = "several"
@@ -117,7 +117,7 @@ class Signals:
 
     @property
     def staged_hop(self) -> str:
-        """From which GPUs to which a job goes through host memory beside its NVLinks: 'GPU3 → GPU0'; '' if unknown."""
+        """The host-staged hop of a job that otherwise uses NVLinks, such as 'GPU3 → GPU0'; '' if unknown."""
         return " → ".join(map(", ".join, self.staged_ends)) if all(self.staged_ends) else ""
 
 
@@ -126,7 +126,7 @@ Joined = Callable[[str, str], bool | None]
 
 
 def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:
-    """What the rates of a job show."""
+    """Classify the rates of a job."""
     sent, received = (total([getattr(gpu, f"pcie_{way}") for gpu in job.gpus]) for way in ("sent", "received"))
     nvlink = total([_greater(gpu.nvlink_sent, gpu.nvlink_received) for gpu in job.gpus])
     pcie = _pcie(job, sent, received)
@@ -215,9 +215,9 @@ def _receivers(job: RunningJob) -> set[str]:
 
 
 def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
-    """True where NVLinks lead from all GPUs that send over PCIe to all others that receive; else PCIe may be direct.
+    """True if NVLinks lead from all PCIe senders to all other PCIe receivers; otherwise PCIe may be the direct path.
 
-    NCCL takes two NVLinks by way of a third GPU before it takes PCIe: PATH_NVB, which comes before PATH_PIX in topo.h.
+    NCCL prefers two NVLinks through a third GPU to PCIe (PATH_NVB comes before PATH_PIX in topo.h).
     """
     between = [gpu.bus_id for gpu in job.gpus] if job.by_nccl else []
     return all(
@@ -229,9 +229,9 @@ def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
 
 
 def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
-    """'process 7 (python) uses GPU0 as well' where what looks staged may be copies of another process; else ''.
+    """'process 7 (python) uses GPU0 as well' if host-staged traffic may be another process's copies; else ''.
 
-    They are not where GPUs that this job has to itself show it too.
+    It cannot be if GPUs that only this job uses show the same.
     """
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
@@ -243,12 +243,12 @@ def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
 
 
 def _data_sent(gpu: GpuRates) -> float:
-    """What leaves a GPU over PCIe without what may be requests for what enters it."""
+    """The PCIe bandwidth that a GPU sends, without possible read requests for the data it receives."""
     return max((gpu.pcie_sent or 0.0) - REQUESTS_SHARE * (gpu.pcie_received or 0.0), 0.0)
 
 
 def _by_copy_engines(job: RunningJob) -> bool:
-    """True where kernels of an NCCL job cannot have sent what its GPUs sent, in the time that they ran."""
+    """True if the kernels of an NCCL job ran too briefly to have sent its GPUs' PCIe traffic."""
     if not job.by_nccl:
         return False
     senders = [gpu for gpu in job.gpus if (gpu.pcie_sent or 0.0) >= BUSY_GB_S]
@@ -261,7 +261,7 @@ def _most(gpus: Sequence[GpuRates]) -> list[float]:
 
 
 def _apart(job: RunningJob) -> bool:
-    """True where NVLinks of a GPU carry nothing, and as much leaves it over PCIe as enters it, as no peer's does."""
+    """True if a GPU has idle NVLinks and equal PCIe traffic in both directions."""
     return any(
         _nvlink_of(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
         for gpu in job.gpus
@@ -270,10 +270,10 @@ def _apart(job: RunningJob) -> bool:
 
 
 def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs that send, and those that receive, over PCIe just what their NVLinks lack beside those of the others.
+    """The senders and receivers of PCIe traffic that equals what their NVLinks lack compared with the other GPUs.
 
-    The hops of a ring carry the same: the one through host memory leaves a GPU over PCIe whose NVLinks send less, and
-    enters one whose NVLinks receive less. GPUs with both, beside busy NVLinks, may copy to host memory and back.
+    All hops of a ring carry the same. A host-staged hop leaves a GPU over PCIe whose NVLinks send less, and enters one
+    whose NVLinks receive less. A GPU that does both with busy NVLinks may copy to host memory and back.
     """
     usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_WAYS}
     moved = {gpu.bus_id: (_data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
@@ -294,7 +294,7 @@ _NVLINK_WAYS = ("nvlink_sent", "nvlink_received")
 
 
 def _may_be_between(job: RunningJob) -> bool:
-    """True where what leaves a GPU over PCIe may be on its way to another one, beside what NVLinks carry."""
+    """True if PCIe traffic of one GPU may go to another one, in addition to the NVLink traffic."""
     least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_of(gpu)) for gpu in job.gpus}
     out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
@@ -302,10 +302,10 @@ def _may_be_between(job: RunningJob) -> bool:
 
 
 def _by_nics(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
-    """True where NICs carry as much as PCIe does, both ways, and every GPU the same part of it, or about none.
+    """True if NICs carry as much as PCIe, in both directions, and all GPUs carry equal parts of it or about none.
 
-    NCCL hands what leaves a node to the GPUs that are near a NIC (PXN). A hop between two GPUs of the node that went
-    through host memory would be more on these than on the others.
+    NCCL sends data that leaves a node through GPUs near a NIC (PXN). A host-staged hop between two GPUs of the node
+    would put more traffic on these two than on the others.
     """
     if network not in (NetworkUse.RDMA, NetworkUse.ETHERNET) or not all(
         _nvlink_of(gpu) >= BUSY_GB_S for gpu in job.gpus
@@ -330,9 +330,9 @@ def _match(one: float, other: float) -> bool:
 
 
 def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, float | None]:
-    """What carries bytes between processes outside GPUs, and how much all NICs send.
+    """The network between processes in use, and the bandwidth that all NICs send.
 
-    Sockets can be NCCL's where it has communicators in the job.
+    Sockets count as NCCL's only if the job has NCCL communicators.
     """
     rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
     others = [nic for nic in nics if not nic.rdma]
@@ -351,13 +351,13 @@ def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, flo
 
 
 def _is_busy(nic: NicRates) -> bool:
-    """Both ways, as between processes that exchange data; files come one way."""
+    """True for traffic in both directions, as between processes; files are read in one direction."""
     less, more = sorted((nic.sent or 0.0, nic.received or 0.0))
     return more >= BUSY_GB_S and less >= BUSY_GB_S / 5
 
 
 def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
-    """RDMA ports that carry far less or more than the median of their siblings, where there are three or more."""
+    """RDMA ports that carry far less or more than the median of at least three ports."""
     rails = [nic for nic in nics if nic.rdma and nic.active is not False and nic.sent is not None]
     carried = {nic.name: max(nic.sent or 0.0, nic.received or 0.0) for nic in rails}
     usual = sorted(carried.values())[len(carried) // 2] if len(carried) > 2 else 0.0
@@ -371,9 +371,9 @@ def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
 
 
 def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
-    """GPUs that run nothing while all others of a job run something and nothing is sent: they are waited for.
+    """Idle GPUs that all other GPUs of the job wait for: these run kernels, and there is no traffic.
 
-    What runs on a GPU that others use may be theirs.
+    GPUs shared with other jobs are not judged: their kernels may belong to these.
     """
     if job.others or nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
         return ()
@@ -398,7 +398,7 @@ def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie, others: str) -> list[
                 for name, reason in gpu.unknown.items()
                 if name.startswith(names)
             )
-            found.append(next(reasons, f"{names} of {job.devices} is not known"))
+            found.append(next(reasons, f"{names} counters of {job.devices} are unknown"))
     return found
 
 
@@ -408,7 +408,7 @@ def _greater(one: float | None, other: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class WayRule:
-    """One line of the table: words of each signal, none for any of them; the first line that fits counts."""
+    """One line of the decision table: values of each signal, empty for any value; the first line that fits counts."""
 
     nvlinks: tuple[Nvlinks, ...]
     pcie: tuple[Pcie, ...]
@@ -418,7 +418,7 @@ class WayRule:
     meaning: str
 
     def fits(self, seen: Signals) -> bool:
-        """True if every signal is one of the line's words."""
+        """True if every signal has one of the line's values."""
         return (
             (not self.nvlinks or seen.nvlinks in self.nvlinks)
             and (not self.pcie or seen.pcie in self.pcie)
@@ -433,14 +433,14 @@ _NO_SOCKETS = (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET)
 _BOTH_WAYS = (Pcie.ACROSS, Pcie.BOTH)
 
 RULES: tuple[WayRule, ...] = (
-    WayRule((), (Pcie.UNKNOWN,), (), (), Way.NOT_TOLD, "what PCIe carries is not known"),
+    WayRule((), (Pcie.UNKNOWN,), (), (), Way.NOT_TOLD, "PCIe traffic is unknown"),
     WayRule(
         (Nvlinks.QUIET, Nvlinks.NONE),
         _BOTH_WAYS,
         (NetworkUse.SOCKETS,),
         (Members.EXCHANGE, Members.ONE),
         Way.SOCKETS,
-        "bytes of GPUs leave by the loopback, or by Ethernet beside RDMA ports that are up and carry none",
+        "GPU data leaves over the loopback, or over Ethernet while RDMA ports are up and idle",
     ),
     WayRule(
         (Nvlinks.QUIET,),
@@ -448,7 +448,7 @@ RULES: tuple[WayRule, ...] = (
         _NO_SOCKETS,
         _EXCHANGE,
         Way.STAGED,
-        "as much leaves some GPUs as enters others, over PCIe, and NVLinks that join them carry about nothing",
+        "some GPUs send over PCIe what others receive, while the NVLinks between them are idle",
     ),
     WayRule(
         (Nvlinks.PARTLY,),
@@ -456,7 +456,7 @@ RULES: tuple[WayRule, ...] = (
         _NO_SOCKETS,
         _EXCHANGE,
         Way.STAGED,
-        "NVLinks of some GPUs carry less than those of their peers, and PCIe carries the rest",
+        "the NVLinks of some GPUs carry less than those of their peers; PCIe carries the rest",
     ),
     WayRule(
         (Nvlinks.QUIET, Nvlinks.PARTLY),
@@ -464,7 +464,7 @@ RULES: tuple[WayRule, ...] = (
         (),
         (Members.UNKNOWN,),
         Way.UNKNOWN,
-        "this is what staged jobs show; whether one job alone sends it is not known",
+        "host-staged jobs look like this, but the traffic may come from several jobs",
     ),
     WayRule(
         (Nvlinks.NONE,),
@@ -472,16 +472,16 @@ RULES: tuple[WayRule, ...] = (
         _NO_SOCKETS,
         _EXCHANGE,
         Way.NOT_TOLD,
-        "PCIe is both the direct way and that through host memory between GPUs that no NVLinks join",
+        "without NVLinks, PCIe carries both direct and host-staged traffic",
     ),
-    WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.NOT_TOLD, "what NVLinks carry is not known"),
+    WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.NOT_TOLD, "NVLink traffic is unknown"),
     WayRule(
         (Nvlinks.BUSY,),
         _CALM,
         (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET, NetworkUse.UNKNOWN),
         (),
         Way.DIRECT,
-        "NVLinks carry it",
+        "NVLinks carry the traffic",
     ),
     WayRule(
         (Nvlinks.BUSY,),
@@ -489,7 +489,7 @@ RULES: tuple[WayRule, ...] = (
         (NetworkUse.QUIET,),
         (),
         Way.DIRECT,
-        "NVLinks carry it; what PCIe carries beside is not from GPU to GPU",
+        "NVLinks carry the traffic; the PCIe traffic is not between GPUs",
     ),
     WayRule(
         (Nvlinks.BUSY,),
@@ -497,7 +497,7 @@ RULES: tuple[WayRule, ...] = (
         (NetworkUse.RDMA, NetworkUse.ETHERNET),
         (),
         Way.DIRECT,
-        "NVLinks carry it inside the node, and NICs the rest: whether by way of host memory, counters do not tell",
+        "NVLinks carry the traffic inside the node, NICs the rest; counters do not show whether through host memory",
     ),
     WayRule(
         (Nvlinks.BUSY,),
@@ -505,7 +505,7 @@ RULES: tuple[WayRule, ...] = (
         (NetworkUse.RDMA, NetworkUse.ETHERNET),
         (),
         Way.UNKNOWN,
-        "NVLinks carry a part, and another leaves the node: whether by host memory is not known",
+        "NVLinks carry a part, and a part leaves the node; counters do not show whether through host memory",
     ),
     WayRule(
         (Nvlinks.BUSY, Nvlinks.PARTLY),
@@ -513,16 +513,16 @@ RULES: tuple[WayRule, ...] = (
         (),
         (),
         Way.UNKNOWN,
-        "NVLinks carry a part, and PCIe or sockets may carry another",
+        "NVLinks carry a part; PCIe or sockets may carry the rest",
     ),
-    WayRule((Nvlinks.LITTLE,), _BOTH_WAYS, (), (), Way.UNKNOWN, "NVLinks carry little, and PCIe may carry the rest"),
+    WayRule((Nvlinks.LITTLE,), _BOTH_WAYS, (), (), Way.UNKNOWN, "NVLinks carry little; PCIe may carry the rest"),
     WayRule(
         (),
         _BOTH_WAYS,
         (NetworkUse.RDMA,),
         (),
         Way.NOT_TOLD,
-        "RDMA carries it; whether by way of host memory, counters do not tell",
+        "RDMA carries the traffic; counters do not show whether through host memory",
     ),
     WayRule(
         (),
@@ -530,41 +530,46 @@ RULES: tuple[WayRule, ...] = (
         (NetworkUse.ETHERNET,),
         (),
         Way.NOT_TOLD,
-        "Ethernet carries bytes both ways, and no RDMA port is up",
+        "Ethernet carries traffic in both directions, and no RDMA port is up",
     ),
     WayRule(
-        (), _BOTH_WAYS, (), _NOT, Way.HOST_COPIES, "to host memory and from it, by GPUs that send each other nothing"
+        (),
+        _BOTH_WAYS,
+        (),
+        _NOT,
+        Way.HOST_COPIES,
+        "copies to and from host memory, by GPUs without traffic between them",
     ),
-    WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "both ways, and nothing tells whether from GPU to GPU"),
-    WayRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data into GPUs alone"),
-    WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data out of GPUs alone"),
-    WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.NOT_TOLD, "what NVLinks carry is not known"),
-    WayRule((), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry bytes that do not come from these GPUs"),
-    WayRule((Nvlinks.LITTLE,), (Pcie.QUIET,), (), (), Way.IDLE, "NVLinks carry too little to judge by"),
-    WayRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little to judge by"),
-    WayRule((), (Pcie.QUIET,), (), (), Way.IDLE, "nothing is sent"),
+    WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "PCIe traffic in both directions, perhaps between GPUs"),
+    WayRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data only into GPUs"),
+    WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data only out of GPUs"),
+    WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.NOT_TOLD, "NVLink traffic is unknown"),
+    WayRule((), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry traffic that does not come from these GPUs"),
+    WayRule((Nvlinks.LITTLE,), (Pcie.QUIET,), (), (), Way.IDLE, "too little NVLink traffic to judge"),
+    WayRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little traffic to judge"),
+    WayRule((), (Pcie.QUIET,), (), (), Way.IDLE, "no traffic"),
 )
 
 
 def decide(seen: Signals) -> tuple[Way, str]:
-    """The way that the bytes of a job take, and what it means, in words.
+    """The path of a job's traffic, and its meaning in words.
 
-    Rails that differ are worth more than that the rest is direct, and so is a GPU that its peers wait for than nothing.
+    Unequal rails are reported before a direct path, and an idle GPU that others wait for before no traffic.
     """
     rule = _rule(seen)
     may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
     if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:
-        return Way.UNBALANCED, "a rail carries over 30 % less or more than its siblings"
+        return Way.UNBALANCED, "a rail carries at least 30 % less or more than its siblings"
     if rule.way in (Way.IDLE, Way.UNKNOWN) and seen.idle_gpus and seen.members is Members.EXCHANGE:
-        return Way.WAITING, "GPUs that run nothing, while all others of the job run something and nothing is sent"
+        return Way.WAITING, "some GPUs are idle while all others of the job run kernels without traffic"
     if rule.way is Way.STAGED and seen.staged_hop:
-        return rule.way, f"PCIe carries {seen.staged_hop}, as much as NVLinks carry between the other GPUs"
+        return rule.way, f"PCIe carries {seen.staged_hop}, at the rate of the NVLinks between the other GPUs"
     return rule.way, rule.meaning
 
 
 @cache
 def _none() -> WayRule:
-    return WayRule((), (), (), (), Way.UNKNOWN, "nothing here tells")
+    return WayRule((), (), (), (), Way.UNKNOWN, "the counters do not show it")
 
 
 def _rule(seen: Signals) -> WayRule:

@@ -124,7 +124,7 @@ def test_gpus_of_jobs_that_are_alone_are_never_staged() -> None:
 def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
     assert ways(job(STAGED, STAGED), by_pcie) == [Way.NOT_TOLD]
     (found,) = observe(job(STAGED, STAGED), by_pcie)
-    assert "PCIe is both the direct way and that through host memory" in found.meaning
+    assert "PCIe carries both direct and host-staged traffic" in found.meaning
     assert ways(job(STAGED, STAGED), unknown) == [Way.NOT_TOLD]
 
 
@@ -242,7 +242,7 @@ def test_what_leaves_by_rdma_is_not_staged_between_gpus_of_a_node() -> None:
     nics = [nic(f"mlx5_{n}", 32.0) for n in (0, 1)]
     (found,) = observe(job(STAGED, STAGED, nics=nics), by_nvlink)
     assert found.way is Way.NOT_TOLD
-    assert "RDMA carries it" in found.meaning
+    assert "RDMA carries the traffic" in found.meaning
     assert ways(job(NVLINK, NVLINK, nics=nics)) == [Way.DIRECT]
 
 
