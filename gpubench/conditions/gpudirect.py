@@ -1,4 +1,4 @@
-"""RDMA that goes through host memory because it does not reach the GPUs' memory."""
+"""RDMA through host memory, because the NICs cannot reach the GPUs' memory."""
 
 from collections.abc import Callable, Iterator
 
@@ -32,14 +32,14 @@ _COHERENT = ("GH200", "GB200", "GB300")
 
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
-    """Nodes with GPUs and RDMA NICs, with what is known of GPUDirect RDMA through each NIC."""
+    """Nodes with GPUs and RDMA NICs, and whether GPUDirect RDMA is possible through each NIC."""
     for number, node in run.nodes.items():
         if node.gpus and rdma_nics(node):
             yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
 
 
 def _is_low(value: str) -> bool:
-    """True of a level below the default: where bytes go through host memory, it may be why."""
+    """True for a level below the default, which may cause traffic through host memory."""
     limit = level(value)
     return limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
 
@@ -49,8 +49,8 @@ def _is_off(value: str) -> bool:
 
 
 def _set(name: str, wrong: Callable[[str], bool], *, without_module: bool = False) -> Look:
-    """For a variable with a value that keeps RDMA off GPUs' memory; where only dma-buf is kept off, of nodes without
-    the kernel module that does what it would.
+    """Finds a variable whose value keeps RDMA off GPU memory; with `without_module` only on nodes without the kernel
+    module, where dma-buf is the only other way.
     """
 
     def look(run: Circumstances) -> Found:
@@ -75,7 +75,7 @@ def _not_registered(run: Circumstances) -> Found:
     for number, node, _ in _nodes(run):
         facts = node.snapshot.gpudirect
         if facts.peermem and facts.peermem_registered is False and not facts.dma_buf:
-            seen = "nvidia-peermem is loaded and has not registered with the RDMA core"
+            seen = "nvidia-peermem is loaded but not registered with the RDMA core"
             yield of_node(run, number, seen, Confidence.LIKELY)
 
 
@@ -103,7 +103,7 @@ def _no_c2c(run: Circumstances) -> Found:
 
 
 def _too_far(run: Circumstances) -> Found:
-    """GPUs whose nearest RDMA NIC is beyond what NCCL takes, of nodes that have to do with others."""
+    """GPUs whose nearest RDMA NIC is beyond NCCL's default level, in jobs on several nodes."""
     levels = run.values(_LEVEL)
     over_c2c = "0" not in run.values(_C2C)
     ends = {gpu for pair in run.across for gpu in pair}
@@ -122,7 +122,7 @@ def _one_side(run: Circumstances) -> Found:
     able = {number: any(possible for possible, _ in answers.values()) for number, _, answers in _nodes(run)}
     for number, possible in able.items() if len(set(able.values())) > 1 else ():
         if not possible:
-            seen = "GPUDirect RDMA is possible on other nodes, and not known to be here"
+            seen = "GPUDirect RDMA is possible on other nodes, but not known to be possible here"
             yield of_node(run, number, seen, Confidence.LIKELY)
 
 
@@ -137,7 +137,7 @@ def _any_refusal(run: Circumstances) -> Found:
 
 
 def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], LoggedReason | None]:
-    """For a variable with a value that keeps RDMA off GPUs' memory."""
+    """Finds a variable in the log whose value keeps RDMA off GPU memory."""
 
     def find(staged: Staged) -> LoggedReason | None:
         return in_log((name, each) for each in staged.settings(name) if wrong(each)) if by_rdma(staged) else None
@@ -154,15 +154,16 @@ def _log_far(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
-        "give the rank a NIC behind the same PCIe switch; NCCL_NET_GDR_LEVEL=SYS tries it over any path: gpubench "
-        "allreduce with it and without says what it is worth",
+        "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. It uses GPUDirect RDMA over any path: compare with a run "
+        "without it; "
+        "better, use a NIC behind the GPU's PCIe switch",
         is_proven=False,
     )
 
 
 _GB10 = "GB10"
 _GB10_BUS_ID = "000f:01:00.0"
-"""Of the GPU in NVIDIA's GB10 chips (DGX Spark and its siblings), of which a machine has one."""
+"""The bus id of the only GPU in machines with NVIDIA's GB10 chip (DGX Spark and its siblings)."""
 
 
 def _log_gb10(staged: Staged) -> LoggedReason | None:
@@ -188,9 +189,9 @@ def _gb10(run: Circumstances) -> Found:
 
 _log_refused = remark_in_log(
     RemarkKind.GDR_DISABLED,
-    "modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
+    "modprobe nvidia-peermem. Or use the driver's open kernel modules; `gpubench topo` shows what is missing",
     by_rdma,
-    "NCCL says: {.text}",
+    "NCCL's log: {.text}",
 )
 
 
@@ -198,7 +199,7 @@ _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
 _COMPARE = "ib_write_bw with and without --use_cuda; /GDRDMA in NCCL's log"
 _MODULES = "cat /sys/module/nvidia_peermem/version; cat /proc/driver/nvidia/version"
-_UNSET = "gpubench allreduce over two nodes, and the same with it unset"
+_UNSET = "gpubench allreduce over two nodes, with and without this variable"
 _REFUSED, _ONE_SIDE = "gpudirect-refused", "gpudirect-one-side"
 
 GPUDIRECT = Family.of(
@@ -226,8 +227,8 @@ GPUDIRECT = Family.of(
     ),
     Condition(
         id="nccl-gdr-c2c-disabled",
-        title="NCCL_NET_GDR_C2C=0: a Grace node's GPUs reach the NICs of their CPU through host memory",
-        detection="the variable, of ranks on nodes of GH200, GB200 or GB300 with RDMA NICs",
+        title="NCCL_NET_GDR_C2C=0: GPUs of a Grace node reach the NICs of their CPU through host memory",
+        detection="the variable of ranks on GH200, GB200 or GB300 nodes with RDMA NICs",
         settles=_UNSET,
         cure="unset NCCL_NET_GDR_C2C",
         link=_ENV,
@@ -237,7 +238,7 @@ GPUDIRECT = Family.of(
     Condition(
         id="nccl-dmabuf-disabled",
         title="NCCL_DMABUF_ENABLE=0 without nvidia-peermem: GPU Direct RDMA Disabled",
-        detection="the variable of every rank, on nodes where no nvidia-peermem is loaded; or in NCCL's log",
+        detection="the variable of every rank, on nodes without nvidia-peermem loaded; or in NCCL's log",
         settles=_MODULES,
         cure="unset NCCL_DMABUF_ENABLE",
         link=_ENV,
@@ -246,7 +247,7 @@ GPUDIRECT = Family.of(
     ),
     Condition(
         id="gpudirect-module-missing",
-        title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and no dma-buf",
+        title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and dma-buf is not available",
         seen_as=("GPU Direct RDMA Disabled for HCA",),
         detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
         check="gpudirect",
@@ -254,18 +255,21 @@ GPUDIRECT = Family.of(
         likely="the module was not loaded after the network driver, or the closed kernel module is in use",
         aliases=("gpudirect-rdma-unavailable",),
         settles=_MODULES,
-        cure="modprobe nvidia-peermem after the network's driver, or the driver's open kernel modules, for dma-buf",
+        cure="modprobe nvidia-peermem. Load it after the network driver, or use the driver's open kernel "
+        "modules, which "
+        "support dma-buf",
         link=_PEERMEM,
         look=_no_module,
         implies=(_ONE_SIDE, _REFUSED),
     ),
     Condition(
         id="peermem-not-registered",
-        title="nvidia-peermem is loaded and does nothing: built without the RDMA core's symbols (MLNX_OFED)",
+        title="nvidia-peermem is loaded but has no effect: built without the RDMA core's symbols (MLNX_OFED)",
         seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
-        detection="nvidia-peermem is loaded, and ib_core does not list it as user",
+        detection="nvidia-peermem is loaded, but ib_core does not list it as a user",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
-        cure="install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or the open modules",
+        cure="lsmod | grep peermem. Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or "
+        "use the open kernel modules",
         link="https://github.com/NVIDIA/nccl/issues/1939",
         look=_not_registered,
     ),
@@ -274,7 +278,7 @@ GPUDIRECT = Family.of(
         title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
         detection="/proc/driver/nvidia/params, on nodes with RDMA NICs",
         settles=_COMPARE,
-        cure="take GrdmaPciTopoCheckOverride out of /etc/modprobe.d, reload the driver",
+        cure="grep GrdmaPciTopoCheckOverride /etc/modprobe.d/*. Remove the setting from the file and reload the driver",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_override,
         implies=(_ONE_SIDE,),
@@ -294,10 +298,10 @@ GPUDIRECT = Family.of(
     Condition(
         id="gpudirect-too-far",
         title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
-        detection="path class from a GPU to its nearest RDMA NIC beyond PXB; `distance` in NCCL's log",
+        detection="a path class beyond PXB from a GPU to its nearest RDMA NIC; `distance` in NCCL's log",
         settles="gpubench topo: the matrix of GPUs and NICs",
-        cure="nothing to repair: give the rank a NIC below the same switch. Whether to override it, an A/B run "
-        "says: gpubench allreduce, then NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
+        cure="NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. There is nothing to repair; keep this setting if the run is "
+        "faster than without it, or use a NIC below the GPU's switch",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_too_far,
         in_log=_log_far,
@@ -306,9 +310,9 @@ GPUDIRECT = Family.of(
     Condition(
         id=_ONE_SIDE,
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
-        detection="GPUDirect RDMA is possible on some nodes of the job and not on others",
-        settles="`/GDRDMA` on one end of a connection and not on the other in NCCL's log",
-        cure="make the named node like the others: modprobe nvidia-peermem",
+        detection="GPUDirect RDMA is possible on some nodes of the job but not on others",
+        settles="NCCL's log: `/GDRDMA` on only one end of a connection",
+        cure="modprobe nvidia-peermem. Run it on the reported node, so that it is like the others",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_one_side,
         implies=(_REFUSED,),
@@ -316,9 +320,9 @@ GPUDIRECT = Family.of(
     Condition(
         id=_REFUSED,
         title="RDMA without GPUDirect: NET/IB without /GDRDMA",
-        detection="`GPU Direct RDMA Disabled for HCA` in NCCL's log; nodes of which one allows none",
+        detection="`GPU Direct RDMA Disabled for HCA` in NCCL's log; or one of two nodes does not support it",
         settles=_COMPARE,
-        cure="modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
+        cure="modprobe nvidia-peermem. Or use the driver's open kernel modules; `gpubench topo` shows what is missing",
         link="https://github.com/NVIDIA/nccl/issues/1510",
         look=_any_refusal,
         in_log=_log_refused,

@@ -1,4 +1,4 @@
-"""NVLinks between nodes (MNNVL) that are there and not used."""
+"""NVLinks between nodes (MNNVL) that exist but are not used."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ from gpubench.model.terms.verdict import Verdict
 
 _IMEX = "nvidia-imex"
 _OF_RACKS = ("GB200", "GB300")
-"""GPUs of NVL72 racks; those of a GB200 NVL4 board have NVLinks to each other, and none to NVSwitches."""
+"""GPUs of NVL72 racks; GPUs of a GB200 NVL4 board have NVLinks to each other, but none to NVSwitches."""
 
 _UNUSED = "mnnvl-unused"
 
@@ -110,7 +110,7 @@ def _clique_small(run: Circumstances) -> Found:
                 subject=joined(names),
                 names=names,
                 seen=f"{counted(len(nodes), 'node')} in clique {clique} of cluster {uuid}",
-                expected=f"{usual} nodes, as the other domains of this job have",
+                expected=f"{usual} nodes, like the other domains of this job",
                 confidence=Confidence.LIKELY,
                 gpus=frozenset(gpu for number in nodes for gpu in run.gpus_of(number)),
                 severity=Verdict.WARN,
@@ -220,9 +220,9 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
 
 _log_mnnvl = remark_in_log(
     RemarkKind.MNNVL_BROKEN,
-    "look at the IMEX service of every node: nvidia-imex-ctl -N",
+    "nvidia-imex-ctl -N. It shows the IMEX service of every node",
     lambda staged: not staged.inside,
-    "NCCL says: {.text}",
+    "NCCL's log: {.text}",
 )
 
 
@@ -238,7 +238,7 @@ MNNVL = Family.of(
         detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
         "in NCCL's log",
         settles="nvidia-imex-ctl -N",
-        cure="systemctl enable --now nvidia-imex on every node, with all of them in nodes_config.cfg",
+        cure="systemctl enable --now nvidia-imex. Run it on every node, with all nodes in nodes_config.cfg",
         link=_AZURE,
         look=_imex_service,
         in_log=_log_mnnvl,
@@ -250,7 +250,7 @@ MNNVL = Family.of(
         title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
         detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
         settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
-        cure="nvidia-modprobe -c 0 -s, and give the container /dev/nvidia-caps-imex-channels/channel0",
+        cure="nvidia-modprobe -c 0 -s. Then give the container /dev/nvidia-caps-imex-channels/channel0",
         link="https://github.com/NVIDIA/nvbandwidth/issues/39",
         look=_imex_channel,
         implies=(_UNUSED,),
@@ -260,7 +260,8 @@ MNNVL = Family.of(
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
         detection="cluster uuid and clique of every GPU's fabric, over all nodes",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure="put the nodes into one partition (nvlsm, or the provider's), or run the job inside one clique",
+        cure="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'. Put the nodes into one partition (nvlsm, or the "
+        "provider's tool), or run the job inside one clique",
         link=_AZURE,
         look=_cliques,
         implies=(_UNUSED,),
@@ -268,8 +269,8 @@ MNNVL = Family.of(
     Condition(
         id="nccl-mnnvl-disabled",
         title="NCCL_MNNVL_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-        detection="the variable, of ranks on nodes of one NVLink cluster",
-        settles="run with it unset: P2P/MNNVL in NCCL's log",
+        detection="the variable of ranks on nodes of one NVLink cluster",
+        settles="a run with it unset: P2P/MNNVL in NCCL's log",
         cure="unset NCCL_MNNVL_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_MNNVL_ENABLE"),
@@ -278,8 +279,8 @@ MNNVL = Family.of(
     Condition(
         id="nccl-cumem-disabled",
         title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-        detection="the variable, of ranks on nodes of one NVLink cluster",
-        settles="run with it unset: P2P/MNNVL in NCCL's log",
+        detection="the variable of ranks on nodes of one NVLink cluster",
+        settles="a run with it unset: P2P/MNNVL in NCCL's log",
         cure="unset NCCL_CUMEM_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_CUMEM_ENABLE"),
@@ -290,18 +291,20 @@ MNNVL = Family.of(
         title="An NVLink domain of the job has fewer nodes than the others",
         detection="nodes by cluster uuid and clique, of domains in different clusters",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure="take equally many nodes of every rack, or look why nodes of this one are in no clique of it",
+        cure="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'. Use the same number of nodes of every rack, or "
+        "find out why nodes of this rack are in none of its cliques",
         link=_AZURE,
         look=_clique_small,
         check="fabric",
-        expected="equally many nodes of every domain",
+        expected="the same number of nodes of every domain",
     ),
     Condition(
         id="mnnvl-no-domain",
         title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
-        detection="several nodes of GB200 or GB300 with NVLinks to NVSwitches, and cluster UUID 0 in NVML's fabric",
+        detection="several GB200 or GB300 nodes with NVLinks to NVSwitches but cluster UUID 0 in NVML's fabric info",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure="start NMX-C or the fabric manager of the rack's NVLink switches, then nvidia-smi -q | grep ClusterUUID",
+        cure="nvidia-smi -q | grep ClusterUUID. Start NMX-C or the fabric manager of the rack's NVLink switches, "
+        "then run it again",
         link=_AZURE,
         look=_no_domain,
         check="fabric",
@@ -309,17 +312,18 @@ MNNVL = Family.of(
     ),
     Condition(
         id=_UNUSED,
-        title="NVLinks join these nodes, and NCCL uses the network between them (MNNVL 0)",
+        title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
         detection="transport NET, or a large collective no faster than the NICs, between nodes of one NVLink domain",
         settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
-        cure="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the container; env | grep -E "
-        "'NCCL_(MNNVL|CUMEM)_ENABLE'",
+        cure="nvidia-imex-ctl -N. Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and "
+        "NCCL_CUMEM_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_unused,
         in_job=_unused_in_log,
         check="collective_bandwidth",
         expected="P2P/MNNVL between nodes of one NVLink domain",
-        likely="IMEX does not run on a node, a container lacks /dev/nvidia-caps-imex-channels, or a setting forbids it",
+        likely="IMEX is not running on a node, a container lacks /dev/nvidia-caps-imex-channels, or a setting "
+        "forbids it",
         general=True,
     ),
 )

@@ -68,8 +68,8 @@ def _tried(support: MpiSupport) -> Found:
         subject=support.library,
         seen=f"{support.why_not(first)}{more}{taken}",
         severity=Verdict.WARN if support.works(support.asked) else Verdict.FAIL,
-        expected="GPU buffers sent and received like those of the host",
-        likely=f"MPI, or the UCX below it, was built without CUDA: its own words are {_words(support)}",
+        expected="GPU buffers sent and received like host buffers",
+        likely=f"MPI, or the UCX it uses, was built without CUDA; the library reports: {_words(support)}",
     )
 
 
@@ -88,13 +88,15 @@ def _ucx_tls(run: Circumstances) -> Found:
         names = [each.strip() for each in listed.split(",") if each.strip()]
         allowed = listed.startswith("^") or any(each == "all" or each.startswith("cuda") for each in names)
         if names and not allowed:
-            yield of_ranks(run, [facts], f"{_UCX_TLS}={listed} has no cuda_copy and no cuda_ipc", Confidence.LIKELY)
+            yield of_ranks(
+                run, [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY
+            )
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
             yield of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
 def _ucx_cuda(facts: RankFacts) -> str:
-    return "beside the loaded UCX lies no libuct_cuda.so" if facts.ucx_cuda is False else ""
+    return "the loaded UCX has no libuct_cuda.so" if facts.ucx_cuda is False else ""
 
 
 def _not_enabled(run: Circumstances) -> Found:
@@ -105,7 +107,7 @@ def _not_enabled(run: Circumstances) -> Found:
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
         if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):
-            seen = f"{joined(set_up)} set, {_LLAMA_SWITCH} not, and the GPUs could have peer access"
+            seen = f"{joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
             yield of_ranks(run, [facts], seen, Confidence.WEAK)
 
 
@@ -120,11 +122,13 @@ NOT_CUDA_AWARE = Condition(
     id="mpi-not-cuda-aware",
     title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
     seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
-    detection="`--backend mpi`: every operation on GPU memory in a job of its own, at 1K and 1M, with checked data; "
+    detection="`--backend mpi`: every operation on GPU memory in a separate job, at 1K and 1M, with verified data; "
     "elsewhere MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
     settles="gpubench allreduce --backend mpi; "
     "ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
-    cure="an MPI built with CUDA, for programs that hand it GPU memory; NCCL needs none",
+    cure="ompi_info --parsable --all | grep mpi_built_with_cuda_support. Use an MPI built with CUDA for programs "
+    "that pass "
+    "it GPU memory; NCCL does not need one",
     link=_OPEN_MPI,
     look=_not_aware,
 )
@@ -134,42 +138,43 @@ MPI = Family.of(
     "MPI, UCX and other programs",
     Condition(
         id="mpi-cuda-off",
-        title="MPI's GPU support is built and switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
-        detection="the variables of every rank; what the loaded library says it was built with and does now",
+        title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
+        detection="the variables of every rank; the build options and state that the loaded library reports",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        cure="export OMPI_MCA_opal_cuda_support=true (conda), MPICH_GPU_SUPPORT_ENABLED=1 (Cray), MV2_USE_CUDA=1",
+        cure="export OMPI_MCA_opal_cuda_support=true. This is for Open MPI (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
+        "MVAPICH: MV2_USE_CUDA=1",
         link=_OPEN_MPI,
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
     ),
     Condition(
         id="ucx-tls",
-        title="UCX_TLS leaves out cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
+        title="UCX_TLS does not include cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
         detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure="unset UCX_TLS, or add cuda_copy,cuda_ipc; unset UCX_IB_GPU_DIRECT_RDMA",
+        cure="unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA. Or add cuda_copy,cuda_ipc to UCX_TLS",
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),
     Condition(
         id="ucx-without-cuda",
         title="UCX was built without CUDA (ucx_info -d shows no cuda)",
-        detection="libuct_cuda.so beside the UCX that a rank has loaded",
+        detection="libuct_cuda.so next to the UCX library that a rank has loaded",
         settles="ucx_info -v; ucx_info -d | grep cuda",
-        cure="install UCX built --with-cuda, or the package ucx-cuda",
+        cure="ucx_info -d | grep cuda. Install UCX built --with-cuda, or the package ucx-cuda",
         link="https://github.com/openucx/ucx/issues/3156",
         look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
     ),
     NOT_CUDA_AWARE,
     Condition(
         id="peer-access-not-enabled",
-        title="Peer access is possible and the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
+        title="Peer access is possible but the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
         "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
         detection="llama.cpp's variables (GGML_CUDA_...) without GGML_CUDA_P2P, where peer access is possible. "
-        "What other programs enable, nobody but themselves can see",
-        settles="gpubench p2p: bandwidth with peer access on over that with it off is what there is to gain; "
+        "For other programs it cannot be seen from outside",
+        settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
         "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
-        cure="GGML_CUDA_P2P=1 for llama.cpp; cudaDeviceEnablePeerAccess in a program of your own",
+        cure="export GGML_CUDA_P2P=1. This is for llama.cpp; in your own program call cudaDeviceEnablePeerAccess",
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),

@@ -1,4 +1,4 @@
-"""Variables, of the environment or of NCCL's files, and plugins that make NCCL slower over a path that stays direct."""
+"""Variables (environment or NCCL's files) and plugins that slow NCCL down on a direct path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -10,10 +10,10 @@ from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.evidence import Confidence
 
 Weighed = Callable[[int], Confidence | None]
-"""How sure it is that a value slows NCCL down; None where it does not."""
+"""The confidence that a value slows NCCL down; None if it does not."""
 
 _OWN_CHANNELS = 16
-"""The channels that NCCL takes by itself where GPUs have many NVLinks: 16 to 24 on HGX A100, H100 and H200."""
+"""Channels that NCCL chooses for GPUs with many NVLinks: 16 to 24 on HGX A100, H100 and H200."""
 
 _OWN_CHANNELS_OVER_PCIE = 2
 _CHANNELS_PER_LINK = 2
@@ -22,13 +22,13 @@ _MOST = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 _LEAST = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
 _MOST_OF_POINT_TO_POINT = "NCCL_MAX_P2P_NCHANNELS"
 _OF_A_PEER = {"NCCL_NCHANNELS_PER_PEER": 2, "NCCL_NCHANNELS_PER_NET_PEER": 2}
-"""Channels for one peer of sends and receives, with the fewest that NCCL takes by itself."""
+"""Channels for one peer of sends and receives, with the fewest that NCCL chooses."""
 
 _OWN_BYTES = {"NCCL_BUFFSIZE": 4 * 2**20, "NCCL_LL128_BUFFSIZE": 4800 * 2**10, "NCCL_LL_BUFFSIZE": 512 * 2**10}
-"""NCCL's own sizes of the buffers of its protocols Simple, LL128 and LL (computeBuffSizes in src/init.cc)."""
+"""NCCL's default buffer sizes of the protocols Simple, LL128 and LL (computeBuffSizes in src/init.cc)."""
 
 _SURELY_SLOW_SHARE = 1 / 4
-"""Of NCCL's own buffer: below it a channel waits for its peer at every step."""
+"""Share of NCCL's default buffer below which a channel waits for its peer at every step."""
 
 _OWN_THREADS, _OWN_LL128_THREADS = 512, 640
 _OWN_THREADS_OVER_PCIE = 256
@@ -41,7 +41,7 @@ _PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 
 
 def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
-    """One sighting of all variables that slow NCCL down, as sure as the surest of them."""
+    """One sighting for all variables that slow NCCL down, with the highest confidence of them."""
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     for name, weigh in weighed.items():
@@ -63,15 +63,15 @@ def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
 
 
 def _own_channels(run: Circumstances) -> int:
-    """The fewest channels that NCCL takes by itself on such GPUs: by their NVLinks, many where nobody knows them."""
+    """The fewest channels that NCCL chooses for these GPUs, by their NVLinks; many if the links are unknown."""
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
     return min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
 
 
 def _few_channels(run: Circumstances) -> Found:
-    """Fewer than NCCL's own. NCCL takes the larger where a least number is above the most, and 1 for what is below 1;
-    of NCCL_MAX_CTAS it ignores what is below 1.
+    """Fewer channels than NCCL chooses. If a minimum is above the maximum, NCCL takes the minimum; it takes 1 for values
+    below 1, except for NCCL_MAX_CTAS, where it ignores them.
     """
     own = _own_channels(run)
     least = max((count for name in _LEAST for value in run.values(name) if (count := nccl_number(value))), default=0)
@@ -104,7 +104,7 @@ def _small_buffers(run: Circumstances) -> Found:
 
 
 def _few_threads(run: Circumstances) -> Found:
-    """Fewer than NCCL's own: it takes those where a value is no multiple of 32."""
+    """Fewer threads than NCCL chooses; values that are not multiples of 32 have no effect."""
     over_nvlink = any(link.active for gpu in _gpus(run) for link in gpu.nvlinks or ())
 
     def few(own: int) -> Weighed:
@@ -134,12 +134,12 @@ def _forced(run: Circumstances) -> Found:
 
 
 def _of_algorithms(allowed: Chosen) -> Confidence | None:
-    """Likely without rings, which carry large sizes inside a node; what else is left out may not matter there."""
+    """LIKELY without rings, which carry large sizes inside a node; other algorithms may not matter there."""
     return _without(allowed, frozenset(("ring",)))
 
 
 def _of_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
-    """Likely without trees too, on which small sizes go from node to node."""
+    """LIKELY also without trees, which carry small sizes between nodes."""
     return _without(allowed, frozenset(("ring", "tree")))
 
 
@@ -150,7 +150,7 @@ def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:
 
 
 def _of_protocols(allowed: Chosen) -> Confidence | None:
-    """Proven where LL alone is left for all collectives: half of what it writes are flags."""
+    """PROVEN if only LL is allowed for all collectives: half of its data are flags."""
     if all(names >= _PROTOCOLS for names in allowed.values()):
         return None
     return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY
@@ -175,7 +175,7 @@ def _nvls_off(run: Circumstances) -> Found:
 
 
 def _debug(run: Circumstances) -> Found:
-    """A line of the log for every operation, which a rank formats and writes before it goes on."""
+    """One log line for every operation, which a rank formats and writes before it continues."""
     levels = run.values("NCCL_DEBUG")
     subsystems = run.values("NCCL_DEBUG_SUBSYS")
     blamed: dict[str, Iterable[str]] = {}
@@ -191,11 +191,11 @@ _PLUGINS = {"NCCL_TUNER_PLUGIN": Confidence.LIKELY, "NCCL_TUNER_CONFIG_FILE": Co
 _PROFILER = "NCCL_PROFILER_PLUGIN"
 _NET_PLUGIN = "NCCL_NET_PLUGIN"
 _NO_PLUGIN = ("", "none", "STATIC_PLUGIN")
-_LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is told of every operation"}
+_LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is called for every operation"}
 
 
 def _plugin(run: Circumstances) -> Found:
-    """Plugins that choose algorithms or listen; one for the network where that carries bytes and is no EFA."""
+    """Tuner and profiler plugins; network plugins only on several nodes without EFA."""
     if not run.asked_of_nccl:
         return
     weighed = {**_PLUGINS, _PROFILER: Confidence.LIKELY}
@@ -215,8 +215,8 @@ def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
             having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
             if having:
                 file = _library(having[0].libraries, name)
-                cure = "NCCL_TUNER_PLUGIN=none" if name == "libnccl-tuner" else "NCCL_PROFILER_PLUGIN=none"
-                yield of_ranks(run, having, f"{file} is loaded, which {does}", Confidence.LIKELY, cure=cure)
+                cure = f"export {'NCCL_TUNER_PLUGIN' if name == 'libnccl-tuner' else 'NCCL_PROFILER_PLUGIN'}=none"
+                yield of_ranks(run, having, f"{file} is loaded; it {does}", Confidence.LIKELY, cure=cure)
 
 
 def _library(loaded: Mapping[str, str], name: str) -> str:
@@ -225,7 +225,7 @@ def _library(loaded: Mapping[str, str], name: str) -> str:
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf"
-_UNSET = "unset {}, or take it out of the file that sets it: NCCL's own choice is measured per size"
+_UNSET = "unset {}. If a file sets it, remove it there; NCCL then chooses for each size"
 
 
 def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
@@ -235,8 +235,7 @@ def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condi
         title=title,
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
-        settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
-        "gpubench allreduce",
+        settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
         cure=_UNSET.format(names),
         look=look,
         aliases=("nccl-slow-settings",),
@@ -249,58 +248,57 @@ NCCL_TUNING = Family.of(
     _slow(
         "nccl-few-channels",
         "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",
-        f"below what NCCL takes by itself: {_OWN_CHANNELS} over NVSwitch, {_CHANNELS_PER_LINK} for an NVLink where "
-        f"there are few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
+        f"fewer than NCCL chooses: {_OWN_CHANNELS} over NVSwitch, {_CHANNELS_PER_LINK} for each NVLink if there are "
+        f"few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
         " ".join((*_MOST, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
         _few_channels,
     ),
     _slow(
         "nccl-p2p-memcpy",
-        "NCCL_P2P_USE_CUDA_MEMCPY=1: copy engines instead of kernels carry NCCL's bytes; NCCL_P2P_DIRECT_DISABLE=1",
-        "NCCL_P2P_DIRECT_DISABLE alone is weak: on four H200s it cost nothing",
+        "NCCL_P2P_USE_CUDA_MEMCPY=1: copy engines instead of kernels move NCCL's data; NCCL_P2P_DIRECT_DISABLE=1",
+        "NCCL_P2P_DIRECT_DISABLE alone is weak evidence: on four H200s it had no cost",
         "NCCL_P2P_USE_CUDA_MEMCPY NCCL_P2P_DIRECT_DISABLE",
         _memcpy,
     ),
     _slow(
         "nccl-small-buffers",
         "NCCL's buffers are small: NCCL_BUFFSIZE below 4 MiB, NCCL_LL128_BUFFSIZE, NCCL_LL_BUFFSIZE",
-        "below NCCL's own; proven from a quarter of it down. NCCL reads no units: 4M means 4 bytes",
+        "below NCCL's defaults; proven at a quarter or less. NCCL reads no units: 4M means 4 bytes",
         " ".join(_OWN_BYTES),
         _small_buffers,
     ),
     _slow(
         "nccl-algorithm-forced",
         "NCCL is pinned to an algorithm or protocol: NCCL_ALGO, NCCL_PROTO",
-        "whatever leaves something out of NCCL's choice; LL alone is proven, a ring alone on one node is weak",
+        "any restriction of NCCL's choice; only LL is proven, only rings on one node is weak evidence",
         "NCCL_ALGO NCCL_PROTO",
         _forced,
     ),
     _slow(
         "nccl-few-threads",
         "NCCL's kernels have few threads: NCCL_NTHREADS below 512, NCCL_LL128_NTHREADS below 640",
-        f"multiples of {_WARP} below NCCL's own, which over PCIe is {_OWN_THREADS_OVER_PCIE}",
+        f"multiples of {_WARP} below NCCL's default, which is {_OWN_THREADS_OVER_PCIE} over PCIe",
         "NCCL_NTHREADS NCCL_LL128_NTHREADS",
         _few_threads,
     ),
     _slow(
         "nccl-debug-trace",
         "NCCL logs every operation: NCCL_DEBUG=TRACE, or INFO with NCCL_DEBUG_SUBSYS=COLL, CALL, TUNING or ALL",
-        "levels and subsystems that write a line an operation; small sizes take longer",
+        "levels and subsystems that write a line for each operation; small sizes take longer",
         "NCCL_DEBUG NCCL_DEBUG_SUBSYS",
         _debug,
     ),
     _slow(
         "nccl-plugin",
-        "A plugin chooses NCCL's algorithms, listens to it, or carries its bytes: NCCL_TUNER_PLUGIN, libnccl-tuner.so",
-        "libnccl-tuner and libnccl-profiler in /proc/self/maps; a plugin for the network where there are several nodes "
-        "and no EFA",
+        "A plugin chooses NCCL's algorithms, profiles NCCL, or moves its data: NCCL_TUNER_PLUGIN, libnccl-tuner.so",
+        "libnccl-tuner and libnccl-profiler in /proc/self/maps; a network plugin on several nodes without EFA",
         " ".join((*_PLUGINS, _PROFILER, _NET_PLUGIN)),
         _plugin,
     ),
     _slow(
         "nccl-nvls-off",
         "NCCL_NVLS_ENABLE=0: NVSwitches do not reduce (NVLink SHARP)",
-        "counts where the GPUs can do multicast, and is weak: it costs nothing where NCCL would not use it",
+        "only for GPUs with multicast; weak evidence, as it has no cost if NCCL would not use NVLS",
         "NCCL_NVLS_ENABLE",
         _nvls_off,
     ),

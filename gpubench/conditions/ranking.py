@@ -1,4 +1,4 @@
-"""The causes that hold, in the order in which to look at them, each with those that follow from it."""
+"""The causes that hold, in the order to look at them, each with its consequences."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ from gpubench.model.terms.verdict import Verdict, overall
 
 UNKNOWN = Explanation(
     "unknown",
-    "no setting, process, driver, machine or policy explains it",
-    "NCCL_DEBUG=INFO shows what NCCL found; gpubench topo --causes shows what could not be read",
+    "cause not found",
+    "gpubench topo --causes. It shows facts that could not be read; NCCL_DEBUG=INFO makes NCCL log its choices",
 )
-"""What is said where nothing was found: no cause is named without evidence."""
+"""The explanation if no cause was found: no cause is reported without evidence."""
 
 _SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
 
@@ -41,18 +41,18 @@ class Named:
 
     @property
     def confidence(self) -> Confidence:
-        """As sure as its surest sighting."""
+        """The highest confidence of its sightings."""
         return min((each.confidence for each in self.sightings), key=_SUREST_FIRST.index)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Its effects where it was seen, in the order of the catalogue."""
+        """Its effects in these places, in the order of the catalogue."""
         found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
 
     @property
     def gravity(self) -> Verdict:
-        """Its severity: as it was seen, else by its effects on paths."""
+        """The severity of its sightings, else by its effects on paths."""
         if self.cause.by_design:
             return Verdict.SKIP
         said = [each.severity or self.cause.severity for each in self.sightings]
@@ -66,25 +66,25 @@ class Named:
 
     @property
     def subject(self) -> str:
-        """On what."""
+        """Its subjects."""
         return joined([each.subject for each in self.sightings])
 
     @property
     def cure(self) -> str:
-        """The command or setting that ends it."""
+        """The command or setting that removes it."""
         return joined_seen([each.cure for each in self.sightings]) or self.cause.cure
 
     def with_ids(self, command: str) -> str:
-        """A command with the ids of the devices that have it."""
+        """A command filled with the ids of the affected devices."""
         return with_ids(command, [name for each in self.sightings for name in each.names or (each.subject,)])
 
     @property
     def explanation(self) -> Explanation:
-        """In few words."""
+        """The cause in a few words."""
         return Explanation(self.cause.id, self.seen, self.cure, self.cause.by_design)
 
     def touching(self, pairs: Iterable[Pair]) -> "Named | None":
-        """The same of what touches any of these pairs; None where nothing does."""
+        """The cause restricted to sightings that affect any of these pairs; None without one."""
         wanted = tuple(pairs)
         touching = tuple(each for each in self.sightings if any(map(each.touches, wanted)))
         implied = tuple(each for each in (below.touching(wanted) for below in self.implied) if each is not None)
@@ -99,7 +99,7 @@ class Diagnosis:
     unread: Mapping[str, tuple[Unread, ...]]
 
     def explaining(self, paths: Mapping[Pair, PathKind]) -> tuple[Named, ...]:
-        """The causes that can explain the paths of some pairs, the likeliest first.
+        """The causes that can explain the paths of these pairs, most likely first.
 
         A policy, or hardware without a direct path, comes first where it explains all of them, and last where it does
         not. Of others the surest come first, then what is not general, then what explains most pairs.
@@ -130,12 +130,12 @@ class Diagnosis:
         return tuple(named for named, _ in ranked)
 
     def with_ids(self, explanation: Explanation) -> Explanation:
-        """The same, its advice with the ids of all devices that have the cause."""
+        """The explanation, with the ids of all affected devices in its advice."""
         found = (named for named in self.named if named.cause.id == explanation.id)
         return next((replace(explanation, advice=each.with_ids(explanation.advice)) for each in found), explanation)
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
-        """The causes that have one of these effects."""
+        """The causes with one of these effects."""
         return tuple(named for named in self.named if set(effects) & set(named.effects))
 
 

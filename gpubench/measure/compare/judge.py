@@ -453,34 +453,38 @@ def _finding(found: Range) -> Finding:
 _MOST_NAMED = 4
 _ADVICE: Mapping[str, tuple[str, str, str]] = {
     WRONG: (
-        "every element as computed",
-        "data were damaged on the way",
-        "gpubench p2p names the pair",
+        "every element correct",
+        "data corrupted on the way",
+        "gpubench p2p. It shows the faulty pair",
     ),
     ABOVE_LIMIT: (
-        "figures that links can carry",
-        "a link that the driver reports as narrower than it is, a link that was not found, or a wrong time",
-        "gpubench topo on that machine shows the links; then measure again",
+        "bandwidth within the links' limit",
+        "a link reported narrower than it is, a link that was not found, or a wrong time",
+        "gpubench topo. Check the links of that machine, then measure again",
     ),
     STAGED: (
-        "the direct path that was there before",
-        "a setting, a driver, a container or a GPU that refuses peer access",
-        "gpubench topo, and gpubench explain on NCCL's log, say why",
+        "a direct path, as before",
+        "a setting, driver, container or GPU that refuses peer access",
+        "gpubench topo. `gpubench explain` on NCCL's log shows the reason too",
     ),
-    NARROWER: ("the limit of before", "links that are down or slower", "gpubench topo names them"),
-    WORSE: ("the verdict of before", "what the new results say of them", "--format csv has every row with its reason"),
+    NARROWER: ("the same limit as before", "links that are down or slower", "gpubench topo. It shows the links"),
+    WORSE: (
+        "the same verdict as before",
+        "the reasons in the new results",
+        "gpubench compare --format csv. It shows every row with its reason",
+    ),
     SLOWER: (
-        "times as before, within noise",
+        "the same times as before, within noise",
         "one of the changed circumstances, or a fault",
         "measure again and add it: --new AGAIN.json",
     ),
-    LOST: ("a measurement, as before", "the run was cut short, or a device is gone", "the new file's own findings"),
-    PATH: ("the path of before", "NCCL, a setting or the wiring changed", "gpubench topo; gpubench explain"),
-    UNVERIFIED: ("verified data, as before", "checking was switched off", "leave --no-check out"),
-    MISSING: ("every row of the old results", "fewer were asked for, or the run ended early", "measure them too"),
-    UNSURE: ("less noise", "single runs of short operations vary", "more runs a side: --base FILE --new FILE"),
+    LOST: ("a measurement, as before", "the run was cut short, or a device is missing", "gpubench report NEW.json"),
+    PATH: ("the same path as before", "NCCL, a setting or the wiring changed", "gpubench topo"),
+    UNVERIFIED: ("verified data, as before", "verification was switched off", "measure again without --no-check"),
+    MISSING: ("every row of the old results", "fewer rows were requested, or the run ended early", "measure them too"),
+    UNSURE: ("less noise", "single runs of short operations vary", "add more runs: --base FILE --new FILE"),
 }
-"""By finding what was expected, the likely cause, the next command; in the order in which findings are shown."""
+"""By finding: expected, likely cause, next command; in the order in which findings are shown."""
 
 
 def findings_of(
@@ -489,7 +493,7 @@ def findings_of(
     sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
     circumstances: Sequence[CircumstanceRow],
 ) -> list[Finding]:
-    """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
+    """The findings about compared rows, ranges of rows, and the files of both sides."""
     found = [*_of_evidence(*sides), *_of_unseen_paths(*sides), *_of_rows(judged), *ranges, *_of_files(*sides)]
     changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     found += [
@@ -516,13 +520,13 @@ def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
             names = tuple(row.name for row, _ in held)
             texts = list(dict.fromkeys(reason.text for _, reason in held))
             subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
-            seen = texts[0] + (", the first of them" if len(texts) > 1 else "")
+            seen = texts[0] + (" (first row)" if len(texts) > 1 else "")
             severity = overall(reason.verdict for _, reason in held)
             yield Finding(finding, severity, subject, seen, *advice, subjects=names)
 
 
 def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
-    """Paths that were direct by all evidence, and are not any more."""
+    """Findings for paths that were direct by all evidence and no longer are."""
     before = {(row.source, row.destination): row for row in _evidence(base)}
     worse: dict[str, list[str]] = {}
     for row in _evidence(new):
@@ -544,7 +548,7 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
 
 
 def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
-    """Paths that were direct, and of which the new results say nothing: of none at all, or not of pairs that copied."""
+    """Findings for direct paths without new evidence: no path has evidence, or these pairs copied without it."""
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
     copied = {(row.source, row.destination) for file in new for row in file.pairs if row.bandwidth_gb_s is not None}
@@ -554,10 +558,10 @@ def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> I
             id="path-not-seen",
             severity=Verdict.WARN,
             subject=some_of(paths, _MOST_NAMED),
-            seen="direct by all evidence before; nothing shows the path now",
+            seen="direct by all evidence before; no evidence of the path now",
             expected="evidence of the path, as before",
-            cause="a listener that was switched off, or another library than before",
-            next_command="gpubench p2p, or gpubench allreduce, with the options of the old run",
+            cause="evidence that was switched off, or a different library",
+            next_command="gpubench p2p. Use the options of the old run, also for gpubench allreduce",
             subjects=tuple(paths),
         )
 
@@ -577,8 +581,8 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
                 severity=Verdict.WARN,
                 subject=file.name,
                 seen="; ".join(file.remarks) or "the run was cut short",
-                expected="results of a run that ended",
-                cause="a time-out, a crash, a full disk, or a file that was cut off",
+                expected="results of a finished run",
+                cause="a time-out, a crash, a full disk, or a truncated file",
                 next_command="measure again",
             )
     for file in new:
@@ -588,7 +592,7 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
 
 
 def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: Iterable[Finding]) -> Iterator[Finding]:
-    """A new result whose own verdict is FAIL or ERROR, where the old ones' is not and no row or finding says why."""
+    """A finding for a new result with verdict FAIL or ERROR, if the old results passed and no finding says why."""
     before = min((gravity(each.verdict) for each in base if each.verdict), default=gravity(Verdict.PASS))
     worst = min((each for each in new if each.verdict), key=lambda each: gravity(each.verdict or ""), default=None)
     if worst is None or worst.verdict is None or gravity(worst.verdict) > gravity(Verdict.ERROR):
@@ -598,15 +602,15 @@ def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: It
             id=WORSE,
             severity=Verdict(worst.verdict),
             subject=worst.name,
-            seen=f"the verdict of the new result itself is {worst.verdict}",
-            expected="a verdict no worse than that of the old results",
-            cause="its own findings, which are none of the rows that both sides have",
+            seen=f"the new result's own verdict is {worst.verdict}",
+            expected="a verdict at least as good as that of the old results",
+            cause="findings of the new result that the compared rows do not show",
             next_command=f"gpubench report {worst.name}",
         )
 
 
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
-    """The finding that both sides have no row in common, with the columns in which no value is the same."""
+    """The finding that both sides have no common row, with the columns without a common value."""
     differ = []
     for name in RowKey.__dataclass_fields__:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
@@ -616,9 +620,9 @@ def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
         id="nothing-compared",
         severity=Verdict.ERROR,
         subject=f"{len(base)} old and {len(new)} new rows",
-        seen="; ".join(differ) or "no row of one side is one of the other's",
-        expected="at least one row that both sides have",
-        cause="other sizes, types, ranks or collectives were measured" if base and new else "a side has no rows",
+        seen="; ".join(differ) or "the two sides have no row in common",
+        expected="at least one common row",
+        cause="different sizes, types, ranks or collectives" if base and new else "one side has no rows",
         next_command="measure the new side with the options of the old one",
     )
 

@@ -58,12 +58,12 @@ _STATUSES = tuple(FindingStatus)
 
 
 def all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True where every file of both sides has the findings of its run."""
+    """True if every file of both sides has the findings of its run."""
     return all(file.findings is not None for file in (*base, *new))
 
 
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
-    """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
+    """One row for each finding and subject, most severe first; of several runs of a side the most severe counts."""
     before, after = _found(base), _found(new)
     before = {_key_now(key, after): finding for key, finding in before.items()}
     rows = [_row(before.get(key), after.get(key)) for key in {**after, **before}]
@@ -81,7 +81,7 @@ def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
 
 
 def _key_now(key: tuple[str, str], after: _FindingsBySubject) -> tuple[str, str]:
-    """Under what the new results have a finding of old ones: conditions were renamed, and some were split."""
+    """The key of an old finding in the new results: some conditions were renamed or split."""
     now = ((id_, key[1]) for id_ in ids_now(key[0]))
     return key if key in after else next((each for each in now if each in after), key)
 
@@ -115,14 +115,14 @@ def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
 
 
 def _verdict(severity: Verdict) -> Verdict:
-    """The verdict on a finding that was not there before: its own, but SKIP is no change."""
+    """The verdict on a new finding: its severity; a SKIP is not a change."""
     return Verdict.PASS if severity is Verdict.SKIP else severity
 
 
 def health_findings(
     base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]
 ) -> Iterator[Finding]:
-    """Findings that are new or graver, in the words of the new results; devices that are gone; checks left out."""
+    """Findings that are new or more severe, missing devices, and checks no longer made."""
     after = _found(new)
     for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
         worse = [row for row in rows if row.status == status and row.verdict != Verdict.PASS]
@@ -133,7 +133,7 @@ def health_findings(
 
 
 def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
-    """GPUs and NICs of the same hosts that no new result knows: no check finds them, for none knows they were there."""
+    """The finding for GPUs and NICs of the same hosts that are missing from all new results."""
     before, after = ({_place(row): row.subject for file in side for row in file.devices} for side in (base, new))
     hosts = [{host for file in side for host in file.circumstances.hosts} for side in (base, new)]
     gone = [subject for place, subject in before.items() if place not in after]
@@ -142,10 +142,10 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
             id=GONE,
             severity=Verdict.FAIL,
             subject=some_of(gone),
-            seen="was there before, and is not now" if len(gone) == 1 else "were there before, and are not now",
+            seen="missing from the new results",
             expected="every GPU and NIC of the old results",
-            cause="a device fell off the bus (Xid 79), was hidden from this process, or was taken out",
-            next_command="lspci; dmesg | grep Xid; echo $CUDA_VISIBLE_DEVICES",
+            cause="a device fell off the bus (Xid 79), is hidden from this process, or was removed",
+            next_command="dmesg | grep Xid. Check `lspci` and CUDA_VISIBLE_DEVICES too",
             subjects=tuple(gone),
         )
 
@@ -172,10 +172,10 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Ite
             id=NOT_LOOKED_AT,
             severity=Verdict.WARN,
             subject=some_of(lost),
-            seen="looked at before, and not now: what they found may be there still",
+            seen="checked before, but not now; their old findings may still hold",
             expected="every check of the old results",
-            cause="--quick, another launcher, or something that could not be measured any more",
-            next_command="gpubench check with the options of the old run",
+            cause="--quick, another launcher, or a measurement that is no longer possible",
+            next_command="gpubench check. Use the options of the old run",
             subjects=tuple(lost),
         )
 
@@ -466,7 +466,7 @@ def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
         for finding in report.findings:
             subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
             again = (
-                f"the same command again, --output {folder}/"
+                f"run the same command again with --output {folder}/"
                 if "--new " in finding.next_command
                 else finding.next_command
             )
@@ -480,9 +480,9 @@ def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
             severity=Verdict.WARN,
             subject=name,
             seen=reason,
-            expected="a result that is whole, of the same GPUs and options as those before it",
-            cause="the run was killed or still goes on, or was asked for something else",
-            next_command="look at that file; run the command again as before",
+            expected="a complete result with the same GPUs and options as those before it",
+            cause="the run was killed or is still running, or had other options",
+            next_command="run the command again as before, and look at this file",
         )
 
 
@@ -491,12 +491,12 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
         id="nothing-before",
         severity=Verdict.ERROR,
         subject=f"{folder}",
-        seen="no two results of one command, machine and set of options"
+        seen="no two results with the same command, machine and options"
         if chosen.files
         else "no results: the folder is empty",
-        expected="a newest result, and one before it",
-        cause="it is the first run, or runs differ in what was asked for; the section history says of each",
-        next_command="the same command again, with the same --output",
+        expected="a newest result and one before it",
+        cause="this is the first run, or runs have different options; the section history shows each run",
+        next_command="run the same command again, with the same --output",
     )
 
 

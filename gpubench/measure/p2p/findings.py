@@ -40,14 +40,11 @@ def findings_of(
     paths: Mapping[Pair, str] | None = None,
     outruns_host: OutrunsHost = no_pair,
 ) -> tuple[Finding, ...]:
-    """All findings, gravest first; `wrong_with_host` are GPUs between which and host memory wrong data arrived.
+    """All findings, most severe first, except host-staged paths, which are reported with the evidence on all paths.
 
-    `paths` are path classes by pair: what is odd is so among pairs that are wired alike. `outruns_host` is for
-    `staged_pairs`.
-
-    `others` are copies that are in no matrix, by name: with host memory, and of many pairs at once.
-
-    What goes through host memory is said with the evidence on all paths.
+    `wrong_with_host` are GPUs with wrong data in copies from or to host memory. `paths` are path classes by pair: pairs
+    are compared with pairs of the same wiring. `outruns_host` is for `staged_pairs`. `others` are copies outside the
+    matrices, by name: with host memory, and of many pairs at once.
     """
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
@@ -79,10 +76,10 @@ def _wrong(
             severity=Verdict.FAIL,
             **_subjects(subjects),
             seen=f"wrong data arrived: {next(iter(found.values()), subjects[0])}",
-            expected="what the source sent, as the destination reads it",
-            cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access it cannot give, or a damaged "
-            "link or memory: however fast these copies are, they are worthless",
-            next_command="NCCL_P2P_DISABLE=1 until it is repaired; dmesg | grep -i -E 'Xid|IO_PAGE_FAULT'",
+            expected="the destination reads exactly what the source sent",
+            cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access without supporting it, or a "
+            "faulty link or memory",
+            next_command="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT'. Until it is repaired, run with NCCL_P2P_DISABLE=1",
         )
 
 
@@ -103,18 +100,18 @@ def _errors(
             severity=Verdict.ERROR,
             **_subjects(list(subjects)),
             seen=error,
-            expected="a copy that is made",
-            cause="memory in use by others, or peer access that is granted and then fails",
-            next_command="nvidia-smi; gpubench topo shows what the driver says of these GPUs",
+            expected="a copy without errors",
+            cause="GPU memory used by other jobs, or peer access that is granted but fails",
+            next_command="nvidia-smi. `gpubench topo` shows the driver's facts about these GPUs",
         )
 
 
 def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_pair) -> dict[Pair, str]:
-    """Pairs whose copies go through host memory although peer access is on, and what shows it.
+    """Host-staged pairs with peer access on, and the evidence.
 
-    The NVLink counters prove it where they moved for others; else the same bandwidth and the same latency with peer
-    access as without, at the largest size that has both. Where no latency was measured, only pairs count that
-    `outruns_host` is true of: a direct copy of theirs is faster than any through host memory.
+    The evidence is NVLink counters that moved only for other pairs; else equal bandwidth and latency with peer access
+    on and off, at the largest common size. Without a measured latency, only pairs count for which `outruns_host` is
+    true: their direct copies are faster than any copy through host memory.
     """
     found = {
         pair: _counted(cell)
@@ -134,12 +131,12 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_
         latencies = soon.get(pair), late.get(pair)
         if looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
             measured = all(each is not None and each.seconds for each in latencies)
-            found.setdefault(pair, f"as slow as without peer access, in bandwidth{' and in latency' * measured}")
+            found.setdefault(pair, f"as slow as without peer access, in bandwidth{' and latency' * measured}")
     return found
 
 
 def _counted(cell: Cell) -> str:
-    """The counters of a copy that did not go over NVLink, in words."""
+    """The counters of a copy that did not use NVLink, in words."""
     carried = cell.carried
     nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
     return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
@@ -171,7 +168,7 @@ def _slow(
     paths: Mapping[Pair, str] | None,
     staged: Mapping[Pair, str],
 ) -> Iterator[Finding]:
-    """A finding for each slow GPU or pair, with all series in which it is; host-staged pairs have findings already."""
+    """A finding for each slow GPU or pair, with all its slow series; host-staged pairs have their own findings."""
     explained = {frozenset(pair) for pair in staged}
     found: dict[tuple[str, ...], list[_Slowness]] = {}
     for matrix in matrices:
@@ -179,7 +176,7 @@ def _slow(
             continue
         known = set(staged)
         if matrix.series.direction is Direction.BOTH:
-            # Both ways at once, a pair is as slow as its slower way, which was said already.
+            # In both directions at once, a pair is as slow as its slower direction, which is reported already.
             known = {pair for pair in matrix.gb_s if frozenset(pair) in explained}
         explained |= {frozenset(pair) for pair in matrix.slow - known}
         for each in _slow_in(matrix, known, gpus, paths):
@@ -192,14 +189,15 @@ def _slow(
             severity=overall(each.verdict for each in slow),
             **_subjects(subjects),
             seen="; ".join(f"{each.series.name}: {each.seen}" for each in slow),
-            expected="what pairs wired alike reach, and healthy machines of this type",
-            cause="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
-            next_command="gpubench topo; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
+            expected="the same bandwidth as pairs with the same wiring and as healthy machines of this type",
+            cause="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
+            next_command="gpubench topo. Look at link errors (nvidia-smi nvlink -e) and clocks (nvidia-smi -q -d "
+            "PERFORMANCE) too",
         )
 
 
 def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:
-    """The pairs whose small copies take too long, a line a series, the latest pair first."""
+    """The pairs with slow small copies, one entry for each series, slowest pair first."""
     for matrix in matrices:
         late = sorted(matrix.slow - set(staged), key=matrix.gb_s.__getitem__)
         if late and not matrix.series.is_large:
@@ -212,13 +210,13 @@ def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequen
 def _slow_in(
     matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu], paths: Mapping[Pair, str] | None
 ) -> Iterator[_Slowness]:
-    """The GPUs and pairs that stand out in a matrix without `known` pairs; all slow pairs where none stands out."""
+    """The GPUs and pairs that stand out in a matrix without the `known` pairs; all slow pairs if none stands out."""
     slow = matrix.slow - known
     others = {pair: gb_s for pair, gb_s in matrix.gb_s.items() if pair not in known}
     odd = [each for each in odd_ones(others, len(gpus), paths) if any(set(each.gpus) <= set(pair) for pair in slow)]
     for oddity in odd:
         share = oddity.figure / oddity.usual
-        seen = f"{oddity.figure:.4g} GB/s, where others reach {oddity.usual:.4g} ({share:.0%})"
+        seen = f"{oddity.figure:.4g} GB/s; others reach {oddity.usual:.4g} ({share:.0%})"
         rows = [matrix.verdicts[pair][0] for pair in slow if set(oddity.gpus) <= set(pair)]
         verdict = overall([Verdict.WARN, *(each for each in rows if each is not None)])
         yield _Slowness((_named(oddity, gpus),), matrix.series, verdict, seen)
@@ -253,9 +251,9 @@ def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> It
                 **_subjects([_pair(pair, gpus) for pair in slower]),
                 seen=f"{matrix.gb_s[worst]:.4g} GB/s with peer access, "
                 f"{off[size_bytes].gb_s[worst]:.4g} through host memory",
-                expected="peer access at least as fast",
-                cause="ACS sends peer traffic up to the root port and back, or the path has a narrow hop",
-                next_command="lspci -vvv | grep -i acsctl (as root); NCCL_P2P_LEVEL=PIX keeps NCCL off such pairs",
+                expected="peer access at least as fast as host memory",
+                cause="ACS redirects peer traffic to the root port, or the path has a narrow hop",
+                next_command="sudo lspci -vvv | grep -i acsctl. NCCL_P2P_LEVEL=PIX keeps NCCL off such pairs",
             )
 
 
@@ -271,10 +269,10 @@ def _noisy(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[
             id="p2p-noisy",
             severity=Verdict.INCONCLUSIVE,
             **_subjects(list(dict.fromkeys(noisy))),
-            seen="samples differ by more than a tenth, near a threshold",
+            seen="samples differ by more than 10 %, close to a threshold",
             expected="samples within a few percent",
-            cause="somebody else's traffic, or clocks that change",
-            next_command="again, when the machine is idle",
+            cause="traffic of other jobs, or changing clocks",
+            next_command="gpubench p2p. Run it again while the machine is idle",
         )
 
 
@@ -295,23 +293,23 @@ def _subjects(named: Sequence[str]) -> _Subjects:
 _MOST_SUBJECTS = 4
 
 _NOT_THERE_SHARE = 0.5
-"""A kernel that needs more than this part of the time that faults take finds pages that are not on its GPU: on H200 it
-reads those of its own GPU in a twentieth of it."""
+"""A kernel that needs more than this share of the page fault time reads pages that are not on its GPU: on H200, reading
+local pages takes a twentieth of it."""
 
 _FASTER_THAN_LINK = 1.3
-"""A kernel that reads pages which shall stay elsewhere by so much faster than plain memory there reads its own."""
+"""A kernel that reads remote pages this many times faster than plain remote memory reads pages that have moved."""
 
 
 def managed_findings(
     request: P2pRequest, cells: Mapping[ManagedCopy, Cell], machine: CopyMachine, matrices: Sequence[CopyMatrix]
 ) -> tuple[Finding, ...]:
-    """All of them; none where managed memory was not measured."""
+    """All findings about managed memory; none if it was not measured."""
     seen = _Observed(request, cells, machine, matrices)
     return (*seen.without_concurrent_access(), *seen.ignored_prefetch(), *seen.moved_anyway(), *seen.through_host())
 
 
 class _Observed:
-    """What was measured, and the findings that follow from it."""
+    """The measurements of managed memory, and the findings that follow from them."""
 
     def __init__(
         self,
@@ -330,33 +328,33 @@ class _Observed:
                 "managed-without-concurrent-access",
                 [each.device for each in lacking],
                 seen="; ".join(each.lacks for each in lacking[:_MOST_SUBJECTS]),
-                expected="concurrentManagedAccess 1, as of GPUs since Pascal under Linux",
+                expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
                 cause="Windows or WSL, a vGPU without unified memory, or an older GPU: whole allocations move at every "
-                "launch of a kernel, and the host must not touch them meanwhile",
-                next_command="cudaMemcpy between plain allocations; prefetch and advice do nothing here",
+                "kernel launch, and the host must not use them meanwhile",
+                next_command="use cudaMemcpy between plain allocations: prefetch and advice have no effect here",
             )
 
     def ignored_prefetch(self) -> Iterator[Finding]:
-        """GPUs whose pages were not there after a prefetch from the host had been accepted."""
+        """GPUs whose pages were missing after an accepted prefetch from the host."""
         found = {}
         for copy, cell in self._cells.items():
             faults = self._cells.get(ManagedCopy(ManagedWay.FAULTS, copy.source, copy.destination))
             if copy.way is ManagedWay.RESIDENT and faults is not None:
                 share = cell.typical_seconds / faults.typical_seconds
                 if share > _NOT_THERE_SHARE:
-                    found[self._ends(copy)] = f"{share:.0%} of what it takes by page faults"
+                    found[self._ends(copy)] = f"{share:.0%} of the page fault time"
         if found:
             yield self._finding(
                 "managed-prefetch-ignored",
                 list(found),
-                seen=f"the driver accepted the prefetch, and a kernel then needed {next(iter(found.values()))}",
-                expected="pages that are on the GPU when the prefetch is done",
-                cause="memory of the GPU that is full, or a driver that pins the pages elsewhere",
-                next_command="nvidia-smi; cudaMemRangeGetAttribute(cudaMemRangeAttributeLastPrefetchLocation)",
+                seen=f"the driver accepted the prefetch, but a kernel then needed {next(iter(found.values()))}",
+                expected="pages on the GPU after the prefetch",
+                cause="full GPU memory, or a driver that pins the pages elsewhere",
+                next_command="nvidia-smi. Or query cudaMemRangeAttributeLastPrefetchLocation in a program",
             )
 
     def moved_anyway(self) -> Iterator[Finding]:
-        """Ends whose pages moved to the GPU that used them, although they were advised to stay."""
+        """Ends whose pages moved to the GPU that used them, against the advice."""
         found = {}
         for copy, cell in self._cells.items():
             plain = self._plain_seconds(copy)
@@ -368,12 +366,12 @@ class _Observed:
                 list(found),
                 seen=f"faster than the link between them: {next(iter(found.values()))}",
                 expected="pages that stay at their preferred location, as fast as plain memory there",
-                cause="the driver migrates pages that are used often (access counters), whatever it was advised",
-                next_command="modinfo nvidia-uvm | grep access_counter; plain memory where pages have to stay",
+                cause="the driver migrates frequently used pages (access counters) in spite of the advice",
+                next_command="modinfo nvidia-uvm | grep access_counter. Use plain memory where pages must stay",
             )
 
     def through_host(self) -> Iterator[Finding]:
-        """Pairs whose pages went through host memory although plain copies of theirs went over NVLink."""
+        """Pairs whose pages went through host memory although their plain copies used NVLink."""
         direct = {
             pair
             for matrix in self._matrices
@@ -390,9 +388,9 @@ class _Observed:
                 "managed-through-host",
                 list(found),
                 seen=next(iter(found.values())),
-                expected="pages that go over NVLink, as plain copies between these GPUs do",
-                cause="the driver migrates between GPUs through host memory",
-                next_command="cudaMemcpyPeer between plain allocations, or prefetch to the host and back by design",
+                expected="pages over NVLink, like plain copies between these GPUs",
+                cause="the driver migrates pages between GPUs through host memory",
+                next_command="use cudaMemcpyPeer between plain allocations, or prefetch through the host on purpose",
             )
 
     def _plain_seconds(self, copy: ManagedCopy) -> float | None:

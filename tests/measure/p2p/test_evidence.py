@@ -264,7 +264,7 @@ def test_pairs_that_the_driver_refuses_are_staged_and_it_says_why() -> None:
     row = next(row for row in fallback(report) if row.conclusion == "staged")
     assert row.pairs == ("GPU0 → GPU1", "GPU1 → GPU0")
     assert (row.cause, row.confidence) == ("p2p-virtual-machine", "proven")
-    assert row.cause_seen == "NVML says CNS: chipset not supported in a virtual machine"
+    assert row.cause_seen == "NVML reports CNS: chipset not supported in a virtual machine"
     assert row.bandwidth_gb_s == pytest.approx(38, rel=0.1)
 
 

@@ -41,7 +41,7 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
 def test_a_slow_pair_is_as_grave_as_its_row(gb_s: float, verdict: Verdict) -> None:
     (finding,) = found(matrix({(0, 1): cell(gb_s)}, verdicts={(0, 1): verdict}))
     assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", verdict, "GPU0 (bus0) → GPU1 (bus1)")
-    assert finding.seen == f"ce write: {gb_s} GB/s, where others reach 400 ({gb_s / 400:.0%})"
+    assert finding.seen == f"ce write: {gb_s} GB/s; others reach 400 ({gb_s / 400:.0%})"
 
 
 def test_an_odd_pair_that_nobody_judged_as_slow_is_not_named() -> None:
@@ -58,9 +58,7 @@ def test_a_gpu_that_only_sends_slowly_is_named_with_all_ways_of_copying() -> Non
     read = matrix({pair: cell(gb_s * 2) for pair, gb_s in slow.items()}, READ, verdicts)
     (finding,) = found(written, read)
     assert finding.subject == "GPU2 (bus2) sending"
-    assert finding.seen == (
-        "ce write: 100 GB/s, where others reach 400 (25%); ce read: 200 GB/s, where others reach 400 (50%)"
-    )
+    assert finding.seen == ("ce write: 100 GB/s; others reach 400 (25%); ce read: 200 GB/s; others reach 400 (50%)")
 
 
 def test_where_all_are_slow_nobody_stands_out_and_the_slowest_says_why() -> None:
@@ -130,7 +128,7 @@ def test_by_their_times_pairs_are_staged_at_the_largest_size_that_has_both() -> 
     assert staged_pairs(staged) == {}, "over PCIe direct copies may be no faster"
     assert staged_pairs(staged, lambda _: True) == {(0, 1): "as slow as without peer access, in bandwidth"}
     times = [matrix({(0, 1): latency(10)}, soon), matrix({(0, 1): latency(12)}, late)]
-    seen = "as slow as without peer access, in bandwidth and in latency"
+    seen = "as slow as without peer access, in bandwidth and latency"
     assert staged_pairs([*staged, *times]) == {(0, 1): seen}
     times = [matrix({(0, 1): latency(2)}, soon), matrix({(0, 1): latency(12)}, late)]
     assert staged_pairs([*staged, *times]) == {}

@@ -106,7 +106,7 @@ def test_a_prefetch_that_brings_nothing_is_found() -> None:
     assert ids(report)["managed-prefetch-ignored"] is Verdict.WARN
     (found,) = (each for each in report.findings if each.id == "managed-prefetch-ignored")
     assert found.subjects == ("host → GPU0", "host → GPU1")
-    assert "100% of what it takes by page faults" in found.seen
+    assert "100% of the page fault time" in found.seen
 
 
 def test_pages_that_move_although_they_shall_stay_are_found() -> None:
