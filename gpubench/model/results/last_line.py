@@ -148,7 +148,7 @@ def _command_words(text: str) -> list[str]:
     program = before = ""
     for found in _WORD.finditer(text):
         word = found[0]
-        bare = word.rstrip(",;") if _VENDOR_ID.fullmatch(word.rstrip(",;")) else word.rstrip(",;:")
+        bare = word.rstrip(",;.") if _VENDOR_ID.fullmatch(word.rstrip(",;.")) else word.rstrip(",;:.")
         if not program:
             if _SETTING.fullmatch(bare) and bare == word:
                 held.append(word)
