@@ -143,7 +143,7 @@ def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tools
         (HEALTHY, "", None),
         (HEALTHY, "gpubench: FAIL: GPU5", "State=RESUME"),
         (HEALTHY, "somebody's own", None),
-        (BROKEN, "", "State=DRAIN Reason=gpubench: FAIL: GPU5"),
+        (BROKEN, "", "State=DRAIN Reason=gpubench: FAIL (simulated): node0 GPU5"),
         (BROKEN, "somebody's own", None),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_run_is_kept_and_another_is_held_against_it(tmp_path: Path, variables:
         now = tmp_path / "now.json"
         gpubench(*RUN, *fault, "-o", str(now), env=variables)
         compared = gpubench("compare", "--against", "good", str(now), env=variables)
-        assert (compared.returncode, compared.stdout.splitlines()[-1].partition(":")[0]) == (code, verdict)
+        assert (compared.returncode, compared.stdout.splitlines()[-1].partition(" (simulated):")[0]) == (code, verdict)
 
 
 def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_noise_alone_passes(results: Path) -> None:
     result = gpubench("compare", str(results / "a.json"), str(results / "b.json"), "--width", "80")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[-1].startswith("PASS: ")
+    assert result.stdout.splitlines()[-1].startswith("PASS (simulated): ")
     assert "(SIMULATED)" in result.stdout
 
 
@@ -289,7 +289,7 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("base", "new", "code", "said"),
     [
-        ("well.json", "again.jsonl", 0, "PASS: "),
+        ("well.json", "again.jsonl", 0, "PASS (simulated): "),
         ("well.json", "bad.json", 1, "FAIL new-finding: ecc-off: GPU2 (0000:00:08.0)"),
         ("well.json", "bad.json", 1, "WARN new-finding: gpu-hot: GPU1 (0000:00:07.0)"),
         ("bad.jsonl", "well.json", 0, "gone: FAIL ecc-off: GPU2 (0000:00:08.0)"),
@@ -350,4 +350,4 @@ def test_a_run_so_noisy_that_it_hides_any_slowdown_is_no_pass(tmp_path: Path, fa
         row["batch_cv"] = spread
     new.write_text(json.dumps(document))
     compared = gpubench("compare", str(old), str(new), "--strict")
-    assert (compared.returncode, compared.stdout.splitlines()[-1].partition(":")[0]) == (1, "INCONCLUSIVE")
+    assert (compared.returncode, compared.stdout.splitlines()[-1].partition(" (simulated):")[0]) == (1, "INCONCLUSIVE")

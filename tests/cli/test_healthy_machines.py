@@ -61,14 +61,14 @@ def called_ill(name: str, runs: Sequence[Said]) -> Iterator[Said]:
     """The runs that end with another word than PASS.
 
     SKIP is right where the profile is the reason: of a kind that nobody named some speeds are not judged, and of GPUs
-    without NVLinks counters do not tell the way.
+    without NVLinks counters do not show the way.
     """
     profile = load(name)
     for each in runs:
-        word, reason = each.sentence.partition(":")[::2]
+        word, reason = each.sentence.partition(" (simulated):")[::2]
         expects = profile.match.generic is None and profile.typical("host_to_device_gb_s") is not None
         unjudged = not expects and "not judged" in reason
-        not_told = profile.nvlink is None and "counters do not tell" in reason
+        not_told = profile.nvlink is None and "counters do not show" in reason
         alone = profile.match.visible == 1 and each.command.startswith("watch")  # it sends nothing to any other
         if (word, each.code) != ("PASS", DONE) and not (word == "SKIP" and (unjudged or not_told or alone)):
             yield each
@@ -86,7 +86,7 @@ def test_a_node_whose_gpus_are_all_split_by_mig_is_as_somebody_wants_it(name: st
     gpus = load(name.partition("/")[0]).match.visible if "/" not in name else 1
     split = "".join(f" --fault gpu{gpu}:mig=on" for gpu in range(gpus))
     runs = [said(name, command.replace("2s", "4s") + split) for command in (OF_ONE_NODE if gpus > 1 else OF_ONE_GPU)]
-    assert {each.sentence.partition(":")[0] for each in runs} <= {"PASS", "SKIP"}, runs
+    assert {each.sentence.partition(" (simulated):")[0] for each in runs} <= {"PASS", "SKIP"}, runs
     assert {each.code for each in runs} <= {DONE, COULD_NOT_MEASURE}
 
 
@@ -98,7 +98,10 @@ def test_recorded_machines_that_are_healthy_pass(name: str) -> None:
     for command in ("check --quick --strict", "topo --strict", "--quick"):
         words = [*command.split(), "--replay", str(RECORDED / name)]
         result = CliRunner().invoke(app, words, catch_exceptions=False)
-        assert (result.exit_code, result.stdout.rstrip().rpartition("\n")[2].partition(":")[0]) == (DONE, "PASS")
+        assert (result.exit_code, result.stdout.rstrip().rpartition("\n")[2].partition(":")[0]) == (
+            DONE,
+            "PASS",
+        )
 
 
 def can_run(name: str, command: str) -> bool:

@@ -105,7 +105,7 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
     yield from (part(each, importance=SOON) for each in _open(report))
     yield from (part(each, importance=LATER) for each in _well(report, figures))
     yield part(_beside(metadata, report), importance=LAST)
-    yield part(_speed(metadata, figures))
+    yield part(*_speed(metadata, figures))
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:
@@ -337,18 +337,22 @@ def _paths(report: Report) -> Iterator[str]:
         yield "paths not seen"
 
 
-def _speed(metadata: Metadata, figures: SpeedFigures) -> str:
-    """That speed was not judged, and why; nothing where all of it was."""
+def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
+    """That speed was not judged, and why, from the fullest wording; nothing where all of it was."""
     measured = list(figures.all())
     unjudged = [figure.what for figure in measured if not figure.is_judged]
     if not measured and metadata.collective is not None and len(metadata.ranks) == 1:
-        return ONE_RANK
+        yield ONE_RANK
+        return
     if not unjudged:
-        return "" if measured or metadata.subject in _OF_FILES else "speed not measured"
+        yield "" if measured or metadata.subject in _OF_FILES else "speed not measured"
+        return
     why = why_not_judged(metadata.ranks)
     why = why or ("no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes")
-    of_what = "" if len(unjudged) == len(measured) else f" of {' and '.join(unjudged)}"
-    return f"speed{of_what} not judged: {why}"
+    if len(unjudged) < len(measured):
+        yield f"speed of {' and '.join(unjudged)} not judged: {why}"
+        yield f"speed of {len(unjudged)} of {len(measured)} operations not judged: {why}"
+    yield f"speed not judged: {why}"
 
 
 def _gb_s(value: float) -> str:
