@@ -23,7 +23,7 @@ from gpubench.model.results.compare import COMPARISON_SECTION, Change, Compariso
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
-from gpubench.model.results.last_line import LAST, LATER, SOON, Part, first_command, last_line, part
+from gpubench.model.results.last_line import LATER, SOON, Part, first_command, last_line, part
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     CHECKS_SECTION,
@@ -104,7 +104,8 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
     yield part(lead, importance=SOON)
     yield from (part(each, importance=SOON) for each in _open(report))
     yield from (part(each, importance=LATER) for each in _well(report, figures))
-    yield part(_beside(metadata, report), importance=LAST)
+    for number, words in enumerate(_beside(metadata, report)):
+        yield part(words, words.partition("; ")[0], importance=LATER if number else SOON)
     yield part(*_speed(metadata, figures))
 
 
@@ -297,11 +298,11 @@ def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
     yield from _paths(report)
 
 
-def _beside(metadata: Metadata, report: Report) -> str:
+def _beside(metadata: Metadata, report: Report) -> list[str]:
     """Of several backends, whether the framework is as fast as its library, with the same one and on the same path."""
     rows = report.rows(BACKENDS_SECTION, BackendRow)
     if not rows:
-        return ""
+        return []
     named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
     of_it = [row for row in rows if row.backend == named]
     words = [speed_words(of_it, composed=False)]
@@ -313,7 +314,7 @@ def _beside(metadata: Metadata, report: Report) -> str:
         words.append(path_words(of_it))
         alone = metadata.libraries.get(NCCL_ALONE)
         words.append(f"though CuPy alone loads {alone}" if alone else "")
-    return ", ".join(filter(None, words))
+    return words
 
 
 def _share(figure: SpeedFigure, of_what: str) -> str:
@@ -352,7 +353,8 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
     if len(unjudged) < len(measured):
         yield f"speed of {' and '.join(unjudged)} not judged: {why}"
         yield f"speed of {len(unjudged)} of {len(measured)} operations not judged: {why}"
-    yield f"speed not judged: {why}"
+    else:
+        yield f"speed not judged: {why}"
 
 
 def _gb_s(value: float) -> str:
