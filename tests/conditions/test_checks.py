@@ -683,7 +683,7 @@ def test_what_all_gpus_lack_is_found_against_the_profile() -> None:
     seen = ("12 NVLinks active on every GPU", "18 NVLinks, as profile hgx-h100-8 has it")
     assert set(below(profile, fewer)) == {("below-profile", "FAIL", *seen)}
     slow = with_gpus(pcie=PcieLink(generation=4, width=16, max_generation=4, max_width=16))
-    seen = ("PCIe at most 4 x16", "PCIe 5 x16, as profile hgx-h100-8 has it")
+    seen = ("PCIe at most 4 x16", "PCIe 5 x16, as in profile hgx-h100-8")
     assert set(below(profile, slow)) == {("below-profile", "FAIL", *seen)}
     assert below(None, fewer) == below(None, slow) == []
 
