@@ -186,7 +186,7 @@ def _copies(facts: LibrariesFacts) -> Iterator[_Copy]:
 
 
 def _differing(facts: LibrariesFacts) -> Iterator[Finding]:
-    """NCCLs of several versions in one environment: who asks decides which is loaded."""
+    """NCCLs of several versions in one environment: the program decides which one is loaded."""
     copies = list(_copies(facts))
     versions = sorted({copy.version for copy in copies})
     if len(versions) < 2:
@@ -199,9 +199,13 @@ def _differing(facts: LibrariesFacts) -> Iterator[Finding]:
         subject=f"NCCL {' and '.join(versions)} on {facts.host}",
         subjects=tuple(copy.path for copy in copies),
         seen=f"NCCL {'; '.join(map(str, copies))}",
-        expected="one version, whoever loads it",
-        cause="a wheel, the system and a framework each bring one: "
-        + ("figures of the one say nothing of jobs with the other" if split else "who asks decides which is loaded"),
+        expected="one NCCL version",
+        cause="a wheel, the system and a framework each install one: "
+        + (
+            "measurements with one do not apply to jobs with the other"
+            if split
+            else "the program decides which one is loaded"
+        ),
         next_command=f"gpubench allreduce --nccl-library {other}" if other else "pip list | grep -i nccl",
     )
 
@@ -222,9 +226,9 @@ def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
                 subject=some_of(few, _MOST_SUBJECTS),
                 subjects=tuple(few),
                 seen="; ".join(f"{name} loads {version} on {some_of(on, 4)}" for version, on in versions.items()),
-                expected="one version on every host of a job: NCCL of two versions does not connect",
-                cause="environments that were installed at different times, or an image that differs",
-                next_command="the same environment or image on every host",
+                expected="the same version on every host: two NCCL versions do not connect",
+                cause="environments installed at different times, or different images",
+                next_command="use the same environment or image on every host",
             )
 
 
@@ -239,8 +243,8 @@ def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
             subject=some_of([name for name, _ in broken], _MOST_SUBJECTS),
             subjects=tuple(name for name, _ in broken),
             seen=broken[0][1],
-            expected="a library that loads and tells its version",
-            cause="another library that it needs is missing or of another version",
+            expected="a library that loads and reports its version",
+            cause="a library that it needs is missing or has another version",
             next_command=f"ldd {broken[0][0]}" if broken[0][0].startswith("/") else "pip check",
         )
     if facts.failures:
@@ -251,7 +255,7 @@ def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
             subject=f"{', '.join(names)} on {facts.host}",
             subjects=tuple(names),
             seen=facts.failures[names[0]],
-            expected="an answer of every part, within the time",
-            cause="an import that hangs or crashes, a file system that does not answer",
-            next_command="--timeout 60; python -X importtime -c 'import cupy' shows where it waits",
+            expected="an answer from every part within the time-out",
+            cause="an import that hangs or crashes, or a file system that does not answer",
+            next_command="python -X importtime -c 'import cupy'. It shows where the import waits; or use --timeout 60",
         )

@@ -341,7 +341,7 @@ def with_rows(
 
 
 def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
-    """A finding on rows whose data were wrong beside computation."""
+    """The finding for rows with wrong data during computation."""
     bad = [row for row in rows if row.wrong]
     if bad:
         sizes = ", ".join(dict.fromkeys(format_size(row.size_bytes) for row in bad))
@@ -351,8 +351,8 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
             severity=Verdict.FAIL,
             subject=f"{bad[0].collective} of {sizes} beside {partners}",
             seen=f"{sum(row.wrong or 0 for row in bad)} wrong elements",
-            expected="none, whatever else the GPUs do",
-            cause="memory, a link or a library that fails under load",
+            expected="no wrong element, under any load",
+            cause="GPU memory, a link or a library that fails under load",
             next_command=f"gpubench {bad[0].collective} --sizes {sizes.split(',')[0]}",
         )
 

@@ -145,8 +145,8 @@ def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: I
                 severity=Verdict.FAIL,
                 subject=shown(row),
                 seen=str(row.cause_seen),
-                expected=f"nothing in the way of a direct path: {row.how}",
-                cause="NCCL will take host memory or sockets instead, and not say so",
+                expected=f"a direct path: {row.how}",
+                cause="NCCL uses host memory or sockets instead, without a warning",
                 next_command=str(row.advice),
                 subjects=row.pairs,
             )
@@ -158,8 +158,8 @@ def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: I
                 severity=Verdict.FAIL,
                 subject=f"{named.subject} → other nodes",
                 seen=named.seen,
-                expected="nothing in the way of RDMA from GPU to GPU",
-                cause=f"NCCL will take {' or '.join(named.effects)} instead, and not say so",
+                expected="RDMA from GPU to GPU",
+                cause=f"NCCL uses {' or '.join(named.effects)} instead, without a warning",
                 next_command=named.with_ids(named.cure),
             )
 

@@ -50,7 +50,7 @@ def test_a_profile_that_was_asked_for_has_a_number_too() -> None:
         arguments = ("--simulate", "hgx-h200-4", "--profile", "hgx-h200-8", "--strict", "--format", "json")
         result = gpubench(*command, *arguments)
         findings = {each["id"]: each for each in json.loads(result.stdout)["findings"]}
-        assert findings["gpu-missing"]["expected"] == "8 GPUs, as profile hgx-h200-8 has it"
+        assert findings["gpu-missing"]["expected"] == "8 GPUs, as in profile hgx-h200-8"
         assert result.returncode == 1
 
 

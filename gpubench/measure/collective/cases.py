@@ -476,13 +476,13 @@ class RankTimings:
             severity=Verdict.WARN,
             subject=subject,
             seen=f"the last to enter {found.last} of {found.operations} operations, "
-            f"{found.late_seconds * MICROSECONDS_PER_SECOND:.0f} µs behind the others in the median row, where an "
+            f"{found.late_seconds * MICROSECONDS_PER_SECOND:.0f} µs behind the others in the median row; an "
             f"operation takes {found.operation_seconds * MICROSECONDS_PER_SECOND:.0f} µs"
             + "".join(f"; {remark}" for remark in self._remarks(late)),
-            expected=f"{usual:.0%} of them, as of any other; by chance it would be so with a probability of at most "
-            f"{found.chance:.0e}",
-            cause="its processor, its GPU or its host is slower, or busy with something else",
-            next_command="gpubench topo on that host: throttling, errors and other users of its GPU; then top",
+            expected=f"{usual:.0%} of them, like any other rank (probability by chance: at most {found.chance:.0e})",
+            cause="a slower CPU, GPU or host, or other work on them",
+            next_command="gpubench topo. Run it on that host to see throttling, errors and other users of its "
+            "GPU; then run top",
             subjects=tuple(map(str, late)),
         )
 

@@ -200,7 +200,7 @@ class RecordedRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLine:
-    """Every other line: a row, or the number of rows in the last line of a run that came to its end.
+    """Every other line: a row, or the number of rows in the last line of a finished run.
 
     With the number comes what was seen of the ranks' GPUs after the last row, while no operation ran.
     """
@@ -630,10 +630,10 @@ def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collecti
         id=CUT_SHORT,
         severity=Verdict.ERROR,
         subject="the recording",
-        seen=f"{counted(len(rows), 'row')}, {last}, and no line that says that these are all",
-        expected="a run that came to its end",
-        cause="the run was ended before: a rank died, hung, or Ctrl-C; or the copy of the recording is not whole",
-        next_command=f"gpubench {collective.name} --record DIR once more",
+        seen=f"{counted(len(rows), 'row')}, {last}, without a final line",
+        expected="a finished run",
+        cause="the run ended early (a rank failed or hung, or Ctrl-C), or the copy of the recording is incomplete",
+        next_command=f"gpubench {collective.name} --record DIR. Record it again",
     )
     verdict = overall([report.verdict, Verdict.ERROR])
     return replace(report, verdict=verdict, complete=False, findings=(*report.findings, finding))

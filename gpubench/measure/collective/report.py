@@ -179,10 +179,10 @@ class SpeedJudge:
         )
 
 
-_NOT_LOOKED_AT = "not known: neither paths nor settings were looked at"
+_NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"
 _ADVICE = (
-    "gpubench p2p finds a slow pair; gpubench check reads clocks, links and errors; "
-    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING gpubench allreduce shows what NCCL chose"
+    "gpubench p2p. It finds a slow pair; `gpubench check` reads clocks, links and errors; with NCCL_DEBUG=INFO "
+    "NCCL_DEBUG_SUBSYS=INIT,TUNING NCCL logs its choices"
 )
 
 
@@ -390,8 +390,8 @@ def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identiti
         subject=some_of(ranks) or counted(len(identities), "rank"),
         seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
         f"{row.placement}: {first}",
-        expected="every element as computed from what the ranks sent",
-        cause="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
-        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype} "
-        "again, then with NCCL_P2P_DISABLE=1: if that is clean, peer-to-peer copies are at fault",
+        expected="every element correct",
+        cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
+        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype}. "
+        "Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault",
     )

@@ -503,8 +503,8 @@ def findings_of(
             subject="the machine's wiring",
             seen=f"fingerprint {row.new}",
             expected=f"{row.base}, as before",
-            cause="a device, a link or what the system shows of them changed",
-            next_command="gpubench topo on both, side by side",
+            cause="a device or link changed, or the system shows them differently",
+            next_command="gpubench topo. Compare its output on both machines",
         )
         for row in changed
     ]
