@@ -43,7 +43,7 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
     result = gpubench(*DOWN, "--width", str(width))
     assert result.returncode == 1
     told = " ".join(result.stdout.split())
-    assert "FAIL nvlink-down: GPU5 (0000:1b:00.0): 12 NVLinks active" in told
+    assert "FAIL nvlink-down: GPU5 (0000:1b:00.0): 6 of 18 NVLinks down" in told
     assert "try nvidia-smi --gpu-reset -i 0000:1b:00.0" in told
     assert "7 PASS, 1 FAIL" in told
     assert re.search(r"68 % of 454 expected", told)

@@ -264,7 +264,7 @@ def test_an_operation_faster_than_its_links_is_an_error_of_the_facts(monkeypatch
         Verdict.ERROR,
         "allreduce of 1M on 4 ranks",
     )
-    assert finding.expected.startswith("at most 1e-06 GB/s: what the links and NICs of its ranks carry")
+    assert finding.expected.startswith("at most 1e-06 GB/s, the limit of its ranks' links and NICs")
     assert result.report.verdict is Verdict.ERROR
 
 
@@ -585,7 +585,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
 
 @pytest.mark.parametrize(
     ("fault", "cause", "evidence"),
-    [("gpu2:nvlink=0", "nvlinks-all-down", "0 NVLinks active"), ("", "simulated", "--simulate hgx-h200-4")],
+    [("gpu2:nvlink=0", "nvlinks-all-down", "18 of 18 NVLinks down"), ("", "simulated", "--simulate hgx-h200-4")],
 )
 def test_a_simulated_path_is_explained_by_facts_else_by_its_fault(fault: str, cause: str, evidence: str) -> None:
     node = snapshots(parse_machine("hgx-h200-4"), [parse_fault(fault)] if fault else [])[0]

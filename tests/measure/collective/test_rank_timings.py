@@ -49,7 +49,7 @@ def test_a_rank_that_is_late_is_named_with_how_late_and_how_sure() -> None:
     assert finding.id == "straggler"
     assert finding.subject == str(FOUR[3])
     assert finding.seen == (
-        "the last to enter 190 of 200 operations, 1997 µs behind the others in the median row, where an operation "
+        "the last to enter 190 of 200 operations, 1997 µs behind the others in the median row; an operation "
         "takes 2500 µs"
     )
     assert finding.expected.startswith("25% of them, as of any other; by chance it would be so with a probability of")

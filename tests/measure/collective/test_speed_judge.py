@@ -114,7 +114,7 @@ def test_a_slow_row_that_nothing_explains_fails() -> None:
     assert found.expected == "339.5 GB/s, profile hgx-h200-4"
     assert "explains it" in found.cause
     (unseen,) = findings(None, SLOW)
-    assert unseen.cause.startswith("not known: neither paths nor settings")
+    assert unseen.cause.startswith("unknown: neither paths nor settings")
 
 
 def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
