@@ -52,7 +52,7 @@ def test_a_rank_that_is_late_is_named_with_how_late_and_how_sure() -> None:
         "the last to enter 190 of 200 operations, 1997 µs behind the others in the median row; an operation "
         "takes 2500 µs"
     )
-    assert finding.expected.startswith("25% of them, as of any other; by chance it would be so with a probability of")
+    assert finding.expected.startswith("25% of them, like any other rank (probability by chance: at most ")
 
 
 def test_a_node_that_is_late_is_named_as_one() -> None:
