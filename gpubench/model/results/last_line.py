@@ -14,20 +14,20 @@ ALWAYS, SOON, LATER, LAST = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinePart:
     """A part of the line: its wordings, the fullest first, and how important it is."""
 
     wordings: tuple[str, ...]
     importance: int = ALWAYS
 
 
-def part(*wordings: str, importance: int = ALWAYS) -> Part:
+def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
     """A part with these wordings; those that are empty count for nothing."""
     clean = (" ".join(each.replace("; ", ", ").split()).rstrip(".,:; ") for each in wordings)
-    return Part(tuple(filter(None, clean)), importance)
+    return LinePart(tuple(filter(None, clean)), importance)
 
 
-def last_line(verdict: Verdict, origin: str, parts: Sequence[Part], command: str = "") -> str:
+def last_line(verdict: Verdict, origin: str, parts: Sequence[LinePart], command: str = "") -> str:
     """The line of these parts, in their order.
 
     A part has its fullest wording that fits, the most important part first. What does not fit is left out: no part and

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpubench.model.results.compare import Chart, CurveLine
-from gpubench.model.results.last_line import SOON, Part, part
+from gpubench.model.results.last_line import SOON, LinePart, part
 from gpubench.model.results.report import BACKENDS, OVERLAP_SECTION, SIGNED, Record, Report, Verified
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, cap_name
@@ -126,7 +126,7 @@ def _line(name: str, rows: Sequence[OverlapRow], value: Callable[[OverlapRow], f
 _BESIDE = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "small kernels"}
 
 
-def overlap_parts(report: Report) -> Iterator[Part]:
+def overlap_parts(report: Report) -> Iterator[LinePart]:
     """'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'; nothing where one cap was measured."""
     rows = report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow)
     known = [row for row in rows if row.own_communication_slowdown is not None]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from gpubench.model.results.last_line import SOON, Part, part
+from gpubench.model.results.last_line import SOON, LinePart, part
 from gpubench.model.results.report import Metadata, Record, Report
 from gpubench.model.results.rounds import ScanPhase
 from gpubench.model.terms.units import counted, some_of
@@ -132,7 +132,7 @@ _OF_HANGING = ("deadline", "stopped", "kernel")
 _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
-def scan_parts(metadata: Metadata, report: Report) -> Iterator[Part]:
+def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
     """'3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), …', '1,021 are healthy'."""
     rows = report.rows(PARTS_SECTION, ScanPartRow)
     bad = [row for row in rows if row.verdict == Verdict.FAIL]
@@ -150,7 +150,7 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[Part]:
         yield part(f"all {nodes:,} nodes are healthy{_sure(metadata.options)}")
 
 
-def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[Part]:
+def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
     """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
     `failing` those whose own facts fail, or whose driver did not answer.
     """
@@ -176,7 +176,7 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _listed(lead: str, rows: Sequence[ScanPartRow]) -> Part:
+def _listed(lead: str, rows: Sequence[ScanPartRow]) -> LinePart:
     """As many parts as fit, and how many more there are."""
     words = [part_words(row) for row in rows]
     return part(*(f"{lead}: {some_of(words, most)}" for most in range(min(len(words), _MOST_PARTS), 0, -1)), lead)

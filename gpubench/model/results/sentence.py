@@ -23,7 +23,7 @@ from gpubench.model.results.compare import COMPARISON_SECTION, Change, Compariso
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
-from gpubench.model.results.last_line import LATER, SOON, Part, first_command, last_line, part
+from gpubench.model.results.last_line import LATER, SOON, LinePart, first_command, last_line, part
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     CHECKS_SECTION,
@@ -82,7 +82,7 @@ def _command(metadata: Metadata, root: Finding) -> str:
     )
 
 
-def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[Part]:
+def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
     root = worst(report.findings)
     if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
         yield from scan_parts(metadata, report)
@@ -98,7 +98,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
         yield part(f"and {counted(others, 'more finding')}" if others else "", importance=LATER)
 
 
-def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[Part]:
+def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
     yield from overlap_parts(report) if metadata.subject == OVERLAP_SECTION else ()
     lead = _machine(metadata, report)
     yield part(lead, importance=SOON)
@@ -119,7 +119,7 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     )
 
 
-def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[Part]:
+def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:
     """Where, what and how much; for a figure its cause, for a cause the slowest figure that it explains."""
     is_figure = root.id in FIGURES
     if metadata.subject == "compare" and root.id in _SLOWER:
@@ -136,7 +136,7 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
         yield part(_reached(metadata, figures, root, with_place=False), importance=SOON)
 
 
-def _because(root: Finding) -> Part:
+def _because(root: Finding) -> LinePart:
     """The cause of a path through host memory, which is known or not; of any other figure the likely reason."""
     if root.id != HOST_STAGED:
         return part(f"likely {root.cause}" if root.cause else "", importance=SOON)
@@ -147,7 +147,7 @@ def _because(root: Finding) -> Part:
     return part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=SOON)
 
 
-def _seen_of(metadata: Metadata, root: Finding) -> Iterator[Part]:
+def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
     """Where and what was seen; what is seen beside it is said where there is room."""
     where = _with_place(metadata, root.subject)
     short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where

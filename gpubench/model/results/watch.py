@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.facts.traffic import FOREIGN_GB_S
-from gpubench.model.results.last_line import Part, part
+from gpubench.model.results.last_line import LinePart, part
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
 from gpubench.model.terms.verdict import Origin, Verdict
@@ -147,7 +147,7 @@ def _doing(row: JobRow) -> tuple[str, int, str | None]:
 _MOST_JOBS = 3
 
 
-def watch_part(report: Report) -> Part:
+def watch_part(report: Report) -> LinePart:
     """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged."""
     rows = report.rows(JOBS_SECTION, JobRow)
     main: dict[tuple[str, str], JobRow] = {}
