@@ -23,7 +23,7 @@ from gpubench.model.terms.verdict import Verdict, overall
 
 UNKNOWN = Explanation(
     "unknown",
-    "cause not found",
+    "no known cause was found",
     "gpubench topo --causes. It shows facts that could not be read; NCCL_DEBUG=INFO makes NCCL log its choices",
 )
 """The explanation if no cause was found: no cause is reported without evidence."""

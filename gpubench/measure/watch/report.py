@@ -574,7 +574,7 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
         subject=f"{course.name} on {course.node} {hop}" if hop else _subject(course, job),
         seen=f"sends its GPU traffic through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
         expected=f"traffic {hop} over NVLink" if hop else _expected(job, course.main.way),
-        cause="cause not found" if found is None else found.evidence,
+        cause="no known cause was found" if found is None else found.evidence,
         next_command=_LOOK_CLOSER if found is None else found.advice,
         subjects=tuple(gpu.device for gpu in job.gpus if not hop or gpu.device in hop.replace(",", "").split()),
     )
