@@ -70,8 +70,10 @@ def _own_channels(run: Circumstances) -> int:
 
 
 def _few_channels(run: Circumstances) -> Found:
-    """Fewer channels than NCCL chooses. If a minimum is above the maximum, NCCL takes the minimum; it takes 1 for values
-    below 1, except for NCCL_MAX_CTAS, where it ignores them.
+    """Fewer channels than NCCL chooses.
+
+    If a minimum is above the maximum, NCCL takes the minimum. It takes 1 for values below 1, except for NCCL_MAX_CTAS,
+    where it ignores them.
     """
     own = _own_channels(run)
     least = max((count for name in _LEAST for value in run.values(name) if (count := nccl_number(value))), default=0)
