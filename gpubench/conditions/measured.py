@@ -83,7 +83,7 @@ def _odd(run: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair, Pa
     slowest = min(figure for figure in own if figure is not None)
     return Sighting(
         subject=name,
-        seen=f"{slowest:.4g} GB/s{role}, {share:.0%} of what its siblings reach",
+        seen=f"{slowest:.4g} GB/s{role}, {share:.0%} of its siblings' bandwidth",
         severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
     )
 
@@ -104,8 +104,9 @@ def _asymmetric(run: Circumstances) -> Found:
                 one, other = (each.index for each in ends)
                 yield Sighting(
                     subject=name,
-                    seen=f"{row.bandwidth_gb_s:.4g} GB/s, and {back.bandwidth_gb_s:.4g} the other way",
-                    cure=f"gpubench p2p --pairs {one}-{other},{other}-{one}; nvidia-smi nvlink -e",
+                    seen=f"{row.bandwidth_gb_s:.4g} GB/s, but {back.bandwidth_gb_s:.4g} in the other direction",
+                    cure=f"gpubench p2p --pairs {one}-{other},{other}-{one}. Look at link errors too: nvidia-smi "
+                    f"nvlink -e",
                     severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
                 )
 
@@ -124,7 +125,7 @@ def _host_copies(run: Circumstances) -> Found:
                 )
                 if gpu.device in odd:
                     verdict, share, usual = odd[gpu.device]
-                    judged = verdict, f"{figure:.4g} GB/s, {share:.0%}", f"{usual:.4g} GB/s, as its siblings reach"
+                    judged = verdict, f"{figure:.4g} GB/s, {share:.0%}", f"{usual:.4g} GB/s, like its siblings"
                 if judged is not None:
                     severity, seen, expected = judged
                     seen = f"{seen}, {'from' if to_gpu else 'to'} host memory"
@@ -143,9 +144,9 @@ def _host_memory(run: Circumstances) -> Found:
             if share < _SLOW_MEMORY_SHARE:
                 yield Sighting(
                     subject=host,
-                    seen=f"{figures[host]:.4g} GB/s, {share:.0%}: one thread, copying in host memory",
+                    seen=f"{figures[host]:.4g} GB/s, {share:.0%} (one thread, copying in host memory)",
                     severity=Verdict.FAIL if share < _FAILED_MEMORY_SHARE else Verdict.WARN,
-                    expected=f"{usual:.4g} GB/s, as nodes with the same CPU reach",
+                    expected=f"{usual:.4g} GB/s, like nodes with the same CPU",
                 )
 
 
@@ -161,7 +162,8 @@ def _collectives(run: Circumstances) -> Found:
             seen=f"{slowness.seen}; the last was rank {slowness.worst.slowest_rank}",
             severity=slowness.severity,
             expected=slowness.expected,
-            cure=f"gpubench p2p; NCCL_DEBUG=INFO gpubench {rows[0].collective}, then gpubench explain",
+            cure=f"gpubench p2p. Then run NCCL_DEBUG=INFO gpubench {rows[0].collective}, and gpubench explain on "
+            f"its log",
         )
 
 
@@ -181,7 +183,7 @@ def _late(run: Circumstances) -> Found:
             continue
         if slowest / fastest > _LATE_SHARE:
             of = f"{row.collective} of {format_size(row.size_bytes)}"
-            seen = f"{slowest / fastest:.2f} times as long as the fastest rank, {of}"
+            seen = f"{slowest / fastest:.2f} times the time of the fastest rank, {of}"
             yield Sighting(subject=ranks.get(rank, f"rank {rank}"), seen=seen)
 
 
@@ -196,8 +198,8 @@ def _above_limit(run: Circumstances) -> Found:
             names=hosts,
             heading=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
             seen=f"busbw {_times(worst.reached_gb_s, worst)}",
-            expected=f"{_ceiling(worst)}: what the links and NICs of its ranks carry, as the driver reports them",
-            cure=f"gpubench topo shows these links; gpubench {worst.collective} --evidence shows the paths taken",
+            expected=f"{_ceiling(worst)}, the limit of its ranks' links and NICs as reported by the driver",
+            cure=f"gpubench {worst.collective} --evidence. It shows the paths; `gpubench topo` shows the links",
         )
     copies = [row for row in run.measurements.pairs if times_limit(row) is not None]
     for path, pairs in grouped(copies, lambda row: row.path_class).items():
@@ -209,7 +211,7 @@ def _above_limit(run: Circumstances) -> Found:
             subject=joined(names),
             names=names,
             seen=_times(most.bandwidth_gb_s or 0.0, most),
-            expected=f"{_ceiling(most)}: what {link} carries, as the driver reports it",
+            expected=f"{_ceiling(most)}, the limit of {link} as reported by the driver",
         )
 
 
@@ -229,9 +231,9 @@ def _ceiling(row: CollectiveRow | PairRow) -> str:
 
 def _not_measured(run: Circumstances) -> Found:
     for need, reason in run.measurements.failed.items():
-        yield Sighting(subject=str(need), seen=reason, expected=f"{need}, measured")
+        yield Sighting(subject=str(need), seen=reason, expected=f"a measurement of {need}")
     for each in run.measurements.failed_on:
-        yield Sighting(subject=f"{each.node}, {each.need}", seen=each.reason, expected=f"{each.need}, measured")
+        yield Sighting(subject=f"{each.node}, {each.need}", seen=each.reason, expected=f"a measurement of {each.need}")
 
 
 _LINES, _EVIDENCE, _LIMITS = "check.md", "evidence.md", "limits.md"
@@ -240,20 +242,20 @@ HOST_MEMORY_SLOW = Condition(
     title="A node copies in its host memory more slowly than nodes with the same CPU",
     detection="64 MiB copied within host memory by one thread, of nodes with the same CPU",
     check="host_memory",
-    likely="CPU clocks held down, memory channels without modules, or others who use CPUs and memory",
-    cure="lscpu; dmidecode -t memory; top, on that node",
+    likely="low CPU clocks, memory channels without modules, or other jobs that use CPUs and memory",
+    cure="sudo dmidecode -t memory. Run it, `lscpu` and `top` on that node",
     link=_LINES,
     look=_host_memory,
 )
 
 IMPOSSIBLE = Condition(
     id=ABOVE_LIMIT,
-    title="A bandwidth is well above what its links can carry: a fact of the links or the measurement is wrong",
+    title="A bandwidth is far above the limit of its links: a fact about the links, or the measurement, is wrong",
     detection=f"every bandwidth against its limit: more than {MOST_PERCENT:g} %",
     check="measured",
-    likely="a link that the driver or hypervisor reports as narrower than it is, a link or NIC that was not found, "
+    likely="a link that the driver or hypervisor reports narrower than it is, a link or NIC that was not found, "
     "or a wrong time",
-    cure="gpubench topo shows these links; nvidia-smi topo -m and nvidia-smi nvlink -s should agree with it",
+    cure="gpubench topo. It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree",
     link=_LIMITS,
     look=_above_limit,
 )
@@ -266,19 +268,20 @@ MEASURED = Family.of(
         title="Copies between GPUs are slower than between siblings, or than on healthy machines",
         detection="`gpubench p2p`: every ordered pair against its siblings, the profile and the limit",
         check="p2p_bandwidth",
-        expected="what pairs over such a path reach",
-        likely="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
-        cure="gpubench p2p; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
+        expected="the same bandwidth as other pairs with this path",
+        likely="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
+        cure="nvidia-smi nvlink -e. `nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures "
+        "every pair",
         look=_slow_pairs,
     ),
     Condition(
         id="p2p-asymmetric",
         title="Copies between two GPUs are slower in one direction than in the other",
-        detection="`gpubench p2p`: both directions of every pair that is not slow otherwise",
+        detection="`gpubench p2p`: both directions of every pair without another slowness",
         check="p2p_symmetry",
-        expected="the same both ways",
-        likely="a link that repeats packets in one direction, or a port that sends them another way",
-        cure="gpubench p2p --pairs I-J,J-I; nvidia-smi nvlink -e",
+        expected="the same bandwidth in both directions",
+        likely="a link that repeats packets in one direction, or different routes for the two directions",
+        cure="gpubench p2p --pairs I-J,J-I. Look at link errors too: nvidia-smi nvlink -e",
         look=_asymmetric,
     ),
     Condition(
@@ -286,51 +289,53 @@ MEASURED = Family.of(
         title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
         detection="`gpubench p2p`: pinned host memory to and from every GPU, against siblings and the profile",
         check="host_bandwidth",
-        likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, a loaded memory",
-        cure="gpubench topo shows the link; nvidia-smi -q | grep -A 6 'GPU Link Info' while it copies",
+        likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, or busy host memory",
+        cure="gpubench topo. It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies",
         look=_host_copies,
     ),
     HOST_MEMORY_SLOW,
     Condition(
         id=SLOW_UNEXPLAINED,
-        title="A collective takes longer than on healthy machines (low busbw), and nothing that was read explains it",
-        detection="`gpubench allreduce` and the others: the time of every size from 1 KiB on against what is expected; "
-        "with a cause of slowness in sight the finding is that cause's",
+        title="A collective takes longer than on healthy machines (low busbw), for no known reason",
+        detection="`gpubench allreduce` and the others: the time of every size from 1 KiB on against the "
+        "expected time; "
+        "a known cause of slowness is reported instead",
         check="collective_bandwidth",
-        likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
-        cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
+        likely="one slow GPU or link slows all ranks, or NCCL uses another path than on healthy machines",
+        cure="gpubench p2p. Then run NCCL_DEBUG=INFO gpubench allreduce, and gpubench explain on its log",
         look=_collectives,
         aliases=("collective-slow",),
     ),
     Condition(
         id=WRONG_DATA,
-        title="Data arrive damaged: wrong elements after a copy or a collective",
-        detection="every destination compares what arrived with what was sent",
+        title="Wrong data: wrong elements after a copy or a collective",
+        detection="every destination compares received data with sent data",
         check="data_correct",
-        expected="every element exact",
-        likely="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
-        cure="gpubench p2p; then NCCL_P2P_DISABLE=1: if that is clean, peer copies are at fault",
+        expected="every element correct",
+        likely="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
+        cure="gpubench p2p. Then run with NCCL_P2P_DISABLE=1: if the data are correct, peer copies are at fault",
         link=_EVIDENCE,
         look=_wrong,
     ),
     Condition(
         id=STRAGGLER,
         title="One rank takes longer than the others for the same collective",
-        detection=f"time of the slowest rank over that of the fastest, from {format_size(_LATE_FROM_BYTES)} on",
+        detection=f"the time of the slowest rank divided by that of the fastest, from "
+        f"{format_size(_LATE_FROM_BYTES)} on",
         check="stragglers",
-        expected=f"at most {_LATE_SHARE:g} times",
-        likely="its process is held up: CPUs shared with others, clocks held down, a busy GPU",
-        cure="top and nvidia-smi on that host; mpirun --bind-to numa",
+        expected=f"at most {_LATE_SHARE:g} times the fastest rank's time",
+        likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
+        cure="nvidia-smi. Run it and `top` on that host; bind ranks with mpirun --bind-to numa",
         look=_late,
     ),
     IMPOSSIBLE,
     Condition(
         id="not-measured",
-        title="Something that was to be measured could not be: neither healthy nor faulty",
+        title="A measurement failed: the result is neither healthy nor faulty",
         detection="how gpubench's own measurements ended",
         check="measured",
-        likely="the driver, a library or a rank kept it from happening: that says nothing of the links",
-        cure="gpubench allreduce, or gpubench p2p, shows it alone",
+        likely="the driver, a library or a rank failed; this says nothing about the links",
+        cure="gpubench p2p. Run the failed measurement alone (or gpubench allreduce)",
         look=_not_measured,
     ),
     link=_LINES,

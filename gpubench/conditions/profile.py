@@ -37,14 +37,14 @@ def _missing(run: Circumstances) -> Found:
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
-            expected, likely = f"GPUs, as {counted(others, 'other node')} {'has' if others == 1 else 'have'}", _NO_GPU
+            expected, likely = f"GPUs, like {counted(others, 'other node')}", _NO_GPU
             yield of_node(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         has_board = bool(snapshot.nvswitches) or _is_mesh_with_gaps(node)
         if snapshot.machine.virtual_machine is False and has_board and count < board:
-            expected = f"{counted(board, 'GPU')}, as profile {profile.name} has it"
+            expected = f"{counted(board, 'GPU')}, as in profile {profile.name}"
             yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
@@ -62,17 +62,17 @@ def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
     return link.active is False or (link.active is True and elsewhere)
 
 
-_MORE_GPUS = "another machine than was thought, or a number that was mistyped"
+_MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
 def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     """The number of GPUs that a node was said to have, and by what; None where nobody said it."""
     if run.expected_gpus is not None:
-        return run.expected_gpus, f"{counted(run.expected_gpus, 'GPU')}, as --expect-gpus says"
+        return run.expected_gpus, f"{counted(run.expected_gpus, 'GPU')}, as given by --expect-gpus"
     profile = run.exact_profile(number) if run.profile_asked_for else None
     if profile is None:
         return None
-    return profile.match.visible, f"{counted(profile.match.visible, 'GPU')}, as profile {profile.name} has it"
+    return profile.match.visible, f"{counted(profile.match.visible, 'GPU')}, as in profile {profile.name}"
 
 
 @in_each_node
@@ -96,7 +96,7 @@ def _model(run: Circumstances) -> Found:
             yield of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
         usual = _usual_model(node)
         if gpu.name and usual and gpu.name != usual:
-            yield of_gpu(run, position, gpu.name, expected=f"{usual}, as its siblings are")
+            yield of_gpu(run, position, gpu.name, expected=f"{usual}, like its siblings")
 
 
 def _usual_model(node: Topology) -> str:
@@ -116,7 +116,7 @@ def _differs(run: Circumstances) -> Found:
         for what, size in _sizes(gpu).items():
             most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
             if size < _AS_LARGE * most:
-                expected = f"{what} {most:g}, as its siblings have"
+                expected = f"{what} {most:g}, like its siblings"
                 yield of_gpu(run, position, f"{what} {size:g}", expected=expected)
 
 
@@ -145,8 +145,8 @@ def _unknown(run: Circumstances) -> Found:
         if profile.match.generic is not None and not run.profile_asked_for and gpus:
             names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
             idle = any(gpu.nvlinks for gpu in gpus) and not any(active_links(gpu) for gpu in gpus)
-            seen = f"no profile names {len(gpus)} of {names}" + (", none of whose NVLinks is active" if idle else "")
-            yield of_node(run, number, seen, likely=f"profile {profile.name} stands in")
+            seen = f"no profile for {len(gpus)} × {names}" + (" without any active NVLink" if idle else "")
+            yield of_node(run, number, seen, likely=f"profile {profile.name} is used instead")
 
 
 @in_each_node
@@ -157,7 +157,7 @@ def _below(run: Circumstances) -> Found:
         profile = run.exact_profile(number)
         alike = profile is not None and not any(_less_than(gpu, other) for other in run.nodes[number].gpus)
         for seen, expected in _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ():
-            yield of_gpu(run, position, seen, expected=f"{expected}, as profile {profile and profile.name} has it")
+            yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}")
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
@@ -185,7 +185,7 @@ def _all_gone(run: Circumstances) -> Found:
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         bare = node.snapshot.machine.virtual_machine is False and not node.snapshot.failures
         if due and bare and node.gpus and not rdma_nics(node):
-            expected = f"{counted(len(due), 'RDMA NIC')}, as profile {profile and profile.name} has it"
+            expected = f"{counted(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
             yield of_node(run, number, "no RDMA NIC", expected=expected)
 
 
@@ -208,12 +208,12 @@ def _nics_below(run: Circumstances) -> Found:
         if all_there and len(fastest) == len(wanted) and all(rate >= min(wanted) for rate in fastest):
             continue
         if all_there and len(have) < len(nics):
-            yield Unread(run.on(number), f"no rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}")
+            yield Unread(run.on(number), f"unknown rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}")
             continue
         seen = counted(len(nics), "RDMA port" if has_rdma else "network interface")
         seen += f" of {_rates(have)}" if have else ""
-        expected = f"{len(due)} of {_rates(wanted)}, as profile {profile.name} has it"
-        cure = "" if has_rdma else "ip link; ethtool $(ls /sys/class/net)"
+        expected = f"{len(due)} of {_rates(wanted)}, as in profile {profile.name}"
+        cure = "" if has_rdma else "ip link"
         yield of_node(run, number, seen, expected=expected, cure=cure)
 
 
@@ -227,14 +227,14 @@ _AS_LARGE = 0.95
 
 _PROFILES = "../profiles/README.md"
 GPU_MISSING = "gpu-missing"
-_NO_GPU = "another kind of node than was thought, a driver that is not loaded, or a container without GPUs"
+_NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
     id="gpu-model",
-    title="Another number or model of GPUs than the machine should have",
-    detection="models among siblings; number and model against --expect-gpus and a profile that was asked for",
+    title="The number or model of GPUs differs from what the machine should have",
+    detection="models of siblings; number and model against --expect-gpus and a requested profile",
     check="gpu_model",
-    likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
-    cure="nvidia-smi -L; gpubench profiles match",
+    likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
+    cure="nvidia-smi -L. `gpubench profiles match` shows the machine's profile",
     look=_model,
 )
 SURPLUS = replace(_MODEL, look=_surplus)
@@ -246,63 +246,64 @@ PROFILE = Family.of(
     "Machines beside their profile",
     Condition(
         id=GPU_MISSING,
-        title="Fewer GPUs than the machine should have: one is not on the PCI bus (lspci shows fewer GPUs)",
-        detection="GPUs on a board whose NVSwitches are there, or where every GPU has NVLinks to others and some that "
-        "lead nowhere, on bare metal, against the profile; against --expect-gpus and a profile that was asked for; "
-        "none where other nodes have some",
+        title="Fewer GPUs than the machine should have: a GPU is missing from the PCI bus (lspci shows fewer GPUs)",
+        detection="the number of GPUs against the profile (bare metal only, on boards with NVSwitches, or if "
+        "every GPU has NVLinks "
+        "to a missing GPU), against --expect-gpus and a requested profile; no GPU although other nodes have some",
         check="gpu_present",
-        likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
-        cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
+        likely="a GPU that no longer trains its PCIe link, or a GPU that was removed",
+        cure="lspci -d 10de: | grep -c 3D. Power-cycle the node, then look at the server's log (ipmitool sel list)",
         look=_missing,
         implies=("below-profile",),
     ),
     _MODEL,
     Condition(
         id="gpu-differs",
-        title="A GPU has less memory, fewer multiprocessors or slower NVLinks than others of its model on the node",
-        detection="nvmlDeviceGetMemoryInfo, CUDA's multiprocessors and the line rates of NVLinks, of GPUs of one model",
+        title="A GPU has less memory, fewer multiprocessors or slower NVLinks than other GPUs of its model on the node",
+        detection="nvmlDeviceGetMemoryInfo, CUDA's multiprocessors and NVLink line rates of GPUs of one model",
         check="gpu_model",
-        likely="a GPU that was replaced by another variant, or that disabled parts of itself",
-        cure="nvidia-smi -q -i GPU; have it replaced",
+        likely="a GPU replaced by another variant, or a GPU with disabled parts",
+        cure="nvidia-smi -q -i GPU. Have the GPU replaced",
         look=_differs,
     ),
     Condition(
         id="profile-unknown",
-        title="No profile names these GPUs: only siblings and shares of the limits judge them",
-        detection="the models that profiles name",
+        title="No profile for these GPUs: they are judged only against siblings and shares of the limits",
+        detection="the GPU models against those of all profiles",
         check="gpu_model",
-        expected="a profile of this machine: only siblings and shares of the limits judge it without one",
-        cure="gpubench profiles learn RESULT... on healthy machines, then check --profile FILE",
+        expected="a profile of this machine; without one it is judged only against siblings and shares of the limits",
+        cure="gpubench profiles learn RESULT.... Use results of healthy machines, then run check --profile FILE",
         look=_unknown,
     ),
     Condition(
         id="below-profile",
         title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
-        detection="active NVLinks and maximal PCIe link of every GPU against the profile",
+        detection="active NVLinks and the maximum PCIe link of every GPU against the profile",
         check="profile",
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
-        "generation in the BIOS), or another machine than the profile's",
-        cure="grep -i nvlink /proc/driver/nvidia/params; nvidia-smi nvlink -s",
+        "generation in the BIOS), or a machine that differs from the profile's",
+        cure="grep -i nvlink /proc/driver/nvidia/params. `nvidia-smi nvlink -s` shows the links",
         look=_below,
     ),
     Condition(
         id="nics-missing",
-        title="No RDMA NIC on a machine whose profile has some (lspci, ibstat show none)",
-        detection="RDMA NICs of the profile that the GPUs match, on bare metal: virtual machines have others",
+        title="No RDMA NIC, although the machine's profile has some (lspci and ibstat show none)",
+        detection="the RDMA NICs of the profile that the GPUs match, on bare metal only (virtual machines have "
+        "other NICs)",
         check="nic_state",
-        likely="drivers of the NICs that are not loaded, NICs that are not on the bus, or a machine built without them",
-        cure="lspci -d 15b3: and dmesg on the node; modprobe mlx5_ib",
+        likely="NIC drivers that are not loaded, NICs missing from the bus, or a machine without these NICs",
+        cure="lspci -d 15b3:. If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_all_gone,
         implies=("nics-differ",),
     ),
     Condition(
         id="nic-below-profile",
-        title="Fewer or slower NICs than the profile has",
-        detection="rates of RDMA ports against a profile that was asked for; of Ethernet, if it has no RDMA NIC",
+        title="Fewer or slower NICs than in the profile",
+        detection="the rates of RDMA ports against a requested profile; of Ethernet if the profile has no RDMA NIC",
         check="nic_profile",
-        likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
-        cure="ibstat; lspci -d 15b3:",
+        likely="a missing NIC, a cable with a lower rate, or a machine that differs from the profile's",
+        cure="ibstat. `lspci -d 15b3:` lists the NICs on the bus",
         look=_nics_below,
     ),
     link=_PROFILES,

@@ -34,7 +34,7 @@ def test_another_number_of_gpus_fails_with_the_node_and_the_count(
     for each in findings:
         assert (each["severity"], each["subject"]) == ("FAIL", "node0")
         assert each["seen"] == ("4 GPUs" if found == "gpu-missing" else f"4 GPUs, {expected} expected")
-        assert each["expected"] == f"{expected} GPUs, as --expect-gpus says"
+        assert each["expected"] == f"{expected} GPUs, as given by --expect-gpus"
 
 
 @pytest.mark.parametrize("command", ["topo", "p2p", "check", "allreduce"])

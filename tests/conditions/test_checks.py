@@ -556,7 +556,7 @@ def test_a_node_without_gpus_among_many_is_found() -> None:
     bare = replace(HEALTHY, host="login", gpus=(), pairs=())
     missing, finding = examined([bare, *machine("hgx-h100-8*4")])
     assert said([missing]) == [("gpu-missing", "ERROR", "login")]
-    assert (missing.seen, missing.expected) == ("no GPU", "GPUs, as 4 other nodes have")
+    assert (missing.seen, missing.expected) == ("no GPU", "GPUs, like 4 other nodes")
     assert (finding.id, finding.subject) == ("node-differs", "login")
     assert finding.seen.startswith("GPU models none (others ")
     silent = replace(bare, failures=(ProbeFailure(stage="nvml", error="no answer", timed_out=True),))
@@ -680,7 +680,7 @@ def below(profile: Profile | None, *nodes: Snapshot) -> list[tuple[str, str, str
 def test_what_all_gpus_lack_is_found_against_the_profile() -> None:
     profile = profiles.load("hgx-h100-8")
     fewer = with_gpus(nvlinks=(*(GPU0.nvlinks or ())[:12], *down((GPU0.nvlinks or ())[12:])))
-    seen = ("12 NVLinks active on every GPU", "18 NVLinks, as profile hgx-h100-8 has it")
+    seen = ("12 NVLinks active on every GPU", "18 NVLinks, as in profile hgx-h100-8")
     assert set(below(profile, fewer)) == {("below-profile", "FAIL", *seen)}
     slow = with_gpus(pcie=PcieLink(generation=4, width=16, max_generation=4, max_width=16))
     seen = ("PCIe at most 4 x16", "PCIe 5 x16, as in profile hgx-h100-8")
@@ -725,8 +725,8 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     ("expected", "found"),
     [
         (8, []),
-        (9, [("gpu-missing", "FAIL", "8 GPUs", "9 GPUs, as --expect-gpus says")]),
-        (1, [("gpu-model", "FAIL", "8 GPUs, 1 expected", "1 GPU, as --expect-gpus says")]),
+        (9, [("gpu-missing", "FAIL", "8 GPUs", "9 GPUs, as given by --expect-gpus")]),
+        (1, [("gpu-model", "FAIL", "8 GPUs, 1 expected", "1 GPU, as given by --expect-gpus")]),
     ],
 )
 def test_as_many_gpus_as_somebody_said(expected: int, found: list[tuple[str, str, str, str]]) -> None:

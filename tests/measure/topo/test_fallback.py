@@ -77,7 +77,7 @@ def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() ->
     ranks = facts({"NCCL_P2P_DISABLE": "1"}), facts(rank=1, conf={"NCCL_P2P_DISABLE": "1"})
     (row,) = rows(looked_at(h200s(), *ranks))
     assert row.cause_seen == "NCCL_P2P_DISABLE=1 in the environment and /etc/nccl.conf"
-    assert row.advice == "unset NCCL_P2P_DISABLE; take NCCL_P2P_DISABLE out of /etc/nccl.conf"
+    assert row.advice == "unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too"
 
 
 @pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
@@ -120,7 +120,7 @@ def test_what_the_driver_refuses_comes_with_its_cure() -> None:
     report = looked_at(replace(node, pairs=refused), facts())
     (row,) = rows(report)
     assert (row.cause, row.verdict) == ("fabric-not-ready", "FAIL")
-    assert "NVSwitches are active, yet the driver refuses" in str(row.cause_seen)
+    assert "NVSwitches are active, but the driver refuses" in str(row.cause_seen)
     assert "nvidia-fabricmanager" in str(row.advice)
     assert [finding.id for finding in report.findings] == ["peer-access-refused"]
 
