@@ -375,6 +375,7 @@ def as_rates(fault: Fault, profile: "Profile") -> tuple[Fault, ...]:
 _GPU = re.compile(r"\bGPU(\d{1,4})\b", re.ASCII)
 _PAIR = re.compile(r"\bGPU(\d{1,4}) → GPU(\d{1,4})\b", re.ASCII)
 _ACTIVE = re.compile(r"\b(\d{1,3}) NVLinks? active", re.ASCII)
+_DOWN = re.compile(r"\b(\d{1,3}) of (\d{1,3}) NVLinks down", re.ASCII)
 _NVLINKS = ("nvlink-down", "nvlinks-all-down", "nvlink-disabled")
 _MOST = 16
 
@@ -393,10 +394,14 @@ def _of_finding(finding: Finding) -> Iterator[str]:
         for first, second in _PAIR.findall(words):
             low, high = sorted((int(first), int(second)))
             yield f"link{low}-{high}:staged=yes"
-    active = _ACTIVE.search(finding.seen)
-    if finding.id in _NVLINKS and active is not None:
+    if finding.id not in _NVLINKS:
+        return
+    active, down = _ACTIVE.search(finding.seen), _DOWN.search(finding.seen)
+    left = None if down is None else int(down[2]) - int(down[1])
+    left = int(active[1]) if active is not None else left
+    if left is not None and left >= 0:
         for gpu in _GPU.findall(words):
-            yield f"gpu{gpu}:nvlink={active[1]}"
+            yield f"gpu{gpu}:nvlink={left}"
 
 
 def _of_part(row: ScanPartRow) -> Iterator[str]:

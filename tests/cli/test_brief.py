@@ -50,7 +50,7 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
     *lines, sentence = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert sentence.startswith(
-        "FAIL (simulated): node0 GPU5: 12 NVLinks active, all-reduce reaches 307 of 454 GB/s (68 %)"
+        "FAIL (simulated): node0 GPU5: 6 of 18 NVLinks down (links 12-17), all-reduce reaches 307 of 454 GB/s (68 %)"
     )
 
 

@@ -66,7 +66,7 @@ def test_all_formats_of_a_run_agree(ran: tuple[dict[str, str], int, Path]) -> No
     VALIDATOR.validate(document)
     verdict = document["verdict"]
     sentence = document["sentence"]
-    assert sentence.startswith(f"{verdict}: ")
+    assert sentence.startswith((f"{verdict}: ", f"{verdict} (simulated): "))
     assert code == {"FAIL": 1, "ERROR": 3}.get(verdict, 0) or f"exit code {code} with" in sentence
     lines = [json.loads(line) for line in written["jsonl"].splitlines()]
     assert (lines[-1]["verdict"], lines[-1]["sentence"]) == (verdict, sentence)

@@ -130,7 +130,7 @@ def test_a_simulated_machine_says_so_in_every_row(tmp_path: Path) -> None:
     assert document["metadata"]["profile"]["name"] == "hgx-h100-8"
     assert document["metadata"]["source"] == "--simulate hgx-h100-8*3 --fault node1.gpu5:nvlink=12"
     assert document["verdict"] == "FAIL"
-    assert document["sentence"].endswith("exit code 0 without --strict")
+    assert "exit code 0 without --strict" in document["sentence"]
 
 
 def test_warnings_fail_only_where_they_are_asked_to() -> None:

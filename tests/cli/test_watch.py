@@ -38,7 +38,7 @@ def fault(kind: str) -> tuple[str, ...]:
         ),
         (
             "sockets",
-            "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: sends its GPU traffic through the loopback",
+            "FAIL (simulated): node0 GPU0 and 3 more: sends its GPU traffic through the loopback",
             1,
         ),
         (

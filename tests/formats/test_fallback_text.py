@@ -66,7 +66,9 @@ def test_what_was_only_looked_at_is_to_be_expected() -> None:
     refused = tuple(replace(pair, cuda=False, read="CNS", write="CNS") for pair in node.pairs)
     pcie = tuple(replace(gpu, nvlinks=()) for gpu in node.gpus)
     (line,) = fallback_lines(examine([Topology(replace(node, pairs=refused, gpus=pcie))]))
-    assert line.startswith("fallback (simulated): all 2 pairs would fall back, because NVML says CNS: chipset not supp")
+    assert line.startswith(
+        "fallback (simulated): all 2 pairs would fall back, because NVML reports CNS: chipset not supp"
+    )
     assert "HOST-STAGED, p2p-virtual-machine (PHB; peer access chipset not supported)" in line
     assert "x-nv-gpudirect-clique=0" in line
 

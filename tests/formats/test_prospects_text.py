@@ -72,9 +72,9 @@ def test_an_odd_node_among_many_is_named() -> None:
                 simulated("hgx-h100-8*2"), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False)), 1
             ),
             (
-                "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, and not "
-                "known to be here: RDMA through host memory, gpudirect-one-side; make the named node like the others: "
-                "modprobe nvidia-peermem"
+                "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, but not "
+                "known to be possible here: RDMA through host memory, gpudirect-one-side; modprobe nvidia-peermem. "
+                "Run it on the reported node, so that it is like the others"
             ),
         ),
     ],
@@ -97,7 +97,10 @@ def test_one_port_of_many_that_is_down_is_slow_and_no_fallback() -> None:
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (simulated("hgx-h200-4", "gpu2:throttle=hw_slowdown"), "GPU2 would be slow, because clocks are lowered"),
+        (
+            simulated("hgx-h200-4", "gpu2:throttle=hw_slowdown"),
+            "GPU2 would be slow, because clocks lowered: hw slowdown",
+        ),
         (set_on(simulated("hgx-h200-4"), NCCL_ALGO="Ring"), "this job might be slow, because NCCL_ALGO=Ring in"),
         (set_on(simulated("hgx-h200-4"), NCCL_SHM_DISABLE="1"), "would take a network inside a node where there is no"),
         (set_on(simulated("hgx-h200-4"), UCX_TLS="rc,sm"), "would be copied through host memory by MPI, UCX or a"),

@@ -202,7 +202,7 @@ def _staged_words(report: Report) -> Iterator[str]:
 
 def _with_place(metadata: Metadata, subject: str) -> str:
     hosts, subject = list(dict.fromkeys(metadata.hosts)), _GPU_WITH_BUS_ID.sub(r"\1", subject)
-    named = not subject or len(hosts) != 1 or hosts[0] in subject
+    named = not subject or len(hosts) != 1 or hosts[0] in subject or hosts[0] == "unknown"
     return subject if named else f"{hosts[0]} {subject}" if subject.startswith("GPU") else f"{subject} on {hosts[0]}"
 
 

@@ -408,7 +408,7 @@ def test_an_init_that_does_not_end(kept: tuple[str, ...], verdict: Verdict) -> N
     ]
     report = report_of(*logs)
     assert (report.verdict, ids(report)[0]) == (verdict, "nccl-init-unfinished")
-    assert report.findings[0].seen == "rank 0-3 of 4 began its init and did not end it"
+    assert report.findings[0].seen == "rank 0-3 of 4 began its initialization but did not finish it"
 
 
 def test_an_init_that_waits_for_a_rank_without_a_log_is_a_doubt() -> None:
@@ -424,7 +424,7 @@ def test_warnings_that_gpubench_does_not_know_are_counted() -> None:
     first, *others = JOB.logs()
     warned = "".join(f"nodeA:100:100 [0] file.cc:1 NCCL WARN something new {each}\n" for each in "abc")
     (finding,) = report_of(first + warned, *others).findings
-    assert finding.seen == "NCCL warns: something new a; and of 2 more"
+    assert finding.seen == "NCCL warns: something new a; and 2 more warnings"
 
 
 def test_the_init_of_another_communicator_that_does_not_end_is_a_doubt() -> None:

@@ -90,7 +90,7 @@ def test_an_nccl_that_is_linked_into_torch_counts() -> None:
     torch = LibraryUser(name="torch", version="2.6.0", purpose="torch.distributed", inside={NCCL_LIB: "2.21.5"})
     found = report(host(files=(PIP,), users=(CUPY, torch)))
     assert one(found).seen == "NCCL 2.28.9 for CuPy 14.2.0; 2.21.5 for torch 2.6.0"
-    assert "figures of the one say nothing of jobs with the other" in one(found).cause
+    assert "measurements with one do not apply to jobs with the other" in one(found).cause
     linked = [row for row in found.rows(LIBRARIES_SECTION, LibraryRow) if row.note == "linked into torch"]
     assert [(row.library, row.version) for row in linked] == [(NCCL_LIB, "2.21.5")]
 
