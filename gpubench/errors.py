@@ -77,6 +77,10 @@ class CouldNotMeasureError(GpubenchError):
     """The machine, a library or a rank kept the measurement from happening."""
 
 
+class ClientRefusedError(CouldNotMeasureError):
+    """CUDA's MPS server takes no new client, which it may do again in seconds."""
+
+
 class InterruptedRunError(CouldNotMeasureError):
     """Somebody ended the run: Ctrl-C, SIGTERM, or a reader that closed the pipe."""
 
@@ -213,12 +217,12 @@ def different_nccl(versions: Sequence[str]) -> UsageError:
     )
 
 
-def mps_refuses_clients(detail: str) -> "CouldNotMeasureError":
+def mps_refuses_clients(detail: str) -> ClientRefusedError:
     """CUDA's MPS server runs and takes no new client."""
-    return CouldNotMeasureError(
+    return ClientRefusedError(
         f"the MPS server refuses new clients: {detail}",
         expected="an MPS server that takes this process",
-        reason="a client hung or was killed and the server is still ending it, which may take some seconds",
+        reason="a client hung or was killed: the server ends it, which takes seconds, and waits for the others to end",
         next_step="the same again in ten seconds; else end the server: echo quit | nvidia-cuda-mps-control",
     )
 

@@ -14,6 +14,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
 from gpubench.formats.delivery import say
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on
+from gpubench.hardware.host import mps_serves, sm_percent
 from gpubench.hardware.scan.coordinator import NodeRanks
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
@@ -512,6 +513,7 @@ def deliver(
             "strict": plan.strict,
             "seed": seed,
             "rails": fabric.rails,
+            **_sharing(plan.ranks_per_gpu),
             "leaves": len(set(filter(None, fabric.leaves))),
             "rounds": len(course.outcomes),
             "seconds": round(sum(each.seconds for each in course.outcomes), 3),
@@ -527,6 +529,14 @@ def deliver(
         if plan.hostfile is not None:
             _write_hostfile(plan.hostfile, report)
         return presenter.exit_code
+
+
+def _sharing(ranks_per_gpu: int) -> dict[str, float]:
+    """How ranks share a GPU, where they do; the share of its SMs where an MPS server runs them at the same time."""
+    if ranks_per_gpu == 1:
+        return {}
+    share = {"sm_percent": sm_percent(os.environ)} if mps_serves(os.environ) else {}
+    return {"ranks_per_gpu": ranks_per_gpu, **share}
 
 
 def _write_hostfile(path: Path, report: Report) -> None:

@@ -13,7 +13,7 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, sha
 from gpubench.formats.delivery import say, tell
 from gpubench.hardware.environment import NODE_VARIABLE
 from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
-from gpubench.hardware.launch import OWN_SETTINGS_VARIABLE, find_launcher
+from gpubench.hardware.launch import OWN_SETTINGS_VARIABLE, find_launcher, own_settings
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.nvml import visible_count
 from gpubench.hardware.probe import probe
@@ -78,7 +78,7 @@ from gpubench.measure.scan.verdicts import decode, nic_names, rail_rates
 from gpubench.model.facts.environment import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rounds import BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
+from gpubench.model.results.rounds import RANK_OF_HOST, BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Finding, Origin
 from gpubench.profiles import matched_profiles
@@ -308,7 +308,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
     cards, placement = meeting.cards, meeting.placement
     names = [cards[ranks[0]].host for ranks in placement.ranks_by_node]
     if plan.ranks_as_nodes:
-        names = [f"{cards[ranks[0]].host}:rank{ranks[0]}" for ranks in placement.ranks_by_node]
+        names = [f"{cards[ranks[0]].host}{RANK_OF_HOST}{ranks[0]}" for ranks in placement.ranks_by_node]
     leaves: Sequence[str | None] = [None] * len(names)
     if plan.leaves is not None:
         leaves = leaves_of(names, plan.leaves, plan.leaves_file or "")
@@ -347,8 +347,9 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
     if launch is None and plan.ranks_per_gpu > 1:
         _become_launcher(plan.ranks_per_gpu, arguments)
     if launch is not None:
-        if plan.ranks_per_gpu > 1:
-            os.environ.setdefault(NODE_VARIABLE, f"rank{launch.rank}")
+        if plan.ranks_per_gpu > 1 and NODE_VARIABLE not in os.environ and OWN_SETTINGS_VARIABLE in os.environ:
+            os.environ[NODE_VARIABLE] = f"rank{launch.rank}"
+            os.environ[OWN_SETTINGS_VARIABLE] = ",".join((*own_settings(os.environ), NODE_VARIABLE))
         return run_ranks(plan, arguments, launch)
     raise UsageError(
         "scan without ranks",

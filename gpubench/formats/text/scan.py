@@ -50,6 +50,10 @@ class ScanView(ReportView):
         self._page.wrap(f"gpubench {metadata.gpubench_version}  scan  {nodes}  backend {metadata.backend}{origin}")
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
+        if "ranks_per_gpu" in options:
+            share = options.get("sm_percent")
+            how = "taking turns" if share is None else f"MPS, {share:g} % of its SMs each"
+            self._page.wrap(f"{INDENT}{options['ranks_per_gpu']} ranks share each GPU ({how}), each taken for a node")
         self._page.software(metadata)
         self._page.print("")
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from gpubench.hardware.host import leave_core, process_state
+from gpubench.hardware.host import leave_core, mps_serves, process_state
 from gpubench.hardware.launch import module_command, with_package
 from gpubench.hardware.scan.messages import (
     OWN_FAULT,
@@ -31,14 +31,15 @@ from gpubench.hardware.scan.messages import (
     packed_local,
     receive_one,
 )
-from gpubench.hardware.scan.worker import WorkerTask
+from gpubench.hardware.scan.worker import REFUSED, WorkerTask
 from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.results.rounds import LocalFigure, LocalQuantity
 
 SECONDS_TO_BE_KILLED = 2.0
-"""A killed process that is still there then hangs in the kernel: its GPU is lost."""
+"""A killed process that is still there then hangs in the kernel: its GPU is lost for as long."""
 
 _FAILURES = {
+    REFUSED: Outcome.BROKEN,
     "deadline": Outcome.DEADLINE,
     "broken": Outcome.BROKEN,
     "failed": Outcome.OWN_WORKER_FAILED,
@@ -54,13 +55,25 @@ class WorkerProcess:
 
     def __init__(self, backend: str, device: int, secret: bytes) -> None:
         self.listener = socket.create_server(("", 0), backlog=16)
-        self.is_lost = False
+        self._stuck: subprocess.Popen[bytes] | None = None
         self._words = backend, device
         self._secret = secret
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._received = b""
         self._ended_with: int | None = None
+        self._task: WorkerTask | None = None
+        self._under_mps = backend == "nccl" and mps_serves(os.environ)
+
+    @property
+    def is_lost(self) -> bool:
+        """True while a process that was killed is still there."""
+        return self._stuck is not None and self._stuck.poll() is None
+
+    @property
+    def loss(self) -> Outcome:
+        """What it means that it is lost: its GPU hangs. Under MPS it may wait for the server, as others' deaths do."""
+        return Outcome.BROKEN if self._under_mps else Outcome.OWN_WORKER_BLOCKED
 
     @property
     def port(self) -> int:
@@ -76,7 +89,7 @@ class WorkerProcess:
         """Give it a task; a new worker where there is none."""
         if self._process is None or self._process.poll() is not None:
             self._start()
-        self._received = b""
+        self._received, self._task = b"", task
         with contextlib.suppress(OSError):
             if self._control is not None:
                 self._control.sendall(json.dumps(asdict(task)).encode() + b"\n")
@@ -97,11 +110,25 @@ class WorkerProcess:
         answer: dict[str, object] = json.loads(line)
         return answer if answer.get("number") == number else None
 
+    def retries(self, answer: dict[str, object]) -> bool:
+        """Whether it was refused by an MPS server, which may take it later: a new worker then has the same task."""
+        if answer.get("failure") != REFUSED or self._task is None:
+            return False
+        self._end()
+        self.begin(self._task)
+        return True
+
     def outcome(self, answer: dict[str, object]) -> tuple[float, Outcome, str]:
-        """GB/s, outcome and remark of an answer."""
+        """GB/s, outcome and remark of an answer.
+
+        Under MPS a worker that failed is ended, for a new one to have the next task: where a client dies in the middle
+        of its work, the server breaks the others too, and takes no new ones until those have ended.
+        """
         gb_s = answer.get("gb_s")
         if isinstance(gb_s, float):
             return gb_s, Outcome.DONE, ""
+        if self._under_mps:
+            self._end()
         return 0.0, _FAILURES.get(str(answer.get("failure")), Outcome.OWN_WORKER_FAILED), str(answer.get("remark", ""))
 
     def state(self) -> Outcome:
@@ -111,7 +138,7 @@ class WorkerProcess:
         letter = process_state(self._process.pid)
         if letter in "Tt":
             return Outcome.OWN_WORKER_STOPPED
-        return Outcome.OWN_WORKER_BLOCKED if letter == "D" else Outcome.DEADLINE
+        return self.loss if letter == "D" else Outcome.DEADLINE
 
     def has_died(self) -> bool:
         """True where it ended by itself since it was started: nobody asked it to."""
@@ -133,11 +160,20 @@ class WorkerProcess:
             try:
                 self._ended_with = self._process.wait(SECONDS_TO_BE_KILLED)
             except subprocess.TimeoutExpired:
-                self.is_lost = True
+                self._stuck = self._process
             self._process = None
         if self._control is not None:
             self._control.close()
             self._control = None
+
+    def _end(self) -> None:
+        """Have it end by itself, as a client of MPS should; else end it."""
+        if self._process is not None and self._control is not None:
+            self._control.close()
+            self._control = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(SECONDS_TO_BE_KILLED)
+        self.kill()
 
     def close(self) -> None:
         """End it, and the socket that partners find it by."""
@@ -305,7 +341,7 @@ class Supervisor:
         for rail in [rail for rail in tasks if rail not in found]:
             worker = self.workers[rail]
             if worker.is_lost:
-                found[rail] = 0.0, Outcome.OWN_WORKER_BLOCKED, "lost in an earlier round"
+                found[rail] = 0.0, worker.loss, "it still hangs, killed in an earlier round"
             elif worker.has_died():
                 worker.kill()
                 found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
@@ -322,7 +358,7 @@ class Supervisor:
                 continue
             self.workers[rail].kill()
             # Whether it hangs by itself or because of its partner, whose abort it waits for, is not known here.
-            state = Outcome.OWN_WORKER_BLOCKED if self.workers[rail].is_lost else states[rail]
+            state = self.workers[rail].loss if self.workers[rail].is_lost else states[rail]
             found[rail] = 0.0, state, "killed after the deadline"
         found |= {rail: self.workers[rail].outcome(answer) for rail, answer in answers.items()}
         remark = next((words for _, outcome, words in found.values() if outcome and words), "")
@@ -348,7 +384,7 @@ class Supervisor:
                     worker.kill()
                     found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
                 else:
-                    if answer is not None:
+                    if answer is not None and not self.workers[rail].retries(answer):
                         answers[rail] = answer
         return answers
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
+from gpubench.errors import ClientRefusedError, mps_refuses_clients
 from gpubench.hardware.cuda import CudaDevice, open_device
 from gpubench.hardware.launch import die_with_parent
 from gpubench.hardware.nccl.backend import UNIQUE_ID_BYTES, BoundedCommunicator, NcclLibrary, new_unique_id
@@ -268,8 +269,23 @@ class NcclRail:
         return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
 
     def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
-        """GB/s: a buffer over the time of an operation, in a communicator made for this, whose id makes the data."""
+        """GB/s: a buffer over the time of an operation, in a communicator made for this, whose id makes the data.
+
+        Under MPS an error of CUDA may be another client's: it is the connection's, as OSError is.
+        """
         device, library = self._open()
+        try:
+            return self._in_a_communicator(device, library, ring, operation, deadline)
+        except OSError:
+            raise
+        except Exception as error:
+            if not device.identity.mps:
+                raise
+            raise ConnectionError(f"under MPS, where a client that dies breaks the others: {error}") from error
+
+    def _in_a_communicator(
+        self, device: CudaDevice, library: NcclLibrary, ring: Ring, operation: _Operation, deadline: float
+    ) -> float:
         send, receive = self._buffers
         unique_id = ring.pass_on(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))
         communicator = BoundedCommunicator(library, unique_id, ring.place, ring.size, deadline)
@@ -317,14 +333,29 @@ class NcclRail:
         taken, _ = seconds(repeats)
         return repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
 
+    def open(self) -> None:
+        """Take the GPU, where it is not taken yet: in phase 0, which has time for it.
+
+        Raises ClientRefusedError under MPS: the server takes no clients, or the death of another broke this one.
+        """
+        device, _ = self._open()
+        if device.identity.mps:
+            runtime = device.cupy.cuda.runtime
+            try:
+                runtime.deviceSynchronize()
+            except runtime.CUDARuntimeError as error:
+                raise mps_refuses_clients(str(error)) from error
+
     def _open(self) -> tuple[CudaDevice, NcclLibrary]:
-        """The GPU and NCCL, when they are first needed: in phase 0, which has time for it."""
         if self._opened is None:
             device = open_device(self._place, self._place + 1, socket.gethostname(), self._driver, shared=True)
             self._opened = device, NcclLibrary()
             self._buffers: tuple[Any, Any] = device.allocate(EXCHANGED_BYTES), device.allocate(EXCHANGED_BYTES)
         return self._opened
 
+
+REFUSED = "refused"
+"""The failure of a worker that an MPS server did not take; it may take a new one later."""
 
 _MEMORY_BYTES = 64 * 2**20
 _MEMORY_SAMPLES = 5
@@ -335,6 +366,10 @@ _HELLO = struct.Struct("!IIB")
 
 class RailBackend(Protocol):
     """What measures: GPUs, or CPU buffers."""
+
+    def open(self) -> None:
+        """Take what it measures with. Raises CouldNotMeasureError, ClientRefusedError where it may be had later."""
+        ...
 
     def local(self) -> list[tuple[str, float]]:
         """Phase 0: quantities by name, GB/s."""
@@ -354,6 +389,9 @@ class HostRail:
 
     def __init__(self, device: int) -> None:
         self.device = device
+
+    def open(self) -> None:
+        """Nothing has to be taken."""
 
     def local(self) -> list[tuple[str, float]]:
         """Copies in memory by one thread."""
@@ -414,20 +452,25 @@ def main() -> None:
         addresses = tuple((str(host), int(port)) for host, port in plain.pop("addresses"))
         answer = _done(backend, listener, secret, WorkerTask(**plain, addresses=addresses))
         control.sendall(json.dumps(answer).encode() + b"\n")
+    # The answers have told what broke; CuPy's destructors would print it once more for every object.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: WorkerTask) -> dict[str, object]:
     """The answer to a task: figures, or what went wrong."""
     try:
+        deadline = time.monotonic() + task.deadline_s
+        backend.open()
         if not task.number:
             return {"number": 0, "local": backend.local()}
-        deadline = time.monotonic() + task.deadline_s
         with ExitStack() as connections:
             ring = _ring(listener, secret, task, deadline, connections)
             measure = backend.all_reduce if task.reduces else backend.exchange
             return {"number": task.number, "gb_s": measure(ring, deadline)}
     except TimeoutError:
         return {"number": task.number, "failure": "deadline"}
+    except ClientRefusedError as error:
+        return {"number": task.number, "failure": REFUSED, "remark": str(error)}
     except WrongDataError as error:
         return {"number": task.number, "failure": "wrong", "remark": str(error)}
     except OSError as error:

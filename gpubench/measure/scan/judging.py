@@ -9,7 +9,6 @@ ten names a healthy cell, and at a noise of 2 % more than nine of ten losses of 
 """
 
 import math
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from gpubench.model.results.rounds import (
     PairSample,
     ScanFabric,
     ScanPhase,
+    login_name,
 )
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
@@ -488,7 +488,7 @@ def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Ite
             f"{each.quantity.value}: {each.failure}",
             "every element correct",
             "data corrupted by a GPU, a link, or ACS and IOMMU between peers",
-            f"ssh {shlex.quote(host)} gpubench check",
+            f"ssh {login_name(host)} gpubench check",
             subjects=(host,),
         )
 
@@ -516,7 +516,7 @@ def not_measured_inside(
             f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", in one of two attempts"),
             "a measurement of every GPU, every GPU pair and the node's all-reduce",
             "NCCL needs more time to connect than the deadline, the GPU memory is in use, or a shared part hangs",
-            f"ssh {shlex.quote(names[0])} gpubench check. Or scan again with a longer deadline: --timeout 60",
+            f"ssh {login_name(names[0])} gpubench check. Or scan again with a longer deadline: --timeout 60",
             subjects=tuple(names),
         )
 
@@ -580,6 +580,6 @@ def below_profile(
             f"{quantity.value}: {seen}, on {fabric.hosts[worst]}",
             wanted,
             "a cause shared by these nodes: an NCCL setting, driver, firmware, clocks, or other jobs",
-            f"ssh {shlex.quote(fabric.hosts[worst])} gpubench check",
+            f"ssh {login_name(fabric.hosts[worst])} gpubench check",
             subjects=tuple(names),
         )

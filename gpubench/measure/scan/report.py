@@ -21,7 +21,7 @@ from gpubench.measure.scan.verdicts import (
     slow_levels,
 )
 from gpubench.model.results.report import Report, Table
-from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric
+from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric, login_name
 from gpubench.model.results.scan import (
     CELLS_SECTION,
     EXCLUSIONS_SECTION,
@@ -194,7 +194,7 @@ def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[F
             part_seen(fabric, part),
             expected,
             likely,
-            command.format(host=shlex.quote(fabric.hosts[part.nodes[0]])),
+            command.format(host=login_name(fabric.hosts[part.nodes[0]])),
             subjects=tuple(fabric.hosts[node] for node in part.nodes) if part.leaf is not None else (),
         )
 
@@ -249,7 +249,7 @@ def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
             seen,
             "every element correct",
             "data corrupted by a GPU, a link, a NIC, or ACS and IOMMU between peers",
-            f"ssh {shlex.quote(hosts[first])} gpubench check. Run it on {hosts[second]} too",
+            f"ssh {login_name(hosts[first])} gpubench check. Run it on {hosts[second]} too",
             subjects=(hosts[first], hosts[second]),
         )
 
@@ -311,7 +311,7 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
             f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the first node's",
             "clocks that agree within a second",
             "NTP or chrony is not running there or reaches no server; no measurement here depends on it",
-            f"ssh {shlex.quote(fabric.hosts[node])} chronyc tracking",
+            f"ssh {login_name(fabric.hosts[node])} chronyc tracking",
         )
 
 

@@ -1,5 +1,6 @@
 """The rounds of a scan: participants, the measurements planned and made, and their form on disk."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,6 +42,15 @@ class NodePair(NamedTuple):
 
     first: int
     second: int
+
+
+RANK_OF_HOST = ":rank"
+"""Between a host and the rank that stands for a node, where ranks are taken for nodes."""
+
+
+def login_name(node: str) -> str:
+    """The host of a node as an argument of `ssh`."""
+    return shlex.quote(node.partition(RANK_OF_HOST)[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpubench.errors import ClientRefusedError
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.scan import worker
 from gpubench.hardware.scan.worker import PAIR, NcclRail, Ring, WrongDataError
@@ -85,6 +87,17 @@ class Communicator:
         self.ended = "aborted"
 
 
+class Runtime:
+    """CUDA's, of a process that MPS may have broken."""
+
+    CUDARuntimeError = RuntimeError
+    broken = False
+
+    def deviceSynchronize(self) -> None:  # noqa: N802 - CUDA's name
+        if self.broken:
+            raise RuntimeError("cudaErrorIllegalAddress")
+
+
 @dataclass
 class End:
     """One end: its rail, and the communicators that it made."""
@@ -104,6 +117,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End, End]:
             allocate=lambda _size, free=free: next(free),
             stream=SimpleNamespace(ptr=0, done=True, synchronize=lambda: None),
             memories=memories,
+            identity=SimpleNamespace(mps=False),
+            cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=Runtime())),
         )
         rail = NcclRail(0, Driver())
         found.append((End(rail, []), device))
@@ -192,3 +207,22 @@ def test_a_partner_that_leaves_or_says_nothing_is_given_up(ends: tuple[Wire, End
         assert leaves != isinstance(caught.value, TimeoutError)
         its.close()
     assert {each.ended for each in one.made} <= {"aborted"}
+
+
+@pytest.mark.parametrize("mps", [True, False])
+def test_under_mps_what_breaks_may_be_another_clients_death(ends: tuple[Wire, End, End, End], *, mps: bool) -> None:
+    _, one, other, _ = ends
+    device: Any = one.rail._open()[0]
+    device.identity.mps = mps
+    one.rail.open()
+    device.cupy.cuda.runtime.broken = True
+    with pytest.raises(ClientRefusedError, match="cudaErrorIllegalAddress") if mps else nullcontext():
+        one.rail.open()
+
+    def fails() -> None:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    device.stream.synchronize = fails
+    found = all_of(one, other, seconds=0.5)
+    assert type(found[0]) is (ConnectionError if mps else RuntimeError)
+    assert [each.ended for each in one.made] == ["aborted"]

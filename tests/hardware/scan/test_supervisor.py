@@ -117,6 +117,23 @@ def test_nobody_there_is_the_deadline() -> None:
     assert reply.figures == ((0, 0.0, Outcome.DEADLINE),)
 
 
+def test_under_mps_a_worker_that_failed_or_was_refused_is_replaced() -> None:
+    """The server breaks its other clients where one dies, and takes no new one until they have ended."""
+    with two() as (one, other):
+        for each in (one, other):
+            each.workers[0]._under_mps = True
+        a_round(one, other)
+        first = worker_of(one)
+        one.round(2, {0: WorkerTask(2, 0, 1, 0, 0.5)}, 0.5)
+        assert one.workers[0]._process is None
+        done, _ = a_round(one, other, 3)
+        assert (done.figures[0][2], worker_of(one) == first) == (Outcome.DONE, False)
+        before = worker_of(one)
+        assert not one.workers[0].retries({"number": 3, "failure": "broken"})
+        assert one.workers[0].retries({"number": 3, "failure": "refused"})
+        assert worker_of(one) != before
+
+
 def test_three_workers_are_a_ring_and_all_take_the_time_of_the_slowest() -> None:
     supervisors = [Supervisor("host", rank, {0: 0}, SECRET) for rank in range(3)]
     for each in supervisors:
