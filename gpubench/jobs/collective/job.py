@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -33,7 +34,7 @@ from gpubench.model.facts.backends import HOST, TORCH
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class _LaunchedJob:
     def __init__(self, presenter: "Presenter", job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
         self._presenter, self._job, self._take_back = presenter, job, take_back
         self._error: GpubenchError | None = None
+        self._heard_of_error = 0.0
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
         self._kept_lines: list[str] = []
@@ -263,7 +265,8 @@ class _LaunchedJob:
         """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
         if self._presenter.report is None:
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
-            raise self._error or self._died()
+            killed = killed_before(self._lost, self._heard_of_error)
+            raise self._died() if killed is not None or self._error is None else self._error
         first = first_lost(self._lost)
         after = self._error or (first.error("") if first is not None else None)
         if after is not None:
@@ -302,7 +305,7 @@ class _LaunchedJob:
             state = RankState.from_record(message["state"])
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
-            self._error = GpubenchError.from_record(message["error"])
+            self._error, self._heard_of_error = GpubenchError.from_record(message["error"]), time.monotonic()
 
     def _row_of(self, record: Mapping[str, Any]) -> "Row":
         if self._is_overlap:
