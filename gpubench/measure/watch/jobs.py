@@ -68,6 +68,7 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
     owned: dict[tuple[int, ...], list[GpuRates]] = {}
     for gpu in rates.gpus:
         having = [group for group in groups if on_gpu[gpu.bus_id] & set(group)]
+        having = [group for group in having if not all(_is_service(tasks[pid].name) for pid in group)] or having
         if having:
             owned.setdefault(max(having, key=lambda group: (sizes[group], -group[0])), []).append(gpu)
     closed = [group for group in owned if len(group) == 1 and _is_closed(tasks[group[0]])]
@@ -122,7 +123,11 @@ def _as_well(process: GpuProcess, gpu: GpuRates) -> str:
 
 def _users(gpu: GpuRates) -> Iterator[GpuProcess]:
     """The processes on a GPU that may send bytes of their own."""
-    return (each for each in gpu.processes or () if (each.name or "").rpartition("/")[2] not in _SERVICES)
+    return (each for each in gpu.processes or () if not _is_service(each.name))
+
+
+def _is_service(name: str | None) -> bool:
+    return (name or "").rpartition("/")[2] in _SERVICES
 
 
 def _is_closed(task: TaskFacts) -> bool:

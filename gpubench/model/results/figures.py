@@ -46,6 +46,8 @@ class SpeedFigure:
     time_us: float | None = None
     expected_us: float | None = None
     interval_percent: float | None = None
+    shares_gpus: bool = False
+    """Whether its ranks share GPUs, so that nothing can be expected of it."""
 
     @property
     def is_small(self) -> bool:
@@ -91,10 +93,14 @@ class SpeedFigures:
 
     @property
     def is_unjudged(self) -> bool:
-        """True if something was measured, and the speed of a largest size was not judged."""
+        """True if something was measured, and the speed of a largest size was not judged.
+
+        Of ranks that share a GPU none can be: what else was measured is judged.
+        """
         every = list(self.all())
-        copies = every[:1] if self._pairs or not self._largest else []
-        return bool(every) and not all(each.is_judged for each in (*copies, *self._largest.values()))
+        collectives = [each for each in self._largest.values() if not each.shares_gpus]
+        copies = every[:1] if self._pairs or not collectives else []
+        return bool(every) and not all(each.is_judged for each in (*copies, *collectives))
 
     @property
     def lost_in_noise(self) -> SpeedFigure | None:
@@ -104,12 +110,12 @@ class SpeedFigures:
         return next((each for each in unjudged if (each.interval_percent or 0.0) >= _WHOLE_PERCENT), None)
 
     def all(self) -> Iterator[SpeedFigure]:
-        """Copies between GPUs first, then collectives, in the order in which they came."""
+        """Copies between GPUs, else with host memory where no rank has its own GPU; then collectives, as they came."""
         if self._pairs:
             yield self._pairs[max(self._pairs)]
-        yield from self._best.values()
-        if self._host is not None and not self._pairs and not self._best:
+        elif self._host is not None and all(each.shares_gpus for each in self._best.values()):
             yield self._host
+        yield from self._best.values()
 
     def _add_collective(self, row: CollectiveRow) -> None:
         self._note_data(are_verified=row.wrong is not None)
@@ -127,6 +133,7 @@ class SpeedFigures:
             time_us=row.time_us,
             expected_us=row.expected_us,
             interval_percent=row.ci95_percent,
+            shares_gpus=(row.ranks_per_gpu or 1) > 1,
         )
         self._note_slow(figure, row.verdict)
         largest = self._largest.get(figure.what)

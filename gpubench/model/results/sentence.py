@@ -46,7 +46,7 @@ from gpubench.model.results.topo import GpuRow, NodeRow
 from gpubench.model.results.watch import watch_part
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.overlap import cap_name
-from gpubench.model.terms.ranks import by_device, ranks_per_gpu, why_not_judged
+from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_size, some_of
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
 
@@ -347,14 +347,16 @@ def _paths(report: Report) -> Iterator[str]:
 def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
     """That speed was not judged, and why, from the fullest wording; nothing where all of it was."""
     measured = list(figures.all())
-    unjudged = [figure.what for figure in measured if not figure.is_judged]
+    not_judged = [figure for figure in measured if not figure.is_judged]
+    unjudged = [figure.what for figure in not_judged]
     if not measured and metadata.collective is not None and len(metadata.ranks) == 1:
         yield ONE_RANK
         return
     if not unjudged:
         yield "" if measured or metadata.subject in _OF_FILES else "speed not measured"
         return
-    why = why_not_judged(metadata.ranks)
+    shared = all(figure.shares_gpus for figure in not_judged)
+    why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "")
     why = why or ("no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes")
     if len(unjudged) < len(measured):
         yield f"speed of {' and '.join(unjudged)} not judged: {why}"

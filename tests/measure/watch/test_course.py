@@ -222,6 +222,13 @@ def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
         for each in gpus
     ]
     assert watched([node(served, [*jobs[0]])] * 3).verdict is Verdict.PASS
+    # Nor is the server the job, though its number is the lowest.
+    server = replace(task(9), name="nvidia-cuda-mps-server")
+    of_one = [
+        replace(gpu(0, NVLINK, 100, 101), processes=(GpuProcess(pid=9), GpuProcess(pid=100), GpuProcess(pid=101)))
+    ]
+    (job_of_one,) = rows(watched([node(of_one, [server, *jobs[0]])] * 3))
+    assert job_of_one.job == "python (torch 127.0.0.1:29500)"
 
 
 def test_a_slurm_number_is_not_the_beginning_of_a_container_s_id() -> None:

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from gpubench.model.paths.evidence import Conclusion, Confidence
+from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import FALLBACK_SECTION, CollectiveRow, FallbackRow, Table
 from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import PAIR, ROW
 from tests.model.results.test_sentence import METADATA, report
@@ -57,6 +59,22 @@ def test_a_figure_that_noise_hides_passes_nothing(row: CollectiveRow, gate: dict
     assert [each.id for each in told.findings] == ["figures-too-noisy"] * hidden
     line = sentence(asked, told, figures)
     assert ("±437 %" in line, "gpubench allreduce --sizes" in line) == (hidden, hidden)
+
+
+def test_ranks_that_share_a_gpu_do_not_open_what_else_was_judged() -> None:
+    """A check of one GPU whose ranks reduce for the sake of their data; a collective alone was judged by nobody."""
+    host = replace(JUDGED, source=HOST, expected_gb_s=PAIR.bandwidth_gb_s, note=HostMemory.PINNED.full_name)
+    shared = replace(ROW, ranks_per_gpu=2)
+    asked = replace(METADATA, subject="check", ranks=(), options={})
+    for rows, verdict in (((host, shared), Verdict.PASS), ((shared,), Verdict.SKIP), ((host, ROW), Verdict.SKIP)):
+        figures = SpeedFigures()
+        for row in rows:
+            figures.add(row)
+        told = gated(asked, report(Verdict.PASS), figures, exit_style=False)
+        assert told.verdict is verdict
+        line = sentence(asked, told, figures)
+        assert ("ranks share a GPU" in line) == (shared in rows)
+        assert ("host copies" in line) == (rows == (host, shared))
 
 
 @pytest.mark.parametrize("conclusion", [Conclusion.UNKNOWN, Conclusion.POSSIBLE])
