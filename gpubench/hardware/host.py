@@ -214,10 +214,10 @@ _DEFAULT_PIPES = "/tmp/nvidia-mps"
 _CONTROL = "control"
 
 _MAX_CTAS = "NCCL_MAX_CTAS"
-_CAPPED_FROM = 8
+_CAPPED_FROM = 4
 _CTAS_OF_A_GPU = 64
-"""Of all ranks together, where a rank's share of the SMs is less than NCCL's usual number of CTAs: 8 ranks with 8 each
-ran on the 132 SMs of an H100; four ran without a cap."""
+"""Of all ranks together, where a rank's share of the SMs is about NCCL's usual number of CTAs: on the 132 SMs of an
+H100 8 ranks ran with 8 each, and 4 with 16; 4 without a cap hung in an all-reduce of 128 MiB."""
 
 _TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
 """Milliseconds that an operation took on one H100 where so many ranks took turns, whatever its size (NCCL 2.32.3)."""
@@ -254,7 +254,7 @@ def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, 
         return {}
     parts = ranks_per_gpu * kernels_at_once
     settings = {SHARED_GPU_VARIABLE: "1", MPS_PERCENTAGE: str(max(1, 100 // parts))}
-    if parts >= _CAPPED_FROM:
+    if ranks_per_gpu >= _CAPPED_FROM:
         settings[_MAX_CTAS] = str(max(1, _CTAS_OF_A_GPU // parts))
     return settings
 

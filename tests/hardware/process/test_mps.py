@@ -44,7 +44,7 @@ def test_a_file_in_its_place_is_no_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "kernels", "percent", "ctas"),
     [
-        *((2, 1, "50", None), (3, 1, "33", None), (4, 1, "25", None), (8, 1, "12", "8"), (16, 1, "6", "4")),
+        *((2, 1, "50", None), (3, 1, "33", None), (4, 1, "25", "16"), (8, 1, "12", "8"), (16, 1, "6", "4")),
         *((200, 1, "1", "1"), (2, 2, "25", None), (3, 2, "16", None), (4, 2, "12", "8")),
     ],
 )
