@@ -173,7 +173,7 @@ def _log_gb10(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         f"GB10 has no GPUDirect RDMA ({_GB10 if by_model else f'the GPU is at {_GB10_BUS_ID}, as in these'})",
-        "nothing to repair: GPU and processor share one memory",
+        "Nothing to repair: GPU and processor share one memory",
     )
 
 
@@ -288,7 +288,7 @@ GPUDIRECT = Family.of(
         title="GB10 (DGX Spark) has no GPUDirect RDMA: GPU Direct RDMA Disabled for HCA, NET/IB without /GDRDMA",
         detection="the GPUs' model, or their only bus id in NCCL's log",
         settles="nvidia-smi -L",
-        cure="nothing to repair: GPU and processor share one memory",
+        cure="Nothing to repair: GPU and processor share one memory",
         link="https://forums.developer.nvidia.com/t/dgx-spark-gpudirect-rdma/348787",
         look=_gb10,
         in_log=_log_gb10,

@@ -169,7 +169,7 @@ def _shm(run: Circumstances) -> Found:
             yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, None)
 
 
-_NO_LINK_LOST = "nothing to repair: both ranks use one GPU. Unsetting NCCL_HOSTID makes them ranks of one host"
+_NO_LINK_LOST = "Nothing to repair: both ranks use one GPU. Unsetting NCCL_HOSTID makes them ranks of one host"
 
 
 def _hostid(run: Circumstances) -> Found:
@@ -294,7 +294,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
             is_proven=False,
         )
     return LoggedReason(
-        seen, "nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster or slower"
+        seen, "Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster or slower"
     )
 
 

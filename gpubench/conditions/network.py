@@ -328,7 +328,7 @@ NETWORK = Family.of(
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
         detection="no active RDMA device on one of several nodes; `NET/IB : No device found` on both in NCCL's log",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
-        cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
+        cure="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
         "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and without them",
         look=_no_nic,
         in_log=_log_no_nic,

@@ -331,7 +331,7 @@ NODE = Family.of(
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
         detection="/proc/version names Microsoft, or /dev/dxg exists",
         settles="uname -r",
-        cure="nothing to repair under WSL. For P2P, boot Linux on the machine itself",
+        cure="Nothing to repair under WSL. For P2P, boot Linux on the machine itself",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=of_every_node(_wsl, unknown="wsl"),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),

@@ -151,11 +151,11 @@ def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
         granted = any(note.about[1] == _GRANTED for note in staged.found(RemarkKind.P2P_TYPE))
         never = bool(models) and all(map(_NEVER_WITH_PEER_ACCESS.search, staged.models))
         seen = f"{models}: no peer access over PCIe"
-        return LoggedReason(seen, "nothing to repair") if never and not granted else None
+        return LoggedReason(seen, "Nothing to repair") if never and not granted else None
     known = bool(models) and all(map(_WITHOUT_PEER_ACCESS.search, staged.models))
     seen = f"the driver refuses peer access between these GPUs: {refused[0].gist}"
     if known and not staged.virtual:
-        return LoggedReason(f"{seen}; {models}: no peer access over PCIe", "nothing to repair")
+        return LoggedReason(f"{seen}; {models}: no peer access over PCIe", "Nothing to repair")
     unknown = (
         "in a virtual machine the hypervisor may be the reason" if staged.virtual else "for other GPUs this is a fault"
     )
@@ -206,7 +206,7 @@ PEER_ACCESS = Family.of(
         detection="nvmlDeviceGetP2PStatus reports GNS (GPU not supported) for all GPUs of these models without "
         "NVLinks; or NCCL's log has the driver's refusal for GPUs on PCIe",
         settles="nvidia-smi topo -p2p r",
-        cure="nothing to repair: these GPUs use shared memory. With a patched open kernel module, run `gpubench p2p` "
+        cure="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run `gpubench p2p` "
         "before and after to compare speed and to verify the data",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
         look=_of_refusal(_GNS, lambda each: each.status == "GNS" and _over_pcie(each) and not each.odd),
@@ -234,7 +234,7 @@ PEER_ACCESS = Family.of(
         title="TNS between GPUs whose NVLinks lead to other GPUs (DGX-1, hybrid cube mesh): no direct path",
         detection="nvmlDeviceGetP2PStatus reports TNS, and both GPUs have active NVLinks to other GPUs",
         settles="nvidia-smi topo -m",
-        cure="nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run `gpubench alltoall` "
+        cure="Nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run `gpubench alltoall` "
         "with and without NCCL_NVB_DISABLE=1",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_of_refusal(

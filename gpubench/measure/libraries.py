@@ -228,7 +228,7 @@ def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
                 seen="; ".join(f"{name} loads {version} on {some_of(on, 4)}" for version, on in versions.items()),
                 expected="the same version on every host: two NCCL versions do not connect",
                 cause="environments installed at different times, or different images",
-                next_command="use the same environment or image on every host",
+                next_command="Use the same environment or image on every host",
             )
 
 

@@ -200,7 +200,7 @@ _Kind = tuple[bool, bool, bool | None]
 _MOST_NODES = 64
 """Of a simulated machine, that are read to find why it is slow."""
 
-_ANOTHER_BACKEND = "--backend nccl, or torch:nccl, goes from GPU to GPU"
+_ANOTHER_BACKEND = "Use --backend nccl or torch:nccl, which goes from GPU to GPU"
 
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
@@ -311,7 +311,7 @@ def simulated(
         for pair in staged
     ]
     explained = Explained(Circumstances(wiring=wiring, staged=dict.fromkeys(staged, ())))
-    fault = Explanation("simulated", source, "leave the fault out")
+    fault = Explanation("simulated", source, "Leave the fault out")
 
     def cause_of(members: Sequence[KnownPath]) -> Explanation:
         """The cause that the facts show, else the fault itself."""

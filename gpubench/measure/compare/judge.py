@@ -446,7 +446,7 @@ def _finding(found: Range) -> Finding:
         f"{100 * math.expm1(found.bound):.1f} % is noise",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
-        next_command="measure again and add it: --new AGAIN.json",
+        next_command="Measure again and add it: --new AGAIN.json",
     )
 
 
@@ -476,13 +476,13 @@ _ADVICE: Mapping[str, tuple[str, str, str]] = {
     SLOWER: (
         "the same times as before, within noise",
         "one of the changed circumstances, or a fault",
-        "measure again and add it: --new AGAIN.json",
+        "Measure again and add it: --new AGAIN.json",
     ),
     LOST: ("a measurement, as before", "the run was cut short, or a device is missing", "gpubench report NEW.json"),
     PATH: ("the same path as before", "NCCL, a setting or the wiring changed", "gpubench topo"),
-    UNVERIFIED: ("verified data, as before", "verification was switched off", "measure again without --no-check"),
-    MISSING: ("every row of the old results", "fewer rows were requested, or the run ended early", "measure them too"),
-    UNSURE: ("less noise", "single runs of short operations vary", "add more runs: --base FILE --new FILE"),
+    UNVERIFIED: ("verified data, as before", "verification was switched off", "Measure again without --no-check"),
+    MISSING: ("every row of the old results", "fewer rows were requested, or the run ended early", "Measure them too"),
+    UNSURE: ("less noise", "single runs of short operations vary", "Add more runs: --base FILE --new FILE"),
 }
 """By finding: expected, likely cause, next command; in the order in which findings are shown."""
 
@@ -583,7 +583,7 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
                 seen="; ".join(file.remarks) or "the run was cut short",
                 expected="results of a finished run",
                 cause="a time-out, a crash, a full disk, or a truncated file",
-                next_command="measure again",
+                next_command="Measure again",
             )
     for file in new:
         wrong = file.circumstances.wrong_elements
@@ -623,7 +623,7 @@ def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
         seen="; ".join(differ) or "the two sides have no row in common",
         expected="at least one common row",
         cause="different sizes, types, ranks or collectives" if base and new else "one side has no rows",
-        next_command="measure the new side with the options of the old one",
+        next_command="Measure the new side with the options of the old one",
     )
 
 

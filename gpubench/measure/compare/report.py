@@ -466,7 +466,7 @@ def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
         for finding in report.findings:
             subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
             again = (
-                f"run the same command again with --output {folder}/"
+                f"Run the same command again with --output {folder}/"
                 if "--new " in finding.next_command
                 else finding.next_command
             )
@@ -482,7 +482,7 @@ def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
             seen=reason,
             expected="a complete result with the same GPUs and options as those before it",
             cause="the run was killed or is still running, or had other options",
-            next_command="run the command again as before, and look at this file",
+            next_command="Run the command again as before, and look at this file",
         )
 
 
@@ -496,7 +496,7 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
         else "no results: the folder is empty",
         expected="a newest result and one before it",
         cause="this is the first run, or runs have different options; the section history shows each run",
-        next_command="run the same command again, with the same --output",
+        next_command="Run the same command again, with the same --output",
     )
 
 

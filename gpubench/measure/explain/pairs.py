@@ -236,7 +236,7 @@ def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
 
 def _unexplained(staged: Staged) -> Explanation:
     """The explanation where the log has none: how to learn more."""
-    more = f"run it again with {ASK_FOR_MORE}"
+    more = f"Run it again with {ASK_FOR_MORE}"
     if staged.inside and any(note.about == _POLICY for note in staged.found(RemarkKind.P2P_TYPE)):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
         return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows the paths")

@@ -331,7 +331,7 @@ class _Observed:
                 expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
                 cause="Windows or WSL, a vGPU without unified memory, or an older GPU: whole allocations move at every "
                 "kernel launch, and the host must not use them meanwhile",
-                next_command="use cudaMemcpy between plain allocations: prefetch and advice have no effect here",
+                next_command="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here",
             )
 
     def ignored_prefetch(self) -> Iterator[Finding]:
@@ -390,7 +390,7 @@ class _Observed:
                 seen=next(iter(found.values())),
                 expected="pages over NVLink, like plain copies between these GPUs",
                 cause="the driver migrates pages between GPUs through host memory",
-                next_command="use cudaMemcpyPeer between plain allocations, or prefetch through the host on purpose",
+                next_command="Use cudaMemcpyPeer between plain allocations, or prefetch through the host on purpose",
             )
 
     def _plain_seconds(self, copy: ManagedCopy) -> float | None:

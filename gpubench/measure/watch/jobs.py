@@ -248,7 +248,7 @@ _TRANSPORTS = {Way.STAGED: parse_transport("SHM/direct/direct"), Way.SOCKETS: pa
 _WITHOUT_NCCL = Explanation(
     UNKNOWN.id,
     "NCCL has no communicator in this process: it copies without peer access, which may be its wish",
-    "gpubench p2p compares both on this machine; cudaDeviceEnablePeerAccess, in the program, takes the direct way",
+    "gpubench p2p. It compares both ways on this machine; call cudaDeviceEnablePeerAccess in the program",
 )
 
 _UNREAD = "the environment and files of its processes cannot be read: {}"
@@ -268,7 +268,7 @@ def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) ->
     found = first_cause(_pairs(job, way, ends), _circumstances(job, node))
     unread = next((task.unread for task in job.tasks if task.facts is None and task.unread), "")
     if found.id == UNKNOWN.id and unread:
-        return replace(found, evidence=_UNREAD.format(unread), advice="gpubench watch as that user, or as root")
+        return replace(found, evidence=_UNREAD.format(unread), advice="sudo gpubench watch. Or run it as that user")
     return found
 
 

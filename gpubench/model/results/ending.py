@@ -93,7 +93,7 @@ def _too_noisy(figure: "SpeedFigure") -> Finding:
         seen=f"{time}±{figure.interval_percent:.0f} %",
         expected="a time that is known to less than itself",
         cause="other programs on the same cores, or too few operations",
-        next_command=f"gpubench {figure.command} --sizes {size} --budget 2, on an idle machine",
+        next_command=f"gpubench {figure.command} --sizes {size} --budget 2. Run it on an idle machine",
     )
 
 

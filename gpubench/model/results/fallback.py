@@ -203,7 +203,7 @@ def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
         seen=row.how,
         expected=expected,
         cause=cause,
-        next_command="--evidence shows all that is known; gpubench p2p proves each pair by itself",
+        next_command="gpubench p2p. It proves each pair by itself; --evidence shows all that is known",
         subjects=row.pairs,
     )
 

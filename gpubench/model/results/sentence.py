@@ -50,7 +50,7 @@ from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_g
 from gpubench.model.terms.units import compress_names, counted, format_size, some_of
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
 
-_AGAIN = "measure again, add --new AGAIN.json"
+_AGAIN = "Measure again, add --new AGAIN.json"
 _ID = re.compile(r"^[a-z0-9-]+: ")
 _GPU_WITH_BUS_ID = re.compile(r"(GPU\d+) \([0-9a-f:.]+\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"

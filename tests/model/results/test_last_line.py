@@ -37,23 +37,23 @@ def test_a_first_part_that_is_too_long_ends_after_a_word() -> None:
 @pytest.mark.parametrize(
     ("advice", "command"),
     [
-        ("nvidia-smi --gpu-reset -i 0000:1b:00.0, when nobody uses it", "nvidia-smi --gpu-reset -i 0000:1b:00.0"),
-        ("dmesg | grep -i -E 'NVRM|Xid'; then nvidia-smi", "dmesg | grep -i -E 'NVRM|Xid'"),
-        ("NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain", "NCCL_DEBUG=INFO gpubench allreduce"),
-        ("gpubench topo shows the link", "gpubench topo"),
-        ("lspci -d 15b3: and ibstat on the node", "lspci -d 15b3:"),
-        ("ssh node3 gpubench check --quick", "ssh node3 gpubench check --quick"),
-        ("make the named node like the others: modprobe nvidia-peermem", "modprobe nvidia-peermem"),
-        ("`gpubench p2p` before and after", "gpubench p2p"),
-        ("take the key out of the file, then rmmod nvidia", ""),
-        ("nothing to repair; nvidia-smi -i 0 -mig 0 gives peer access back", ""),
-        ("py-spy dump --pid PID where ranks wait", ""),
+        ("unset NCCL_P2P_DISABLE", "unset NCCL_P2P_DISABLE"),
+        (
+            "nvidia-smi --gpu-reset -i 0000:1b:00.0. Run it while the GPU is idle",
+            "nvidia-smi --gpu-reset -i 0000:1b:00.0",
+        ),
+        ("ls -l /dev/nvidia[0-9]*. `nvidia-smi -L` lists GPUs", "ls -l /dev/nvidia[0-9]*"),
+        ("NCCL_DEBUG=INFO gpubench allreduce. Then: gpubench explain", "NCCL_DEBUG=INFO gpubench allreduce"),
+        ("ping -c 3 10.0.0.7. If it answers, look at its log", "ping -c 3 10.0.0.7"),
+        ("Take the key out of the file, then rmmod nvidia", ""),
+        ("NVLinks are down. Reboot", ""),
+        ("py-spy dump --pid PID. Run it where ranks wait", ""),
         ("nvidia-smi -q -i BUSID", ""),
-        ("NCCL_DEBUG=INFO on all ranks", ""),
-        ("ip link set mtu", ""),
+        ("gpubench profiles learn RESULT.... Use results of healthy machines", ""),
+        ("", ""),
     ],
 )
-def test_a_command_is_found_where_advice_begins_with_it(advice: str, command: str) -> None:
+def test_advice_is_a_command_and_sentences_or_sentences_alone(advice: str, command: str) -> None:
     assert first_command(advice) == command
 
 

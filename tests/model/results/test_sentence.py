@@ -26,7 +26,7 @@ CHANNELS = Finding(
     seen="NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
     expected="none",
     cause="few channels",
-    next_command="unset NCCL_MAX_NCHANNELS, or raise it; then run it again",
+    next_command="unset NCCL_MAX_NCHANNELS. Or raise it",
     consequences=("allreduce: 25 GB/s",),
 )
 
