@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from gpubench import __version__
 from gpubench.cli.process import exit_with
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup, switched_off
-from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
+from gpubench.cli.table import COMMANDS
 from gpubench.errors import (
     COULD_NOT_MEASURE,
     DONE,
@@ -25,6 +25,7 @@ from gpubench.errors import (
     exit_style_under_launcher,
 )
 from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.terms.commands import BARE, Command
 
 if TYPE_CHECKING:
     from gpubench.formats.presentation import ExitStyle
@@ -77,7 +78,7 @@ class LazyCommands(HelpfulGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {each.name: TyperCommand(each.name, short_help=each.summary) for each in COMMANDS}
-        self.commands[WITHOUT_NAME.name] = TyperCommand(WITHOUT_NAME.name, hidden=True)
+        self.commands[BARE.name] = TyperCommand(BARE.name, hidden=True)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The flags before the command; where no command is named, the words are options of the one without a name."""
@@ -87,7 +88,7 @@ class LazyCommands(HelpfulGroup):
             _COMPLETION[args[0]](ctx, None, args[1])
         own = {name for each in self.get_params(ctx) for name in each.opts} - {HELP_ALL}
         named = bool(args) and (not args[0].startswith("-") or args[0] in own)
-        return super().parse_args(ctx, args if named or ctx.resilient_parsing else [WITHOUT_NAME.name, *args])
+        return super().parse_args(ctx, args if named or ctx.resilient_parsing else [BARE.name, *args])
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The flags before the command."""
@@ -96,7 +97,7 @@ class LazyCommands(HelpfulGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first of these words names, and the words that are left for it."""
         name, _, rest = super().resolve_command(ctx, args)
-        chosen = next((each for each in (WITHOUT_NAME, *COMMANDS) if each.name == name), None)
+        chosen = next((each for each in (BARE, *COMMANDS) if each.name == name), None)
         if chosen is None:
             return name, None, rest
         return name, _typer_command(chosen), rest
@@ -189,7 +190,7 @@ def _style_by_default() -> "ExitStyle | None":
     """The style that the environment or a file asks for."""
     from gpubench.cli.defaults import asked_by_default
 
-    named = next((each for each in COMMANDS if each.name in sys.argv[1:2] and each.module != "profiles"), None)
+    named = next((each for each in COMMANDS if each.name in sys.argv[1:2] and each.writes_reports), None)
     text = None if named is None else asked_by_default("exit-style", named.name)
     if text is None:
         return None

@@ -159,8 +159,6 @@ def _has_word(text: str, word: str) -> bool:
 MOST_BYTES = 2**20
 _TABLE = "tool.gpubench"
 _EXPECTED = "TOML with options, as timeout = 60, and a table for those of one command, as [check]"
-_WITHOUT_COMMANDS = ("profiles",)
-"""Its subcommands write no reports, and their --output is a profile."""
 
 
 def values_of_file(
@@ -176,7 +174,7 @@ def values_of_file(
         return None, {}
     shared = {_key(key): value for key, value in document.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in document.items() if isinstance(value, dict)}
-    names = [each.name for each in COMMANDS if each.name not in _WITHOUT_COMMANDS]
+    names = [each.name for each in COMMANDS if each.writes_reports]
     for table in tables:
         _check(table, names, f"{file}: no command with options is called {table}", f"one of {', '.join(names)}")
     unknown = [key for key in shared if key not in options]

@@ -127,7 +127,8 @@ def _own_launch() -> LaunchedBy | None:
         launch = LaunchedBy(TORCHRUN, 0, 1)
     if launch is None or launch.launcher != TORCHRUN:
         return launch
-    from gpubench.cli.table import COMMANDS, UnderTorchrun
+    from gpubench.cli.table import COMMANDS
+    from gpubench.model.terms.commands import UnderTorchrun
 
     under = next((each.under_torchrun for each in COMMANDS if each.name in sys.argv[1:2]), UnderTorchrun.REFUSED)
     if under is UnderTorchrun.ALONE:

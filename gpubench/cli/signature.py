@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gpubench.cli.process import may_have_defaults, showable
-from gpubench.cli.table import Command
 from gpubench.errors import GpubenchError, UsageError
+from gpubench.model.terms.commands import Command
 
 if TYPE_CHECKING:
     from gpubench.cli.defaults import Default, Defaults

@@ -520,10 +520,6 @@ class View(Protocol):
         ...
 
 
-_SUBJECTS = ("collective", "p2p", "compare", "check", "explain", "scan", "libraries", "watch", "overlap", "plan")
-"""The subjects with a view of their own; others are shown as topo is."""
-
-
 class TableWriter:
     """Prints a run as it happens."""
 
@@ -558,10 +554,9 @@ class TableWriter:
 
 
 def _view(page: "Page", metadata: Metadata) -> View:
-    """The view of the run's subject, `P2pView` of `text.p2p`; only that one is imported."""
-    subject = "collective" if metadata.collective is not None else metadata.subject
-    name = "brief" if is_brief(metadata.options) else subject if subject in _SUBJECTS else "topo"
-    module = "check" if name == "brief" else name
+    """The view of the run's command, `P2pView` of `text.p2p`; only that one is imported."""
+    module = metadata.of_command.page
+    name = "brief" if is_brief(metadata.options) else module
     make: Callable[[Page, Metadata], View] = getattr(
         import_module(f"gpubench.formats.text.{module}"), f"{name.capitalize()}View"
     )

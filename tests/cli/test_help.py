@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from gpubench.cli.app import _typer_command, app
 from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
 from gpubench.cli.signature import GROUPS, HELP
-from gpubench.cli.table import COMMANDS, WITHOUT_NAME, Command
+from gpubench.cli.table import COMMANDS
+from gpubench.model.terms.commands import BARE, Command
 from tests.cli.running import gpubench
 
 ENVIRONMENT = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-WITH_PAGES = [each for each in (WITHOUT_NAME, *COMMANDS) if each.name != "profiles"]
+WITH_PAGES = [each for each in (BARE, *COMMANDS) if each.name != "profiles"]
 MOST_LINES, MOST_OPTIONS = 60, 16
 """Of a short help; plan has the most, 14 beside -h and --help-all."""
 
@@ -76,7 +77,7 @@ def understood(words: str) -> None:
     rest = [each for each in rest if each]
     if not name or name.startswith("-"):
         name, rest = "", [each for each in (name, *rest) if each]
-    (command,) = (each for each in (WITHOUT_NAME, *COMMANDS) if each.name == name)
+    (command,) = (each for each in (BARE, *COMMANDS) if each.name == name)
     _typer_command.__wrapped__(command).make_context(name, rest)
 
 

@@ -13,7 +13,7 @@ from gpubench.cli import commands
 from gpubench.cli.table import COMMANDS
 from tests.cli.running import ROOT
 
-OWN_MODULES_OF_HELP = 13
+OWN_MODULES_OF_HELP = 14
 """The package, the command line, its table with that of the collectives, errors, and who started us: 12."""
 
 OWN_MODULES_OF_A_COMMAND = {

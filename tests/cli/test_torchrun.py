@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpubench.cli.table import COMMANDS, UnderTorchrun
+from gpubench.cli.table import COMMANDS
+from gpubench.model.terms.commands import UnderTorchrun
 from tests.cli.running import environment, gpubench
 
 INHERITED = environment(RANK="3", WORLD_SIZE="8", LOCAL_RANK="3", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")

@@ -21,8 +21,8 @@ from gpubench.cli.signature import (
     step_timeout,
     typer_app,
 )
-from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
+from gpubench.model.terms.commands import Command
 
 if TYPE_CHECKING:
     from gpubench.jobs.check import CheckPlan

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.signature import HelpfulCommand, HelpfulGroup
-from gpubench.cli.table import Command
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import say
+from gpubench.model.terms.commands import Command
 from gpubench.model.terms.units import counted, format_size
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from gpubench.model.results.compare import (
 from gpubench.model.results.history import CUT_SHORT, DatedName, ResultHead
 from gpubench.model.results.report import FINDINGS_SECTION, Report, Table, VerdictRow
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 from gpubench.readers.registry import read_results
@@ -239,8 +240,6 @@ MOST_LOOKED_AT = 5000
 MOST_SERIES = 64
 """Kinds of results that are compared: more are those of a cluster, which needs a folder a machine."""
 
-_MEASURES_NOTHING = ("compare", "explain")
-
 
 @dataclass(frozen=True, slots=True)
 class ResultSeries:
@@ -314,7 +313,7 @@ def _kinds(folder: _Folder) -> list[Kind]:
     """Results that may be compared with each other, by kind; the kind with the newest result first."""
     kinds: dict[object, Kind] = {}
     for number, name in enumerate(folder.kept.names):
-        if name.command in _MEASURES_NOTHING:
+        if not command_of(name.command).measures:
             folder.leave_out(name, f"{name.command} measures nothing")
         elif number >= MOST_LOOKED_AT:
             folder.leave_out(name, f"older than the newest {MOST_LOOKED_AT}, and not opened")

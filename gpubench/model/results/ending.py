@@ -19,9 +19,6 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
 if TYPE_CHECKING:
     from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 
-JUDGING_COMMANDS = ("check", "scan", "compare", "explain")
-"""Commands that are there to judge: FAIL is exit code 1 whether or not they are strict."""
-
 EXCERPT = "excerpt"
 """The finding that a log is a part of one: what is in it was judged, and nothing is said of the rest."""
 
@@ -52,7 +49,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     alone, and with 3 for what could not be measured; a path that nobody saw is none of their measurements.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
-    judges = metadata.subject in JUDGING_COMMANDS
+    judges = metadata.of_command.judges
     if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
         return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
     if verdict is Verdict.SKIP:
@@ -72,7 +69,7 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     """
     if not report.complete or report.verdict is not Verdict.PASS:
         return report
-    is_gate = exit_style or is_strict(metadata.options) or metadata.subject == "check"
+    is_gate = exit_style or is_strict(metadata.options) or metadata.of_command.is_gate
     is_part = any(each.id == EXCERPT for each in report.findings)
     unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FALLBACK_SECTION, FallbackRow))
     if is_gate and (figures.is_unjudged or is_part or unseen):

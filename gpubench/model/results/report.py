@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.paths.evidence import Conclusion, Confidence, State
+from gpubench.model.terms.commands import Command, command_of
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.ranks import RankIdentity
@@ -254,13 +255,14 @@ class Metadata:
     schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: of the rows
 
     @property
+    def of_command(self) -> Command:
+        """The command that made it."""
+        return command_of(self.subject, self.collective)
+
+    @property
     def rows_section(self) -> str:
-        """The section of rows that come one by one: `rows` of a collective, `traffic`, `overlap`, else `pairs`."""
-        if self.subject == "watch":
-            return TRAFFIC_SECTION
-        if self.subject == OVERLAP_SECTION:
-            return OVERLAP_SECTION
-        return ROWS_SECTION if self.collective is not None else PAIRS_SECTION
+        """The section of rows that come one by one; '' where none do."""
+        return self.of_command.streamed_section
 
     def to_record(self) -> dict[str, Any]:
         """The metadata as plain data."""

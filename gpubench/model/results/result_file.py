@@ -25,13 +25,12 @@ from gpubench.model.results.backends import (
     WinnerRow,
 )
 from gpubench.model.results.compare import (
-    COMPARISON_SECTION,
     CircumstanceRow,
     ComparisonRow,
     FindingChangeRow,
     HistoryRow,
 )
-from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.plan import (
     CURVES_SECTION,
@@ -48,7 +47,6 @@ from gpubench.model.results.plan import (
     TimelineRow,
 )
 from gpubench.model.results.report import (
-    FINDINGS_SECTION,
     OVERLAP_SECTION,
     PAIRS_SECTION,
     TRAFFIC_SECTION,
@@ -422,17 +420,3 @@ TABLES: Mapping[str, type] = {
 
 MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")
 """The sections that are matrices."""
-
-MAIN_SECTIONS: Mapping[str, str] = {
-    "topo": PAIRS_SECTION,
-    "p2p": PAIRS_SECTION,
-    "libraries": LIBRARIES_SECTION,
-    "check": FINDINGS_SECTION,
-    "explain": PATHS_SECTION,
-    "compare": COMPARISON_SECTION,
-    "scan": CELLS_SECTION,
-    "watch": JOBS_SECTION,
-    OVERLAP_SECTION: OVERLAP_SECTION,
-    "plan": LAYOUTS_SECTION,
-}
-"""By command: the section that formats show which show only one. Of a collective these are its rows."""

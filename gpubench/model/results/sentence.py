@@ -63,7 +63,6 @@ _SLOWER = ("slower", "slower-together")
 
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
-_OF_FILES = ("explain", "compare", "libraries")
 
 
 def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
@@ -353,7 +352,7 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
         yield ONE_RANK
         return
     if not unjudged:
-        yield "" if measured or metadata.subject in _OF_FILES else "speed not measured"
+        yield "" if measured or not metadata.of_command.measures else "speed not measured"
         return
     shared = all(figure.shares_gpus for figure in not_judged)
     why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "")

@@ -20,6 +20,7 @@ from gpubench.model.results.report import (
     PAIRS_SECTION,
     ROWS_SECTION,
     SCHEMA_VERSION,
+    TRAFFIC_SECTION,
     VERDICTS_SECTION,
     CheckRow,
     CollectiveRow,
@@ -36,7 +37,6 @@ from gpubench.model.results.report import (
 from gpubench.model.results.result_file import (
     ALIKE,
     HOST_FIELDS,
-    MAIN_SECTIONS,
     MATRICES,
     MODELS,
     SHOWN_BY_ROWS,
@@ -46,6 +46,7 @@ from gpubench.model.results.result_file import (
     UnfoldedRows,
 )
 from gpubench.model.results.watch import TrafficRow
+from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
@@ -302,8 +303,6 @@ def check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], 
 T = TypeVar("T")
 
 _SECTIONS = (ROWS_SECTION, PAIRS_SECTION, EVIDENCE_SECTION, CHECKS_SECTION, VERDICTS_SECTION)
-_JUDGES = ("check", "topo")
-"""Commands whose findings are the result; of others the rows tell the same."""
 
 
 def read(text: str, name: str) -> ResultFile:
@@ -326,6 +325,7 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
         check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
     verdicts = _records(VerdictRow, document, VERDICTS_SECTION, name)
+    command = command_of(str(metadata.get("subject")), metadata.get("collective"))
     return ResultFile(
         name=name,
         kind=kind,
@@ -333,7 +333,7 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         rows=tuple(row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
         pairs=tuple(row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
         evidence=tuple(_records(EvidenceRow, document, EVIDENCE_SECTION, name)),
-        findings=tuple(findings) if metadata.get("subject") in _JUDGES else None,
+        findings=tuple(findings) if command.findings_only else None,
         checks={row.check: row.verdict for row in _records(CheckRow, document, CHECKS_SECTION, name)},
         devices=tuple(row for row in verdicts if row.scope in ("gpu", "nic")),
         complete=complete,
@@ -365,7 +365,12 @@ _WANTED = Wanted(
 )
 _NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s")
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
-_P2P, _WATCH = "p2p", "watch"
+_STREAMED: Mapping[str, Sequence[str]] = {
+    ROWS_SECTION: COLLECTIVE_COLUMNS,
+    PAIRS_SECTION: PAIR_COLUMNS,
+    TRAFFIC_SECTION: TrafficRow.columns(),
+    OVERLAP_SECTION: OverlapRow.columns(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,13 +425,8 @@ def _no_result(name: str, text: str) -> UsageError:
 
 def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     metadata = from_plain(Metadata, document["metadata"], f"{name}: metadata")
-    streamed = {ROWS_SECTION: COLLECTIVE_COLUMNS} if metadata.collective is not None else {}
-    if metadata.subject == _P2P:
-        streamed = {metadata.rows_section: PAIR_COLUMNS}
-    if metadata.subject == _WATCH:
-        streamed = {metadata.rows_section: TrafficRow.columns()}
-    if metadata.subject == OVERLAP_SECTION:
-        streamed = {OVERLAP_SECTION: OverlapRow.columns()}
+    command = metadata.of_command
+    streamed = {command.streamed_section: _STREAMED[command.streamed_section]} if command.streamed_section else {}
     sections = {key: _stored_section(key, value, name) for key, value in document.items() if key not in _HEAD}
     tables = [sections.pop(each) for each in streamed if each in sections]
     findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
@@ -443,7 +443,7 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
             complete=document.get("complete") is True,
             findings=findings,
             sections=sections,
-            main=MAIN_SECTIONS.get(metadata.subject, ROWS_SECTION),
+            main=command.main_section,
             sentence=sentence,
             duration_s=None if duration is None else from_plain(float, duration, f"{name}: duration_s"),
         ),

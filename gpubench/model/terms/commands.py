@@ -1,0 +1,165 @@
+"""The commands: what the rest of the program has to know of each."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class UnderTorchrun(StrEnum):
+    """What torchrun's variables mean to a command; shells and programs that a rank of torchrun's starts have them too.
+
+    `RANKS` meet by torch; `ALONE` reads or calculates and ignores them; `REFUSED` measures, and its ranks need MPI.
+    """
+
+    RANKS = "ranks"
+    ALONE = "alone"
+    REFUSED = "refused"
+
+
+class Command(NamedTuple):
+    """A command. Its module in `gpubench.cli.commands` has an `app(command)` for typer.
+
+    `page` is its module in `gpubench.formats.text`. `main_section` is what formats show that show one section only, and
+    `streamed_section` has the rows that are written one by one, '' where there are none. A command that `judges` ends
+    with 1 for a FAIL without --strict too; one that is a `gate` passes nothing that nobody judged. Of one that does not
+    `measure`, figures are somebody else's. `findings_only` is whether stored rows say nothing that its findings do not.
+    `profiles` alone writes no reports.
+    """
+
+    name: str
+    summary: str
+    module: str
+    under_torchrun: UnderTorchrun = UnderTorchrun.REFUSED
+    page: str = "topo"
+    main_section: str = "pairs"
+    streamed_section: str = ""
+    judges: bool = False
+    is_gate: bool = False
+    measures: bool = True
+    findings_only: bool = False
+    writes_reports: bool = True
+
+
+_ALONE = UnderTorchrun.ALONE
+
+TOPO = Command(
+    "topo",
+    "Show GPUs, NVLinks and NICs, how they are wired, and the limit of each pair.",
+    "topo",
+    _ALONE,
+    findings_only=True,
+)
+P2P = Command(
+    "p2p",
+    "Measure copies between every pair of GPUs: bandwidth, latency, path.",
+    "p2p",
+    page="p2p",
+    streamed_section="pairs",
+)
+LIBRARIES = Command(
+    "libraries",
+    "List the communication libraries that are installed, and who loads them.",
+    "libraries",
+    _ALONE,
+    page="libraries",
+    main_section="libraries",
+    measures=False,
+)
+CHECK = Command(
+    "check",
+    "Check whether this machine or cluster is healthy, and as fast as its profile.",
+    "check",
+    page="check",
+    main_section="findings",
+    judges=True,
+    is_gate=True,
+    findings_only=True,
+)
+BARE = CHECK._replace(
+    name="", summary="Check this machine in ten lines and half a minute: hardware, health, speed, next step."
+)
+"""What `gpubench` does where no command is named."""
+
+SCAN = Command(
+    "scan",
+    "Find slow, dead or hanging nodes, GPUs, NICs, rails and leaves in a large job.",
+    "scan",
+    page="scan",
+    main_section="cells",
+    judges=True,
+)
+WATCH = Command(
+    "watch",
+    "Show the live traffic of running jobs: direct, host-staged, over sockets.",
+    "watch",
+    _ALONE,
+    page="watch",
+    main_section="jobs",
+    streamed_section="traffic",
+)
+EXPLAIN = Command(
+    "explain",
+    "Read the NCCL logs of any job: which path each connection took, and why.",
+    "explain",
+    _ALONE,
+    page="explain",
+    main_section="paths",
+    judges=True,
+    measures=False,
+)
+COMPARE = Command(
+    "compare",
+    "Compare two results: what got slower, beyond the noise.",
+    "compare",
+    _ALONE,
+    page="compare",
+    main_section="comparison",
+    judges=True,
+    measures=False,
+)
+REPORT = Command("report", "Show a stored result in any format, or judge another program's table.", "report", _ALONE)
+COLLECTIVE = Command(
+    "",
+    "",
+    "collective",
+    UnderTorchrun.RANKS,
+    page="collective",
+    main_section="rows",
+    streamed_section="rows",
+)
+"""What all collectives have in common: each has its own name and summary."""
+
+OVERLAP = Command(
+    "overlap",
+    "Measure how much a collective and computation slow each other down.",
+    "overlap",
+    UnderTorchrun.RANKS,
+    page="overlap",
+    main_section="overlap",
+    streamed_section="overlap",
+)
+PLAN = Command(
+    "plan",
+    "Predict the time of a training step on this fabric; compare bucket sizes and parallel layouts.",
+    "plan",
+    _ALONE,
+    page="plan",
+    main_section="layouts",
+)
+PROFILES = Command(
+    "profiles",
+    "List, show, match, check and learn profiles of healthy machines.",
+    "profiles",
+    _ALONE,
+    writes_reports=False,
+)
+
+BEFORE_COLLECTIVES = (TOPO, P2P, LIBRARIES, CHECK, SCAN, WATCH, EXPLAIN, COMPARE, REPORT)
+AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)
+"""In the order of --help."""
+
+_BY_NAME = {each.name: each for each in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
+
+
+def command_of(subject: str, collective: str | None = None) -> Command:
+    """The command that a report is of; of a collective's what they have in common, of an unknown one `topo`."""
+    return _BY_NAME.get(subject, TOPO if collective is None else COLLECTIVE)
