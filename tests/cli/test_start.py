@@ -14,7 +14,7 @@ from gpubench.cli.table import COMMANDS
 from tests.cli.running import ROOT
 
 OWN_MODULES_OF_HELP = 14
-"""The package, the command line, its table with that of the collectives, errors, and who started us: 12."""
+"""The package, the command line, the records of commands and collectives, errors, and who started us."""
 
 OWN_MODULES_OF_A_COMMAND = {
     "profiles": 20,
