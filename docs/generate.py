@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
+from gpubench.conditions.checks import CHECKS
 from gpubench.formats.registry import FORMATS
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
@@ -95,6 +96,12 @@ def format_table() -> str:
         suffix = "" if each.suffix is None else f" `{each.suffix}`"
         lines.append(f"| `{each.name}` |{suffix} | {each.summary} |")
     return "\n".join(lines) + "\n"
+
+
+def check_table() -> str:
+    """The checks, for docs/check.md."""
+    rows = (f"| `{each.name}` | {each.summary} | {each.needs} |\n" for each in CHECKS)
+    return "| check | expected | needs |\n|---|---|---|\n" + "".join(rows)
 
 
 MATRICES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -277,9 +284,10 @@ def _column_lines(kind: type) -> Iterator[str]:
         yield f"| `{column}` | {words} | {declared.get('description', '').replace('|', chr(92) + '|')} |"
 
 
-def with_generated(text: str) -> str:
-    """docs/formats.md with what stands between its marks written anew."""
-    for name, part in (("formats", format_table()), ("columns", column_tables())):
+def with_generated(page: Path, **parts: str) -> str:
+    """A page with the parts between its marks written anew."""
+    text = page.read_text(encoding="utf-8")
+    for name, part in parts.items():
         begin = _BEGIN.format(name)
         before, _, rest = text.partition(f"{begin}\n")
         text = f"{before}{begin}\n{part}{_END}{rest.partition(_END)[2]}"
@@ -288,13 +296,14 @@ def with_generated(text: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every file that this writes, as it should be."""
-    formats = FOLDER / "formats.md"
+    formats, checks = FOLDER / "formats.md", FOLDER / "check.md"
     schema = FOLDER.parent / "gpubench" / "formats" / "report.schema.json"
     return {
         schema: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER / "commands.md": command_reference(),
         FOLDER / "gpubench.1": man_page(),
-        formats: with_generated(formats.read_text(encoding="utf-8")),
+        formats: with_generated(formats, formats=format_table(), columns=column_tables()),
+        checks: with_generated(checks, checks=check_table()),
     }
 
 

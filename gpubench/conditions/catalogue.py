@@ -12,46 +12,44 @@ _HEAD = """\
 
 Written by `python -m gpubench.conditions.catalogue`; `tests/test_docs.py` keeps it equal to the code.
 
-Each condition has one id, one detector and one cure, whoever reports it. Those with a *check* are findings of
-`gpubench check`, and some of them of `gpubench topo`. Those that *explain* something are causes: every command ends
-with what explains the paths that it saw, by the condition's id, how sure it is, and the cure. `--evidence` shows all
-that hold, JSON has them in the section `causes`, and `gpubench topo --causes` looks for them before anything is
-measured, and says of which it could not be known, and why. `gpubench explain` finds those that a log shows (*log*
-below). A condition without a check that takes a direct path away is a finding of `topo` and `check` all the same.
+Every command uses the same list. A condition with a *check* is a finding of `gpubench check`, and some are findings of
+`gpubench topo` too. A condition that *explains* something is a cause: each command ends with the causes of the paths it
+saw, with id, confidence and cure. `--evidence` shows all causes, JSON has them in the section `causes`, and
+`gpubench topo --causes` predicts them before anything is measured. `gpubench explain` finds those marked *log*.
+A condition without a check that prevents a direct path is still a finding of `topo` and `check`.
 
-**Confidence.** *proven*: a setting, a refusal or a register says it. *likely*: facts agree with it and little else.
-*weak*: it is there and may matter; a weak cause alone never makes `topo` expect a fallback. The surest come first; of
-equally sure ones a refusal by the machine before a setting, since a setting is often somebody's answer to it, and the
-special before the general. What follows from another cause is listed below it (*implies*). *By design* are policies
-and hardware without a direct path: no fault, verdict SKIP; where there is something to override, the cure is the A/B
-run that shows whether it pays. What gpubench sets itself is never blamed.
+**Confidence.** *proven*: a setting, a refusal or a register shows it. *likely*: facts agree with it, and with little
+else. *weak*: it is there and may matter; `topo` never predicts a fallback from a weak cause alone. The most certain
+cause comes first; between equally certain ones a refusal by the machine comes before a setting, since a setting is
+often an answer to it. Consequences of another cause stand below it (*implies*). *By design* marks policies and hardware
+without a direct path: no fault, verdict SKIP. Where they can be overridden, the cure is the run that shows whether that
+pays. Settings that gpubench makes are never blamed.
 
-*Slows down* says of which part of a slow operation a condition is the cause; without it, of any. Rows of a small size
-are held against those of launches first, those of a large size against those of the links that carry them.
+*Slows down* names the part of an operation that a condition makes slower; without it, any part. Small sizes are
+explained by causes of slow launches first, large sizes by causes of slow links.
 
-*Seen as* is what programs print where a condition holds, from their documentation, source and published reports; other
-conditions may have them print the same. *Found by* is what gpubench looks at. *Once* are ids that reports of earlier
-versions have; `gpubench compare` takes them for the same.
+*Seen as* is what programs print when the condition holds, from documentation, source code and published reports; other
+conditions may print the same. *Found by* is what gpubench examines. *Once* lists ids from earlier versions, which
+`gpubench compare` still accepts.
 
-The fallbacks by variables, separate /dev/shm and NCCL_HOSTID were provoked on four H200s, from which the logs in
-tests/logs come; this catalogue itself was checked on recorded and simulated machines, on logs and on trees of files,
-not on hardware that has what it names.
+The fallbacks caused by variables, a separate /dev/shm and NCCL_HOSTID were provoked on four H200s, where the logs in
+tests/logs come from. The rest was checked on recorded and simulated machines, logs and file trees, not on faulty
+hardware.
 """
 
 _SEVERITY_HEAD = """\
 ## Severity
 
-A condition has one severity, in every command. `gpubench check`, the prolog and node gates of
-[recipes](recipes/README.md), `--exit-style` and JUnit follow it: FAIL and ERROR drain a node (exit code 1 and 3), WARN
-keeps it in service (exit code 0, and 1 with `--strict`). A finding that a condition explains is as grave as the
-condition, or as the figure where that is graver. A cause without a row is FAIL where it takes a direct path away, and
-WARN where it makes a path slower.
+A condition has the same severity in every command. `gpubench check`, the node gates in [recipes](recipes/README.md),
+`--exit-style` and JUnit follow it: FAIL and ERROR drain a node (exit code 1 and 3); WARN keeps it in service (exit code
+0, or 1 with `--strict`). A finding that a condition explains has the condition's severity, or the figure's if that is
+worse. A cause that is not listed is FAIL if it prevents a direct path, and WARN if it slows one down.
 
-Sources: DCGM's words are those of its [table of errors](https://github.com/NVIDIA/DCGM/blob/master/dcgmlib/src/dcgm_errors.c)
+Sources: DCGM's words are from its [table of errors](https://github.com/NVIDIA/DCGM/blob/master/dcgmlib/src/dcgm_errors.c)
 (monitor: can work; triage; configuration; drain and reset; isolate: cannot work); AzNHC is
 [Azure's node health checks](https://github.com/Azure/azurehpc-health-checks); NVML is
-[its reference](https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html). A row without one of them
-says gpubench's own reason.
+[its reference](https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html). Other rows give gpubench's
+own reason.
 
 | condition | severity | a gate | source | other severities |
 |---|---|---|---|---|"""

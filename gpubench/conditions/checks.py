@@ -50,7 +50,7 @@ def _wiring(
 CHECKS: tuple[Check, ...] = (
     _wiring(
         "driver",
-        "the driver answers, and sees what is on the PCI bus",
+        "the driver answers and sees every GPU on the PCI bus",
         "node.driver.version|driver.absent",
         without_gpus=True,
     ),
@@ -60,7 +60,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     _wiring(
         "nvlink_errors",
-        "NVLinks count no errors while they are used, and few before",
+        "NVLink error counters do not rise during the run, and were low before",
         "gpu.nvlinks.errors",
         lack=subjects.nvlinks,
         in_part=subjects.counts_during_a_run,
@@ -85,13 +85,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     _wiring(
         "profile",
-        "links are as many and as fast as on healthy machines of this type",
+        "links match healthy machines of this type, in number and speed",
         *("gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.nvlinks.active"),
         lack=subjects.a_profile,
     ),
     _wiring(
         "memory_rows",
-        "no memory row waits to be remapped, or cannot be",
+        "no memory row waits for remapping or failed it",
         "gpu.remapped_rows|retirement_pending",
     ),
     _wiring(
@@ -109,45 +109,50 @@ CHECKS: tuple[Check, ...] = (
         without_gpus=True,
     ),
     _wiring("gpudirect", "RDMA NICs can reach GPU memory", lack=subjects.rdma_nics),
-    _wiring("nodes_alike", "nodes of a kind are alike", lack=subjects.nodes_to_compare, without_gpus=True),
+    _wiring(
+        "nodes_alike",
+        "nodes of the same kind have the same hardware",
+        lack=subjects.nodes_to_compare,
+        without_gpus=True,
+    ),
     _wiring(
         "ranks_alike",
-        "ranks of a host share memory, and all ranks their settings",
+        "ranks of a host share memory, and all ranks have the same settings",
         "rank.shm_device",
         lack=subjects.ranks_to_compare,
         without_gpus=True,
     ),
     Check(
         "gpu_model",
-        "GPUs are of one model, with all its parts, and of the profile's",
+        "all GPUs are the same complete model, and the profile's",
         reads=("gpu.name", "gpu.memory_bytes"),
     ),
-    Check("mig", "no GPU is split that should be whole", reads=("gpu.mig",)),
+    Check("mig", "no GPU is split by MIG that should be whole", reads=("gpu.mig",)),
     Check(
         "ecc",
-        "error correction is on, and had no error that it could not correct",
+        "ECC is on and has met no uncorrectable error",
         reads=("gpu.ecc", "gpu.memory_errors"),
     ),
     Check(
         "clocks",
-        "GPUs of one model have the same highest clock, and nobody set clocks or power low",
+        "GPUs of one model have the same highest clock, and no clock or power limit is set low",
         reads=("gpu.most_clock_mhz",),
     ),
     Check("temperature", "no GPU is much hotter than its siblings", reads=("gpu.temperature_c",)),
     Check(
         "gpu_free",
-        "nobody uses the GPUs, and their memory is free",
+        "no other process uses the GPUs or their memory",
         reads=("gpu.processes", "gpu.memory_bytes", "gpu.memory_used_bytes"),
     ),
     Check(
         "pcie_errors",
-        "PCIe links count no errors while they are used, and few before",
+        "PCIe error counters do not rise during the run, and were low before",
         reads=("gpu.pcie_replays",),
         in_part=subjects.counts_during_a_run,
     ),
     Check(
         "nic_errors",
-        "RDMA ports count no errors while they are used, and no more than their siblings before",
+        "RDMA error counters do not rise during the run, and were no higher than on sibling ports",
         reads=("port.counters|hardware_counters",),
         lack=subjects.rdma_nics,
         in_part=subjects.counts_during_a_run,
@@ -155,13 +160,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "nic_profile",
-        "as many NICs, as fast, as the profile that was asked for has",
+        "the NICs match the profile that was asked for, in number and speed",
         lack=subjects.a_profile_asked_for,
         without_gpus=True,
     ),
     Check(
         "redirection",
-        "neither ACS nor the IOMMU stands between GPUs and NICs",
+        "ACS and the IOMMU do not redirect traffic between GPUs and NICs",
         reads=("gpu.bus_id",),
         lack=subjects.traffic_over_pcie,
     ),
@@ -172,21 +177,19 @@ CHECKS: tuple[Check, ...] = (
         lack=subjects.nodes_or_ranks,
         without_gpus=True,
     ),
-    Check("paths", "no path goes through host memory that could be direct", Need.PEER_COPIES),
-    Check("p2p_bandwidth", "copies are as fast as between siblings, and as expected", Need.PEER_COPIES),
-    Check("p2p_symmetry", "copies are as fast there as back", Need.PEER_COPIES),
-    Check("host_bandwidth", "copies with host memory are as fast as expected", Need.HOST_COPIES),
+    Check("paths", "no path that could be direct goes through host memory", Need.PEER_COPIES),
+    Check("p2p_bandwidth", "copies are as fast as between other GPUs, and as expected", Need.PEER_COPIES),
+    Check("p2p_symmetry", "copies are equally fast in both directions", Need.PEER_COPIES),
+    Check("host_bandwidth", "copies to and from host memory are as fast as expected", Need.HOST_COPIES),
     Check(
         "host_memory",
-        "nodes copy in their memory as fast as the others",
+        "all nodes copy in host memory equally fast",
         Need.HOST_MEMORY,
         lack=subjects.nodes_to_compare,
         without_gpus=True,
     ),
-    Check(
-        "collective_bandwidth", "all-reduce takes as long as on healthy machines", Need.ALL_REDUCE, without_gpus=True
-    ),
-    Check("data_correct", "all data arrive as they were sent", Need.VERIFIED_DATA, without_gpus=True),
+    Check("collective_bandwidth", "all-reduce is as fast as on healthy machines", Need.ALL_REDUCE, without_gpus=True),
+    Check("data_correct", "all data arrive unchanged", Need.VERIFIED_DATA, without_gpus=True),
     Check(
         "stragglers",
         "no rank takes longer than the others",
@@ -194,7 +197,7 @@ CHECKS: tuple[Check, ...] = (
         lack=subjects.timed_ranks,
         without_gpus=True,
     ),
-    Check("measured", "all that was to be measured was", lack=subjects.measurements, without_gpus=True),
+    Check("measured", "everything that should be measured was measured", lack=subjects.measurements, without_gpus=True),
 )
 """In the order in which reports have them."""
 

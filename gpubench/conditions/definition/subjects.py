@@ -43,7 +43,7 @@ def rates_of_cards(facts: Facts) -> str:
         rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
         return f"{counted(len(low), 'NIC port')} below the card's highest rate: {rates}"
     unknown = any(nic.rate_gbit_s is None or card_gbit_s(nic) is None for nic in active)
-    return "rates compared with siblings only: what the cards can do is not known" if unknown else ""
+    return "rates compared with siblings only: the cards' highest rate is not known" if unknown else ""
 
 
 def count_of_gpus(facts: Facts) -> str:
@@ -83,17 +83,17 @@ def is_mesh(node: Topology) -> bool:
 def capped_at_work(facts: Facts) -> str:
     """Power caps that may be those of GPUs at work."""
     capped = any("sw_power_cap" in (gpu.throttle_reasons or ()) and gpu.processes is None for gpu in _gpus(facts))
-    return "a power cap lowers clocks, and whether a process uses the GPU is not known" if capped else ""
+    return "a power cap lowers clocks; it is not known whether a process uses the GPU" if capped else ""
 
 
 def nodes_to_compare(facts: Facts) -> str:
     """A second node."""
-    return "" if len(facts.nodes) > 1 else "one node, with nothing to compare it with"
+    return "" if len(facts.nodes) > 1 else "needs several nodes to compare"
 
 
 def ranks_to_compare(facts: Facts) -> str:
     """A second rank, or none that is known, of which the check's own facts tell."""
-    return "one rank, with nothing to compare it with" if len(facts.ranks) == 1 else ""
+    return "needs several ranks to compare" if len(facts.ranks) == 1 else ""
 
 
 def nodes_or_ranks(facts: Facts) -> str:
@@ -103,7 +103,7 @@ def nodes_or_ranks(facts: Facts) -> str:
 
 def timed_ranks(facts: Facts) -> str:
     """A second rank in what was measured."""
-    return "" if any(row.ranks > 1 for row in facts.measurements.collectives) else "no second rank to compare with"
+    return "" if any(row.ranks > 1 for row in facts.measurements.collectives) else "needs several ranks to compare"
 
 
 def nvlinks(facts: Facts) -> str:
@@ -121,7 +121,7 @@ def fabric_health(facts: Facts) -> str:
     """The health of a fabric, which older drivers and virtual machines do not report."""
     joined = [gpu.fabric for gpu in _gpus(facts) if gpu.fabric is not None and gpu.fabric.state == "completed"]
     told = joined and all(fabric.health_mask for fabric in joined)
-    return "" if told else "joined, and the driver does not report the fabric's health of every GPU"
+    return "" if told else "joined; the driver does not report the fabric's health of every GPU"
 
 
 def several_gpus(facts: Facts) -> str:
@@ -155,7 +155,7 @@ def counts_during_a_run(facts: Facts) -> str:
     if all(grown):
         return ""
     where = "" if not any(grown) else f" on {counted(grown.count(False), 'node')} of {len(grown)}"
-    return f"totals alone{where}: nothing ran between two readings"
+    return f"totals only{where}: not read again under load"
 
 
 def measurements(facts: Facts) -> str:

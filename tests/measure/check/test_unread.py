@@ -188,7 +188,7 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
         return {row.check: row.note for row in report.rows(CHECKS_SECTION, CheckRow)}
 
     found = notes(nodes)
-    assert found["pcie_errors"] == "totals alone on 1 node of 2: nothing ran between two readings"
+    assert found["pcie_errors"] == "totals only on 1 node of 2: not read again under load"
     assert "of every GPU" in str(found["fabric"])
     whole = notes([nodes[0], replace(nodes[0], host="n1")])
     assert (whole["pcie_errors"], whole["fabric"]) == (None, None)
