@@ -177,6 +177,11 @@ def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
     # What GPUs show that the job has to itself is its own.
     three = node([gpu(0, BOTH, 100, 7), gpu(1, STAGED, 101), gpu(2, STAGED, 102)], [*idle, task(102, KEY), task(7)])
     assert ways(three) == [Way.STAGED]
+    # They show it from 0.5 GB/s of data on, in total and without the requests for what they receive.
+    for sent, is_doubted in ((0.275, False), (0.27, True)):
+        little = [gpu(number, (0.0, 0.0, sent, 0.25), 100 + number) for number in (1, 2)]
+        (found,) = observe(node([gpu(0, BOTH, 100, 7), *little], [*idle, task(102, KEY), task(7)]), by_nvlink)
+        assert bool(found.seen.doubts) is is_doubted
     healthy = node([gpu(0, NVLINK, 100, 7), gpu(1, NVLINK, 101)], [*idle, task(7)])
     assert ways(healthy) == [Way.DIRECT]
     # A GPU that runs something may run it for another process.
