@@ -12,7 +12,7 @@ from gpubench.formats.presentation import Presentation
 from gpubench.measure.plan.program import CommunicatorRanks
 from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
-from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault
+from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault, parse_faults
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan import PartKind as PartKind
@@ -280,6 +280,10 @@ def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
     A step is as slow as its slowest group, so a fault of the fourth node slows what runs within nodes too. A pair of
     GPUs that no group has in common is taken for one that it has: the worst that it can be.
     """
+    from gpubench.hardware.simulated.machine import OF_DOMAINS
+
+    if nodes == 1 and fault_has(fault, OF_DOMAINS):
+        return None
     node = None if fault.node is None else fault.node % nodes
     if fault.index is None or fault.subject not in (Subject.GPU, Subject.LINK):
         return replace(fault, node=node)
@@ -302,6 +306,9 @@ def not_modelled(fault: Fault, machine: PlannedMachine) -> str:
     keys = ", ".join(key for key, _ in fault.settings)
     if fault.subject is Subject.NIC and fault.get("bandwidth") and fault_has(fault, _OF_PORT):
         return f"what {keys} of one NIC do together is not modelled"
+    domain = machine.profile.domain
+    if fault.subject is Subject.NIC and domain is not None and machine.nodes <= domain.nodes:
+        return "no NIC carries anything inside an NVLink domain"
     if machine.nodes > 1 and fault.subject is Subject.GPU and machine.profile.nvlink and fault_has(fault, _SLOT):
         return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
     if not _changes_links(fault, machine.profile):
@@ -316,8 +323,10 @@ def fault_has(fault: Fault, keys: Sequence[str]) -> bool:
 
 def _changes_links(fault: Fault, profile: "Profile") -> bool:
     from gpubench.hardware.simulated.links import node_links
+    from gpubench.hardware.simulated.machine import OF_DOMAINS
 
-    return node_links(profile, as_rates(fault, profile)) != node_links(profile, ())
+    own = as_rates(fault, profile)
+    return fault_has(fault, OF_DOMAINS) or node_links(profile, own) != node_links(profile, ())
 
 
 def check_reachable(model: FaultModel, text: str) -> None:
@@ -442,7 +451,8 @@ def fault_cases(
         texts = [(text, USUAL) for text in _usual(machine)]
     cases = []
     for text, source in texts:
-        fault = parse_fault(text)
+        # Of what plan models, a fault of all nodes costs what it costs on one: the whole domain falls back.
+        fault = parse_faults(text, machine.nodes)[0]
         _check_subject(machine, fault)
         if why := not_modelled(fault, machine):
             if source == ASKED:
@@ -483,7 +493,10 @@ def _case(machine: PlannedMachine, text: str, fault: Fault, source: str) -> Faul
 
 def _words(fault: Fault) -> str:
     from gpubench.hardware.simulated.links import STAGING
+    from gpubench.hardware.simulated.machine import OF_DOMAINS
 
+    if fault_has(fault, OF_DOMAINS):
+        return "an NVLink domain that uses its NICs"
     whose = "a pair" if fault.subject is Subject.LINK else "a GPU"
     if fault_has(fault, STAGING):
         return f"{whose} that goes through host memory"

@@ -403,7 +403,11 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     folder.begin(stored)
     local = still_slow(slow_figures(first), again)
     profiles = dict.fromkeys(range(machine.nodes), machine.profile)
-    findings = [*_facts(simulation), *below_profile(fabric, (first, again), profiles, list(local))]
+    findings = [
+        *_facts(simulation),
+        *wrong_data_inside(fabric, (*first, *again)),
+        *below_profile(fabric, (first, again), profiles, list(local)),
+    ]
     folder.phase_0(better_of(first, again), findings)
     before = NOTHING_BEFORE
     if kept is not None:

@@ -30,17 +30,18 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulated machine and what is broken in it. `text` is as the user wrote it."""
+    """A simulated machine and what is broken in it. `text` and `broken` are as the user wrote them."""
 
     text: str
     machine: "SimulatedMachine"
+    broken: tuple[str, ...]
     faults: "tuple[Fault, ...]"
     seed: int
 
     @property
     def source(self) -> str:
         """The options that made it."""
-        return f"--simulate {self.text}" + "".join(f" --fault {fault}" for fault in self.faults)
+        return f"--simulate {self.text}" + "".join(f" --fault {text}" for text in self.broken)
 
     @property
     def profile(self) -> dict[str, str]:
@@ -60,14 +61,17 @@ class Simulation:
 
 
 def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
-    """The simulated machine with this text, `hgx-h100-8*16`, and these faults, `node3.gpu5:nvlink=12`.
+    """The simulated machine with this text, `hgx-h100-8*16`, and these faults, `node3.gpu5:nvlink=12`, `imex=down`.
 
     Raises UsageError: there is no such profile or fault.
     """
     from gpubench.hardware.simulated.machine import parse_machine
-    from gpubench.model.profiles.fault import parse_fault
+    from gpubench.model.profiles.fault import parse_faults
 
-    return Simulation(text, parse_machine(text), tuple(map(parse_fault, faults)), seed)
+    machine = parse_machine(text)
+    broken = tuple("".join(each.split()) for each in faults)
+    parsed = tuple(fault for each in broken for fault in parse_faults(each, machine.nodes))
+    return Simulation(text, machine, broken, parsed, seed)
 
 
 SECONDS_TO_READ_A_NODE = 10.0

@@ -305,3 +305,10 @@ def test_a_part_without_rows_and_without_a_reason_is_no_pass(tmp_path: Path, par
     assert (code, document["verdict"]) == (3, "ERROR")
     samples.write_text("")
     assert checked("--replay", str(folder))[0] == 3
+
+
+def test_a_fault_without_a_subject_is_on_every_node() -> None:
+    result = gpubench("check", "--quick", "--simulate", "gb200-nvl72", "--fault", "imex=down")
+    assert result.returncode == 1
+    assert "--simulate gb200-nvl72 --fault imex=down\n" in result.stdout
+    assert "18 nodes: 18 FAIL" in result.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
+from gpubench.hardware.simulated.machine import OF_DOMAINS
 from gpubench.jobs.planned_machine import PlannedMachine, fault_cases
 from gpubench.measure.plan.program import CommunicatorRanks
 from gpubench.measure.plan.report import FaultCase
@@ -27,6 +28,7 @@ MACHINES = [
     ("hgx-h200-8", 2),
     ("hgx-h100-8", 4),
     ("l40s-8", 1),
+    ("gb200-nvl72", 18),
 ]
 LARGE = 2**28
 
@@ -91,7 +93,11 @@ def test_every_fault_is_felt_or_refused_and_none_passes_as_healthy(key: FaultKey
     text = f"{SUBJECTS[key.subject]}:{key.key}={value_of(key)}"
     planned = planned_machine(name, nodes)
     by_switch = planned.profile is not None and planned.profile.nvlink is not None
-    felt = (by_switch and key.key in SLOWING.get(key.subject, ())) or (nodes > 1 and text in SLOW_RAILS)
+    is_domain = planned.profile is not None and planned.profile.domain is not None
+    felt = is_domain and key.key in OF_DOMAINS
+    felt |= (by_switch and key.key in SLOWING.get(key.subject, ())) or (
+        nodes > 1 and text in SLOW_RAILS and not is_domain
+    )
     cases, refused = [], ""
     try:
         cases = fault_cases(planned, [text], None, [])

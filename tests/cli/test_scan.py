@@ -353,3 +353,9 @@ def test_a_node_that_fails_by_its_facts_is_neither_counted_healthy_nor_kept(faul
     kept = {line.split()[0] for line in hostfile.read_text().splitlines()}
     assert kept == {f"node{number}" for number in range(16)} - {"node1", "node3"}
     assert "14 are healthy" in result.stdout.splitlines()[-1]
+
+
+def test_wrong_data_inside_a_node_are_a_failure() -> None:
+    result = gpubench("scan", "--quick", "--simulate", "hgx-h100-8*4", "--fault", "node2.link0-1:corrupts=yes")
+    assert result.returncode == 1
+    assert "FAIL wrong-data: node2 GPU0 and GPU1" in result.stdout

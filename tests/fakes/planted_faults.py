@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check import Depth, SimulatedMeasurer, measured
-from gpubench.jobs.sources import Simulation
+from gpubench.jobs.sources import simulation_of
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
@@ -72,7 +72,7 @@ def findings(machine_text: str, faults: Sequence[str], seed: int) -> tuple[Findi
     machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
     nodes = snapshots(machine, planted, seed)
     shown = [Topology(node) for node in nodes]
-    simulation = Simulation(machine_text, machine, tuple(planted), seed)
+    simulation = simulation_of(machine_text, faults, seed)
     by = SimulatedMeasurer(simulation, shown, Depth.DEFAULT, noise=NOISE)
     taken = measured(Depth.DEFAULT, shown, by)
     report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))

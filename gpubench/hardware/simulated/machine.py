@@ -313,7 +313,7 @@ _IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
 """Namespace of the UUIDs of simulated GPUs: made up once, so that equal seeds give equal machines."""
 
 
-_OF_DOMAINS = ("clique", "imex", "mnnvl")
+OF_DOMAINS = ("clique", "imex", "mnnvl")
 """Keys of faults that a node without an NVLink domain of several nodes cannot have."""
 
 
@@ -378,7 +378,7 @@ def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
 def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
     """Raise UsageError where a fault is on a node that the machine does not have."""
     for fault in faults:
-        if machine.domain_nodes == 1 and any(fault.get(key) for key in _OF_DOMAINS):
+        if machine.domain_nodes == 1 and any(fault.get(key) for key in OF_DOMAINS):
             raise wrong_value(fault, f"{machine} has no NVLink domain of several nodes", "gb200-nvl72, gb300-nvl72")
         if fault.node_number >= machine.nodes:
             raise wrong_value(
@@ -394,7 +394,7 @@ def by_domains(machine: SimulatedMachine, faults: Sequence[Fault]) -> tuple[Simu
     size = machine.domain_nodes
     if machine.profile.domain is None:
         return machine, list(faults)
-    if any(fault.get(key) for fault in faults for key in _OF_DOMAINS):
+    if any(fault.get(key) for fault in faults for key in OF_DOMAINS):
         tray = match([machine.profile.gpu.name], machine.profile.match.visible)
         assert tray is not None
         return SimulatedMachine(tray.profile, machine.nodes), list(faults)

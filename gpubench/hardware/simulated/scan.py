@@ -17,6 +17,7 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.rounds import (
     BOTH_WAYS,
     EXCHANGED_BYTES,
+    WRONG_DATA_ARRIVED,
     LocalFigure,
     LocalQuantity,
     NodeRail,
@@ -245,7 +246,8 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
         gb_s = copies[0].value * min(ends[one].share, ends[other].share)
         gb_s = min(gb_s, through_host) if other in ends[one].staged_with else gb_s
         slowest = min(slowest, gb_s)
-        yield LocalFigure(0, one, LocalQuantity.PAIR, BOTH_WAYS * gb_s, other)
+        wrong = WRONG_DATA_ARRIVED if any(each.get("corrupts") for each in own) else ""
+        yield LocalFigure(0, one, LocalQuantity.PAIR, 0.0 if wrong else BOTH_WAYS * gb_s, other, wrong)
     with suppress(UsageError):
         reduction = collective_named("allreduce")
         seconds = curve(profile, reduction, len(gpus), len(gpus)).at(EXCHANGED_BYTES)

@@ -15,8 +15,8 @@ from gpubench.model.facts.health import HEALTH_CONDITIONS
 from gpubench.model.profiles.profile import P2P_STATUSES
 
 GRAMMAR = (
-    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, and "
-    "for scan leafI:KEY=VALUE or leafI.railJ:KEY=VALUE, "
+    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, "
+    "KEY=VALUE alone for every node, and for scan leafI:KEY=VALUE or leafI.railJ:KEY=VALUE, "
     "counted from 0, on node0 unless another is named; several keys with commas: gpu5:nvlink=12,width=8"
 )
 
@@ -268,6 +268,17 @@ def parse_fault(text: str) -> Fault:
     return Fault(Subject.LINK, _parse_settings(text, Subject.LINK, settings), node, first, second)
 
 
+def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
+    """The fault as `parse_fault` reads it, or with no subject one on each of so many nodes: 'imex=down'.
+
+    Raises UsageError as `parse_fault`.
+    """
+    if ":" in text or "=" not in text:
+        return (parse_fault(text),)
+    settings = _parse_settings(text, Subject.NODE, text)
+    return tuple(Fault(Subject.NODE, settings, node) for node in range(nodes))
+
+
 def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[str, str], ...]:
     known = {each.key: each for each in FAULT_KEYS if each.subject is subject}
     parsed: dict[str, str] = {}
@@ -290,13 +301,13 @@ def _described(key: FaultKey) -> str:
 def _unknown_key(text: str, subject: Subject, setting: tuple[str, str], known: Mapping[str, FaultKey]) -> UsageError:
     """A key that this kind of part does not have, or that has no value; the next step has the nearest key."""
     key, value = setting
-    where = text.strip().partition(":")[0]
+    where = "".join(text.strip().partition(":")[:2]) if ":" in text else ""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     next_step = ""
     if near:
         nearest = known[near[0]]
         fit = value if nearest.accepts(value) else (*nearest.words, *_VALUES_TO_TRY.get(nearest.kind, ()))[0]
-        next_step = f"--fault {where}:{nearest.key}={fit}"
+        next_step = f"--fault {where}{nearest.key}={fit}"
     if key in known:
         return UsageError(
             f"--fault {text!r}: {key} has no value", expected=f"{key}={_described(known[key])}", next_step=next_step

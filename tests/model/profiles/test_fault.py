@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault
+from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault, parse_faults
 
 
 def values_of(key: FaultKey) -> st.SearchStrategy[str]:
@@ -66,6 +66,16 @@ def test_faults_as_people_write_them() -> None:
     assert parse_fault("node17:dies=round3").command == "scan"
     assert parse_fault("node0:traffic=staged").command == "watch"
     assert not parse_fault("gpu5:speed=0.5").command
+
+
+def test_a_key_without_a_subject_is_of_every_node() -> None:
+    assert [str(each) for each in parse_faults("imex=down", 3)] == [f"node{node}:imex=down" for node in range(3)]
+    assert parse_faults("gpu5:lost=yes", 3) == (parse_fault("gpu5:lost=yes"),)
+    with pytest.raises(UsageError, match="a node has no key 'imx'") as caught:
+        parse_faults("imx=down", 3)
+    assert caught.value.next_step == "--fault imex=down"
+    with pytest.raises(UsageError, match="names nothing that can break"):
+        parse_faults("gpu5", 3)
 
 
 @pytest.mark.parametrize(
