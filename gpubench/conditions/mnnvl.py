@@ -27,6 +27,7 @@ _OF_RACKS = ("GB200", "GB300")
 """GPUs of NVL72 racks; GPUs of a GB200 NVL4 board have NVLinks to each other, but none to NVSwitches."""
 
 _UNUSED = "mnnvl-unused"
+_EXPECTED = "P2P/MNNVL between nodes of one NVLink domain"
 
 
 def _clusters(run: Circumstances, least: int = 2) -> dict[str, dict[int, set[int | None]]]:
@@ -82,10 +83,11 @@ def _cliques(run: Circumstances) -> Found:
             small = [number for number, found in nodes.items() if any(sizes[clique] == least for clique in found)]
             parts = ", ".join(f"{counted(size, 'node')} in clique {clique}" for clique, size in sizes.items())
             even = len(set(sizes.values())) == 1 and least > 1
-            where = "" if even else f"; the smaller: {joined([run.on(number) for number in small])}"
+            names = tuple(run.on(number) for number in (nodes if even else small))
             yield Sighting(
-                subject=f"cluster {uuid}",
-                seen=f"cliques differ: {parts}{where}",
+                subject=joined(names),
+                names=names,
+                seen=f"cliques of cluster {uuid} differ: {parts}",
                 confidence=Confidence.LIKELY,
                 gpus=gpus,
                 likely=_PARTITIONS if even else "",
@@ -241,6 +243,7 @@ MNNVL = Family.of(
         cure="systemctl enable --now nvidia-imex. Run it on every node, with all nodes in nodes_config.cfg",
         link=_AZURE,
         look=_imex_service,
+        expected=_EXPECTED,
         in_log=_log_mnnvl,
         in_job=doubted(r"MNNVL .*is available but not working"),
         implies=("imex-channel-missing", _UNUSED),
@@ -253,6 +256,7 @@ MNNVL = Family.of(
         cure="nvidia-modprobe -c 0 -s. Then give the container /dev/nvidia-caps-imex-channels/channel0",
         link="https://github.com/NVIDIA/nvbandwidth/issues/39",
         look=_imex_channel,
+        expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
     Condition(
@@ -264,6 +268,7 @@ MNNVL = Family.of(
         "provider's tool), or run the job inside one clique",
         link=_AZURE,
         look=_cliques,
+        expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
     Condition(
@@ -274,6 +279,7 @@ MNNVL = Family.of(
         cure="unset NCCL_MNNVL_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_MNNVL_ENABLE"),
+        expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
     Condition(
@@ -284,6 +290,7 @@ MNNVL = Family.of(
         cure="unset NCCL_CUMEM_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_CUMEM_ENABLE"),
+        expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
     Condition(
@@ -321,7 +328,7 @@ MNNVL = Family.of(
         look=_unused,
         in_job=_unused_in_log,
         check="collective_bandwidth",
-        expected="P2P/MNNVL between nodes of one NVLink domain",
+        expected=_EXPECTED,
         likely="IMEX is not running on a node, a container lacks /dev/nvidia-caps-imex-channels, or a setting "
         "forbids it",
         general=True,

@@ -74,9 +74,14 @@ class Named:
         """The command or setting that removes it."""
         return joined_seen([each.cure for each in self.sightings]) or self.cause.cure
 
+    @property
+    def names(self) -> list[str]:
+        """All its subjects, each once."""
+        return list(dict.fromkeys(name for each in self.sightings for name in each.names or (each.subject,)))
+
     def with_ids(self, command: str) -> str:
         """A command filled with the ids of the affected devices."""
-        return with_ids(command, [name for each in self.sightings for name in each.names or (each.subject,)])
+        return with_ids(command, self.names)
 
     @property
     def explanation(self) -> Explanation:

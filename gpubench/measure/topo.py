@@ -152,15 +152,17 @@ def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: I
             )
     several = len(explained.circumstances.nodes) > 1
     for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
-        if named.gravity is Verdict.FAIL and named.effects[0] in _BETWEEN_NODES:
+        is_told = named.gravity is not Verdict.FAIL and (named.gravity is not Verdict.WARN or named.cause.id in known)
+        if not is_told and named.effects[0] in _BETWEEN_NODES:
             yield Finding(
                 id=named.cause.id,
-                severity=Verdict.FAIL,
+                severity=named.gravity,
                 subject=f"{named.subject} → other nodes",
                 seen=named.seen,
-                expected="RDMA from GPU to GPU",
+                expected=named.cause.expected or "RDMA from GPU to GPU",
                 cause=f"NCCL uses {' or '.join(named.effects)} instead, without a warning",
                 next_command=named.with_ids(named.cure),
+                subjects=tuple(named.names),
             )
 
 

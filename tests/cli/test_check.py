@@ -312,3 +312,12 @@ def test_a_fault_without_a_subject_is_on_every_node() -> None:
     assert result.returncode == 1
     assert "--simulate gb200-nvl72 --fault imex=down\n" in result.stdout
     assert "18 nodes: 18 FAIL" in result.stdout
+
+
+@pytest.mark.parametrize(("small", "verdict"), [(1, "FAIL"), (9, "WARN")])
+def test_nodes_outside_the_clique_of_their_rack_are_named(small: int, verdict: str) -> None:
+    """A smaller clique fell apart; two halves may be wanted."""
+    faults = [word for node in range(small) for word in ("--fault", f"node{node}:clique=1")]
+    result = gpubench("check", "--quick", "--simulate", "gb200-nvl72", *faults)
+    assert f"{verdict} mnnvl-clique-differs: node0" in result.stdout
+    assert result.stdout.count("mnnvl-clique-differs\n") == (small if small == 1 else 18)
