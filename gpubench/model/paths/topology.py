@@ -338,22 +338,35 @@ class Topology:
         """GB/s per direction of a device's PCIe path to the CPU: of the narrowest of its link and those above."""
         return self._narrowest({device.device: loaded_link(device)} | self._above(device.place, 0), device)
 
-    def nic_limit(self, nic: NicFacts) -> Limit:
-        """The ceiling of a NIC, in GB/s per direction: of its port, or of its slot where that carries less."""
+    def own_link_gb_s(self, gpu: GpuFacts) -> float | None:
+        """GB/s per direction of what leaves a GPU, for the CPU or for a NIC behind the same switch."""
+        known = (self.pcie_total(gpu).gb_s, pcie_ceiling_gb_s(loaded_link(gpu)))
+        return max((gb_s for gb_s in known if gb_s is not None), default=None)
+
+    def nic_limit(self, nic: NicFacts, gpu: GpuFacts | None = None) -> Limit:
+        """The ceiling of a NIC, in GB/s per direction: of its port, or of its slot where that carries less.
+
+        Data of a GPU do not pass the uplink of a switch that it shares with the NIC.
+        """
         port, slot = _rate_limit(nic), self.pcie_total(nic)
+        if gpu is not None and (hops := self._pcie_limit(gpu, nic)).gb_s is not None:
+            slot = hops
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
 
-    def together(self, nics: Sequence[NicFacts]) -> Limit:
-        """The ceiling of several NICs at once: devices that share a physical port carry no more than it does."""
+    def together(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
+        """The ceiling of several NICs at once, for data of the GPU near each.
+
+        Devices that share a physical port carry no more than it does.
+        """
         by_port: dict[str, list[NicFacts]] = {}
         for nic in nics:
             by_port.setdefault(nic.port or nic.name, []).append(nic)
-        carried = [self.nic_limit(nic) for nic in nics]
-        unknown = next((limit for limit in carried if limit.gb_s is None), None)
+        carried = {nic.name: self.nic_limit(nic, near.get(nic.name)) for nic in nics}
+        unknown = next((limit for limit in carried.values() if limit.gb_s is None), None)
         if unknown is not None:
             return unknown
         ports = (
-            min(sum(self.nic_limit(nic).gb_s or 0.0 for nic in own), max(_rate_limit(nic).gb_s or 0.0 for nic in own))
+            min(sum(carried[nic.name].gb_s or 0.0 for nic in own), max(_rate_limit(nic).gb_s or 0.0 for nic in own))
             for own in by_port.values()
         )
         return Limit(sum(ports), ", ".join(nic.name for nic in nics))

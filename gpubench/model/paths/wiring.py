@@ -4,6 +4,7 @@ t is the time, S the size, f the factor between algbw and busbw, w(i) the GB/s t
 ranks that it sends to. The derivations stand in docs/limits.md.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -214,10 +215,10 @@ class Wiring:
 
     def to_network(self, gpu: int) -> Limit:
         """The ceiling of a GPU towards other nodes: its nearest NICs, and its own way to them."""
-        near = self.near_nics(gpu)
-        if not near:
+        near, facts, node = self.near_nics(gpu), self._found[gpu], self.nodes.get(self.gpus[gpu].node)
+        if not near or facts is None or node is None:
             return Limit(None, "no NIC of known rate is near the GPU")
-        total, own = self.nodes[self.gpus[gpu].node].together(near), self.to_host(gpu).gb_s
+        total, own = node.together(near, {nic.name: facts for nic in near}), node.own_link_gb_s(facts)
         if total.gb_s is None:
             return total
         return Limit(total.gb_s if own is None else min(total.gb_s, own), f"{self.host(gpu)}: {total.note}")
@@ -388,18 +389,27 @@ def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
 
 def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:
     """GB/s that leave a node over the NICs near its ranks' GPUs, and over the slowest of them."""
-    nics: dict[int, dict[str, NicFacts]] = {}
+    nics: dict[int, dict[str, tuple[NicFacts, GpuFacts]]] = {}
+    links: list[float] = []
     for position in positions:
-        own = nics.setdefault(wiring.gpus[position].node, {})
-        own.update((nic.name, nic) for nic in wiring.near_nics(position))
-    together = [wiring.nodes[node].together(list(own.values())).gb_s for node, own in nics.items() if own]
-    each = [wiring.nodes[node].nic_limit(nic).gb_s for node, own in nics.items() for nic in own.values()]
+        number, gpu = wiring.gpus[position].node, wiring.gpu(position)
+        own = nics.setdefault(number, {})
+        if gpu is not None:
+            own.update((nic.name, (nic, gpu)) for nic in wiring.near_nics(position))
+            links.append(wiring.nodes[number].own_link_gb_s(gpu) or math.inf)
+    together = [
+        wiring.nodes[node]
+        .together([nic for nic, _ in own.values()], {name: gpu for name, (_, gpu) in own.items()})
+        .gb_s
+        for node, own in nics.items()
+        if own
+    ]
+    each = [wiring.nodes[node].nic_limit(nic, gpu).gb_s for node, own in nics.items() for nic, gpu in own.values()]
     rates, rate = [gb_s for gb_s in together if gb_s is not None], [gb_s for gb_s in each if gb_s is not None]
-    to_host = [limit.gb_s for limit in map(wiring.to_host, positions) if limit.gb_s is not None]
     if not rates or len(rates) < len(together):
         return None
-    most = sum(to_host) if len(to_host) == len(positions) else sum(rates)
-    return min(sum(rates), most or sum(rates)), min(rate)
+    most = sum(links) if len(links) == len(positions) else sum(rates)
+    return min(sum(rates), most), min(rate)
 
 
 def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> Limit:

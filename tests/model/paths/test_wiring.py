@@ -10,7 +10,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import parse_transport
-from gpubench.model.paths.wiring import Wiring
+from gpubench.model.paths.wiring import Wiring, networks
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 
@@ -133,3 +133,10 @@ def test_devices_that_share_a_port_carry_no_more_than_it() -> None:
     assert wiring(nodes_of("dgx-spark*2"), 1).limit((0, 1)).gb_s == 25
     alone = wiring(nodes_of("dgx-spark*2", "node0.nic1:state=down"), 1)
     assert alone.limit((0, 1)).gb_s == pytest.approx(15.75, abs=0.01)
+
+
+def test_the_uplink_of_a_switch_that_gpu_and_nic_share_is_no_limit_between_nodes() -> None:
+    """HGX B300: NICs of 100 GB/s beside their GPUs, behind an uplink of 63; two ranks a node."""
+    found = networks(wiring(nodes_of("hgx-b300-8*2")))
+    assert found is not None
+    assert (found[0].node_gb_s, found[0].nic_gb_s) == (200.0, 100.0)
