@@ -98,7 +98,7 @@ def _published(line: dict[str, str]) -> Published:
         verdict=None,
         algorithm=line["algorithm"] or None,
     )
-    profile = load(line["profile"])
+    profile = load(line["profile"]).in_domains(nodes)
     joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
     rdma = not line["nics_gbit_s"].endswith("e")
     network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8, rdma)

@@ -16,7 +16,13 @@ from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, pa
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
-from gpubench.measure.collective.judged_rows import check_figures, check_limits, judge_rows
+from gpubench.measure.collective.judged_rows import (
+    DOMAIN_ASSUMED,
+    NICS_ASSUMED,
+    check_figures,
+    check_limits,
+    judge_rows,
+)
 from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
@@ -257,9 +263,6 @@ def _metadata_of_copies(
     )
 
 
-_NICS_ASSUMED = "NICs assumed, --nics tells others"
-_DOMAIN_ASSUMED = "one NVLink domain assumed, --machine tells others"
-
 SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
 
 _NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
@@ -317,7 +320,7 @@ def machine_named(text: str, *, joined_by_nics: bool) -> SimulatedMachine:
     """
     machine = parse_machine(text, "--machine")
     own = load(re.split(r"[*/\s]", text.strip())[0])
-    return SimulatedMachine(own, machine.nodes) if joined_by_nics and own.domain != machine.profile.domain else machine
+    return SimulatedMachine(own, machine.nodes) if joined_by_nics and own.domain is None else machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,9 +424,9 @@ def _assumed(plan: JudgePlan, table: JudgedTable) -> str:
     """What joins several nodes, where neither the file nor a person tells it."""
     if plan.machine is not None or table.machine is None:
         return ""
-    if table.machine.domain_nodes == table.machine.nodes:
-        return _DOMAIN_ASSUMED
-    return "" if plan.nics is not None else _NICS_ASSUMED
+    if table.machine.domain_nodes > 1:
+        return DOMAIN_ASSUMED
+    return "" if plan.nics is not None else NICS_ASSUMED
 
 
 def _asking(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
@@ -537,13 +540,13 @@ def _table(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> 
 def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMachine | None:
     """So many nodes of the kind that has these GPUs; None where no profile of ours or a person's own knows them.
 
-    Several nodes whose GPUs an NVLink domain may join are taken for one: what is slower is what fell out of it.
+    Several nodes whose GPUs NVLink domains may join are taken for as few as can be: what is slower is what fell out.
     """
     if len(set(models)) != 1 or nodes > MOST_NODES:
         return None
     domain = domain_of(models[:1]) if nodes > 1 else None
     if domain is not None and per_node == domain.match.visible:
-        return SimulatedMachine(domain, nodes)
+        return SimulatedMachine(domain.in_domains(nodes), nodes)
     own = own_profiles(os.environ)
     found = match(models[:1], per_node, among=own) or match(models[:1], per_node)
     return None if found is None else SimulatedMachine(found.profile, nodes)

@@ -326,7 +326,10 @@ class SimulatedMachine:
 
     def __str__(self) -> str:
         visible, name = self.profile.match.visible, self.profile.name
-        part = f"/{visible}" if visible < load(name).match.visible else ""
+        own = load(name)
+        part = f"/{visible}" if visible < own.match.visible else ""
+        if self.profile.domain is not None and self.profile.domain != own.domain:
+            part = f"/{self.profile.domain.nodes * visible}"
         size = 1 if self.profile.domain is None else self.profile.domain.nodes
         if self.nodes % size:
             tray = match([self.profile.gpu.name], visible)
@@ -343,6 +346,8 @@ class SimulatedMachine:
 def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
     """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'; 'hgx-h100-8/1' shows one of its eight GPUs.
 
+    Of a rack, more GPUs than a node has are those of whole nodes: 'gb200-nvl72/64*2' is two domains of 16 nodes.
+
     `option` is the one that names it, for errors.
 
     Raises UsageError for another form, an unknown profile, or a number of GPUs or nodes that is none.
@@ -354,14 +359,25 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
             expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
             next_step=f"one of {', '.join(names())}",
         )
-    profile = load(found["name"])
+    profile, gpus = load(found["name"]), found["gpus"]
+    if profile.domain is not None and gpus is not None and int(gpus) > profile.match.visible:
+        profile, gpus = _part_of_rack(profile, profile.domain.nodes, int(gpus), f"{option} {text!r}"), None
     nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
     # Several trays of a rack are joined by its NVLinks.
-    rack = domain_of(profile.match.gpus) if nodes > 1 and found["gpus"] is None else None
-    profile = rack or profile
+    if nodes > 1 and gpus is None and profile.domain is None:
+        profile = domain_of(profile.match.gpus) or profile
     if not 1 <= nodes <= MOST_NODES:
         raise UsageError(f"{option} {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
-    return SimulatedMachine(_shown(profile, found["gpus"], f"{option} {text!r}"), nodes)
+    return SimulatedMachine(_shown(profile, gpus, f"{option} {text!r}"), nodes)
+
+
+def _part_of_rack(rack: Profile, nodes: int, gpus: int, text: str) -> Profile:
+    """NVLink domains of so many GPUs of a rack of `nodes`."""
+    own, rest = divmod(gpus, rack.match.visible)
+    if rest or own > nodes:
+        most = nodes * rack.match.visible
+        raise UsageError(f"{text} has {gpus} GPUs", expected=f"whole nodes of {rack.match.visible}, {most} at most")
+    return rack.with_domains_of(own)
 
 
 def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:

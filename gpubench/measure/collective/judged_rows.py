@@ -21,7 +21,17 @@ from gpubench.ports.listener import Listener
 
 INCOMPLETE = "incomplete-result"
 
+NICS_ASSUMED = "NICs assumed, --nics tells others"
+DOMAIN_ASSUMED = "NVLinks between the nodes assumed, --machine tells others"
+
 _NOT_SAID = "the file does not say which paths the data took"
+_LIKELY = {
+    "": "a slow NIC, or data through host memory or sockets",
+    NICS_ASSUMED: "other NICs than assumed, which --nics tells, or a slow path",
+    DOMAIN_ASSUMED: "NICs in the place of NVLinks between the nodes",
+}
+"""The reason of slow rows by what was assumed of their machine."""
+
 _LOGGING = "NCCL_DEBUG=INFO in that job, then gpubench explain its log"
 _MOST_OF_LIMIT = 2.5
 
@@ -93,7 +103,9 @@ def judge_rows(
         verdicts += [Verdict(row.verdict)] if row.verdict else []
         wrong += [(row, ())] if row.wrong else []
     staged = tuple(_staged(file.name, rows, ranks))
-    found = list(speed.findings(staged, None)) if staged else list(map(_advised, speed.findings((), None)))
+    found = (
+        list(speed.findings(staged, None)) if staged else [_advised(each, speed) for each in speed.findings((), None)]
+    )
     found = found or list(_incomplete(file))
     found = [wrong_data(wrong, ranks), *found] if wrong else found
     report = Report(
@@ -120,9 +132,9 @@ def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Lim
     return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
 
 
-def _advised(found: Finding) -> Finding:
+def _advised(found: Finding, speed: SpeedJudge) -> Finding:
     """A finding on slow rows with what a person can do who has a table and no machine at hand."""
-    return replace(found, cause=_NOT_SAID, next_command=_LOGGING)
+    return replace(found, cause=_LIKELY[speed.expected.assumed], next_command=_LOGGING)
 
 
 def _staged(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:

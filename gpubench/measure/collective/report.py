@@ -85,13 +85,12 @@ class ExpectedTimes:
             return self.past(row) or self._over_links(row)
         from gpubench.collectives.expected import from_limit, from_network, from_profile
 
-        found = None
+        found, like_model = None, row.backend == _SIMULATED
         if self.profile is not None:
-            like_model = row.backend == _SIMULATED
             found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
         found = found or self.past(row)
         if found is None and self.network is not None:
-            found = from_network(self.collective, row, self.network, self.profile)
+            found = from_network(self.collective, row, self.network, self.profile, like_model=like_model)
         return found or from_limit(self.collective, row)
 
     def _over_links(self, row: CollectiveRow) -> ExpectedTime | None:

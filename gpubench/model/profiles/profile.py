@@ -343,6 +343,21 @@ class Profile:
             ),
         )
 
+    def in_domains(self, nodes: int) -> "Profile":
+        """The same for so many nodes in as few NVLink domains of equal size as can be."""
+        if self.domain is None:
+            return self
+        alike = next(size for size in range(min(nodes, self.domain.nodes), 0, -1) if nodes % size == 0)
+        return self.with_domains_of(alike) if 1 < alike < nodes else self
+
+    def with_domains_of(self, nodes: int) -> "Profile":
+        """The same with so many nodes in an NVLink domain, which are expected to reach the busbw of a whole one."""
+        if self.domain is None or self.domain.nodes == nodes:
+            return self
+        whole = self.domain.nodes
+        expected = (replace(each, nodes=nodes) if each.nodes == whole else each for each in self.expected)
+        return replace(self, domain=replace(self.domain, nodes=nodes), expected=tuple(expected))
+
     @property
     def all_expected(self) -> tuple[Expected, ...]:
         """Every expected value, those of curves last."""

@@ -48,6 +48,10 @@ class Tolerance:
     warned_from: int = 16 * 2**20
     is_least: bool = False
 
+    def of_slower(self, times: float) -> "Tolerance":
+        """The same warnings; to fail, a time must be longer than one that is so many times longer may be unwarned."""
+        return self if self.warn is None else replace(self, fail=max(self.fail, times * (1 + self.warn) - 1))
+
     def of_faster(self, times: float) -> "Tolerance":
         """The same bounds as parts of a time that is so many times shorter."""
         warn = None if self.warn is None else times * (1 + self.warn) - 1

@@ -573,3 +573,17 @@ def test_a_fault_in_a_rack_is_on_its_gpu() -> None:
 def test_what_has_no_domain_cannot_leave_it() -> None:
     with pytest.raises(UsageError, match="no NVLink domain"):
         snapshots(parse_machine("hgx-h100-8*2"), [parse_fault("node1:imex=down")])
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "joined"), [("gb200-nvl72/36", 9, 9), ("gb200-nvl72/64*2", 32, 16), ("gb200-nvl72/2", 18, 18)]
+)
+def test_a_part_of_a_rack_is_a_smaller_domain(text: str, nodes: int, joined: int) -> None:
+    machine = parse_machine(text)
+    assert (machine.nodes, machine.domain_nodes, str(machine)) == (nodes, joined, text)
+
+
+@pytest.mark.parametrize("gpus", [37, 76])
+def test_a_rack_has_whole_nodes(gpus: int) -> None:
+    with pytest.raises(UsageError, match=f"has {gpus} GPUs"):
+        parse_machine(f"gb200-nvl72/{gpus}")

@@ -232,6 +232,7 @@ _VERSION = re.compile(r"\bnccl-tests version (?P<version>\S{1,40}) .*nccl-librar
 _RCCL_VERSION = re.compile(r"rccl-tests: Version (?P<version>\S{1,80})")
 _LIBRARY = re.compile(r"\b(?P<name>[NR]CCL) version\s*:?\s*(?P<version>\d+\.\d+(?:\.\d+)?)")
 _STARTING = re.compile(r"\bCollective test starting: (?P<name>\w+?)_perf")
+_CONCLUDED = re.compile(r"\bCollective test concluded: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]{0,200})")
@@ -378,6 +379,8 @@ class _Parser:
             run.version, run.library = found["version"], ("NCCL", nccl_version(int(found["nccl"])))
         elif found := _STARTING.search(text):
             self._begin().collective = COLLECTIVE_NAMES.get(found["name"])
+        elif found := _CONCLUDED.search(text):
+            run.collective = run.collective or COLLECTIVE_NAMES.get(found["name"])
         elif found := _SETTINGS.search(text):
             self._settings(self._begin(), found)
         elif found := _DEVICE.search(text):
