@@ -1,9 +1,11 @@
 """The model of collectives between nodes, against figures that others published of their machines."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.published_collectives import Bounds, read
-from gpubench.collectives.expected import Inside, expected_between
+from gpubench.collectives.expected import Inside, expected_between, from_links
 from gpubench.collectives.registry import COLLECTIVES, collective_named
 from gpubench.model.paths.wiring import NodeNetwork, network_limit
 from gpubench.model.terms.verdict import Verdict
@@ -118,3 +120,9 @@ def test_what_a_healthy_ring_explains_is_no_failure_where_the_algorithm_is_not_k
     figure = next(each for each in FIGURES if "nccl#495" in each.source)
     assert figure.verdict() is Verdict.WARN
     assert figure.verdict(slower=1.5) is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("size", "is_expected"), [(2**19, False), (2**20, True)])
+def test_small_cpu_buffers_tell_nothing_of_the_links_between_hosts(size: int, *, is_expected: bool) -> None:
+    row = replace(FIGURES[0].row, backend="host", nodes=8, ranks=8, size_bytes=size)
+    assert (from_links(ALL_REDUCE, row, NodeNetwork(8, 8, 0.025, 0.025, rdma=False)) is not None) == is_expected
