@@ -99,7 +99,8 @@ _SOCKETS = re.compile(r"(?:^|/)(?:socket|proxy|bootstrap|ras|rasnet|peers|ipcsoc
 _GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
 _SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
 _FAILED_CALL = re.compile(
-    rb"(?:\[[\w ]{1,60}\] )?([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6})(?: \(\w{1,80}\))? -> ([1-9]\d?)\b"
+    rb"(?:\[[\w ]{1,60}\] )?(?:([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6})(?: \(\w{1,80}\))? -> "
+    rb"|Failed to execute (operation \w{1,40} from rank \d{1,7}), retcode )([1-9]\d?)\b"
 )
 _NETWORK = re.compile(rb"Using network (.{1,60})")
 _VERSION = re.compile(rb"NCCL version (\d[\w.]{0,30}(?:\+cuda[\d.]{1,10})?)")
@@ -166,11 +167,11 @@ def parse_setting(message: bytes) -> tuple[str, str] | None:
 
 
 def parse_failed_call(message: bytes) -> ReturnedError | None:
-    """'transport/shm.cc:551 -> 2'; 7 is no error but an operation in progress."""
+    """'transport/shm.cc:551 -> 2', 'Failed to execute operation Connect from rank 2, retcode 2'; 7 is no error."""
     found = _FAILED_CALL.match(message)
-    if found is None or found[2] == _IN_PROGRESS:
+    if found is None or found[3] == _IN_PROGRESS:
         return None
-    return ReturnedError(found[1].decode(), int(found[2]))
+    return ReturnedError((found[1] or found[2]).decode(), int(found[3]))
 
 
 def parse_network(message: bytes) -> str | None:
@@ -228,8 +229,20 @@ _OF_ERRORS = (
         b"dump signal",
         b"victed",
     ),
-    *(b"HW Excep", b"access fault", b"HSA_STATUS", b"is dead", b"crashed", b"illing", b"TERM_", b"low on re"),
+    *(b"HW Excep", b"access fault", b"HSA_STATUS", b" dead", b"crashed", b"illing", b"TERM_", b"low on re"),
     *(b"DeadlineExceeded", b"BackoffLimit", b"not enough slots", b"Node failure", b"MPI_Abort", b"Abort(", b"abort"),
+    *(
+        b"assert (",
+        b"atchdog timeout",
+        b"eartbeat",
+        b"imed out",
+        b"nexpected",
+        b"SIG",
+        b"CrashLoop",
+        b"amdgpu: ",
+        b"segfault",
+        b"general protection",
+    ),
 )
 _OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
 WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES)
@@ -281,8 +294,9 @@ _PROCESS = (
 )
 _NOT_ZERO = rb"(?:-?0*[1-9]\d*|0x0*[1-9a-f]|<?\w*SIG[A-Z]|non-?zero)"
 _TOLD = (
-    _PROCESS + rb".{0,160}?\b(?:died\b|crashed\b|killed (?:by|due to)\b|dumped core|failed to start\b"
-    rb"|(?:is|are|was|were|been|got|gets)(?: \w+)? (?:killed|dead)\b"
+    _PROCESS + rb".{0,160}?\b(?:died\b|crashed\b|killed (?:by\b|due to\b|\()|\d+\]? aborted\b|dumped core"
+    rb"|failed to start\b|(?:launch|initiali[sz]ation|startup|group) failed\b"
+    rb"|(?:is|are|was|were|been|being|got|gets)(?: \w+)? (?:killed|dead|evicted)\b"
     rb"|terminated (?:abruptly|abnormally|unexpectedly|badly)"
     rb"|exit(?:ed|ing) (?:abnormally|unexpectedly|early|improperly))",
     rb"\b(?:(?:exit|return)[ _-]?(?:code|status)|exit[ _-]?(?:value|signal))s?(?: code)?(?: (?:is|was|of))?[ :=(]{0,12}"
@@ -291,14 +305,17 @@ _TOLD = (
     rb"\b(?:died|terminated|killed|aborted) (?:with|from|by|on) (?:\w+ )?(?:code|signal|status|<Signals)s?[ :.=(]{0,3}"
     + _NOT_ZERO,
     rb"\b(?:with|returned) (?:a )?non-?zero (?:exit )?(?:status|code)",
-    rb"\bexit signals?:? [A-Z][a-z]",
+    rb"\bexit signals?:? [A-Z][a-z]|\bexited \(" + _NOT_ZERO,
+    rb"\b(?:received|got|caught)(?: signal)? SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL|TERM|QUIT)\b|\bSIG[A-Z]+ \(@0x",
 )
 """A rank, task, process or proc that died, was killed, or exited with a code that is not 0, whoever tells it."""
 
 _OF_LAUNCHERS = (
     rb"\btasks? [\d,-]+(?: [^:]{1,60})?: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory)",
-    rb"CANCELLED AT |Detected [1-9]\d* oom[_-]kill|step aborted|Node failure on |Exceeded (?:step|job) memory",
-    rb"First task exited \d+s ago|Terminating StepId|task exit notification .*status=0x0*[1-9a-f]|job killed",
+    rb"CANCELLED AT |Detected [1-9]\d* oom[_-]kill|step aborted|Node failure on |exceeded (?:\w+ )?memory limit",
+    rb"waiting for job step|launch timed out|A process or daemon was unable to|\bHYD\w+ \(.*\): .*(?:error|fail|badly)",
+    rb"First task exited \d+s ago|(?:Terminating|Force Terminated) (?:StepId|job)|job killed",
+    rb"task exit notification .*status=0x0*[1-9a-f]|\bassert \([^)]{1,60}\) failed",
     rb"TERM_(?:MEM|RUN|CPU|SWAP)LIMIT|noticed that process rank \d|detected that one or more processes",
     rb"Primary job +terminated normally, but |has lost communication with a remote daemon|BAD TERMINATION",
     rb"TERMINATED WITH THE EXIT STRING|KILLED BY SIGNAL|has unexpectedly failed|not enough slots available",
@@ -311,11 +328,16 @@ _OF_FRAMEWORKS = (
     rb"received sigquit|sigquit received|EngineCore (?:failed|encountered)|Engine core initialization failed",
     rb"EngineDeadError|Scheduler hit an exception|JAX distributed service detected fatal",
     rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
+    rb"\bwatchdog timeout \(|marked dead\b|(?:missing|missed|stopped sending|too many) (?:\w+ )?heartbeats",
+    rb"\bheartbeat time-?out|polled an error from (?:the )?coordination|termination is unexpected",
 )
 _OF_MACHINES = (
-    rb"OOMKilled|(?:reason|status)\W{1,6}Evicted|(?-i:\bEvicted) +(?:\d|the |kubelet)|was low on resource",
+    rb"OOMKilled|(?:reason|status)\W{1,6}Evicted|(?-i:\bEvicted) +(?:(?:\d+ +)?\d+[smhd]|the node|kubelet)",
+    rb"was low on resource|CrashLoopBackOff|\b\d+/\d+ +(?:Error|Failed|Unknown|NodeLost|\w+Error)\b",
     rb"BackoffLimitExceeded|DeadlineExceeded\b.*\bjob|job\b.*\bDeadlineExceeded|Killed process \d|oom-kill:",
-    rb"HW Exception by GPU|Memory access fault by GPU|HSA_STATUS_ERROR",
+    rb"HW Exception by GPU|Memory access fault by GPU|HSA_STATUS_ERROR|amdgpu: (?:GPU reset begin|ring \w+ timeout)",
+    rb"amdgpu: .*page fault|\*\*\* Aborted at \d|\w\[\d+\]:? (?:segfault at |general protection fault)",
+    rb"process exited, code=(?!exited, status=0)",
 )
 _ENDING = re.compile(
     rb"(?P<told>" + b"|".join(_TOLD) + rb")|" + b"|".join((*_OF_LAUNCHERS, *_OF_FRAMEWORKS, *_OF_MACHINES)),
@@ -330,6 +352,9 @@ _SUPPOSED = re.compile(
     re.IGNORECASE,
 )
 """In a sentence about processes that end it says that this one only could, or did not."""
+
+_COUNTED_NONE = re.compile(rb"(?:(?!code|status|signal)[\w ]){0,40}[:=] ?0(?![\w.])", re.IGNORECASE)
+"""Behind the verb it says that there was no such process."""
 
 _BEFORE_ENDING = 60
 
@@ -406,7 +431,10 @@ def parse_program_error(line: bytes) -> str | None:
 def _ending(line: bytes) -> str | None:
     """What a line tells of a process that did not end well."""
     found = _ENDING.search(line) if _says_errors(line) else None
-    if found is None or (found["told"] and _SUPPOSED.search(line, max(0, found.start() - _BEFORE_ENDING), found.end())):
+    if found is None:
+        return None
+    start = max(0, found.start() - _BEFORE_ENDING)
+    if found["told"] and (_SUPPOSED.search(line, start, found.end()) or _COUNTED_NONE.match(line, found.end())):
         return None
     return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
 

@@ -78,7 +78,7 @@ _REMNANT = b"] via "
 """In what is left of a connection's line whose beginning another line took away."""
 
 _AT_EXIT = b"driver shutting down"
-_RETURNED = b" -> "
+_RETURNED = (b" -> ", b"Failed to execute")
 _OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring ")
 """What a process writes while it makes communicators; after the end of all it had, it makes more."""
 
@@ -342,7 +342,7 @@ class NcclLogReader:
         elif _ADDRESS[1:] not in message or _OPERATION in message:
             if may_be_noted(message):
                 self._notes.add(thread.process.host, thread.process.name, message, _own_gpu(thread))
-            if _RETURNED in message and self._failed(thread, message):
+            if any(word in message for word in _RETURNED) and self._failed(thread, message):
                 return
             self._known_lines.remember(line)
         else:

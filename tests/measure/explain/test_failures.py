@@ -319,6 +319,13 @@ def test_a_process_that_ended_well_is_none(line: str) -> None:
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
 
 
+@pytest.mark.parametrize("tag", ["", "[Proxy Service 2] "])
+def test_an_operation_that_the_proxy_failed_to_execute_is_a_failure(tag: str) -> None:
+    report = report_of(*JOB.logs(), f"{JOB.head(0)}{tag}Failed to execute operation Connect from rank 2, retcode 2\n")
+    assert (report.verdict, ids(report)) == (Verdict.FAIL, ["nccl-call-failed"])
+    assert report.findings[0].seen.startswith("operation Connect from rank 2 -> 2")
+
+
 def test_nccl_tests_that_came_to_its_end_is_well() -> None:
     text = Output().text()
     assert report_of(*JOB.logs(), text).verdict is Verdict.PASS
