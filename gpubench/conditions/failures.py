@@ -5,6 +5,7 @@ The forms of NCCL's own diagnostics are those of the text in NCCL 2.32.3; none o
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpubench.conditions.definition.condition import (
     REMOTE,
@@ -15,7 +16,7 @@ from gpubench.conditions.definition.condition import (
     joined,
     nothing_in_facts,
 )
-from gpubench.model.paths.nccl_log import LogFacts
+from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.terms.units import compress_names
 from gpubench.model.terms.verdict import Verdict
 
@@ -41,6 +42,67 @@ def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
                 seen=f"rank {ranks} of {communicator.size} began its initialization but did not finish it",
                 severity=Verdict.FAIL if hangs else Verdict.WARN,
             )
+
+
+_LINK_LAYER = re.compile(r":\d+/(IB|RoCE)\b")
+
+
+def _devices(facts: LogFacts) -> dict[str, list[str]]:
+    """The processes by the list of RDMA devices that NCCL uses in them."""
+    lists = [each for each in facts.remarks if each.note.text.startswith("NET/IB") and each.note.about[:1]]
+    return {
+        each.note.about[0].strip(): list(each.processes) for each in lists if each.note.kind is RemarkKind.RDMA_DEVICES
+    }
+
+
+def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
+    """Ranks with fewer RDMA devices than others."""
+    found = _devices(facts)
+    counts = {devices: len(devices.split()) for devices in found}
+    fewer = [devices for devices, count in counts.items() if count < max(counts.values())]
+    if fewer:
+        most = max(found, key=lambda devices: counts[devices])
+        yield Sighting(
+            subject=joined(process for devices in fewer for process in found[devices]),
+            seen=f"{counts[fewer[0]]} RDMA device ({fewer[0]}), {counts[most]} on {joined(found[most])}"
+            if counts[fewer[0]] == 1
+            else f"{counts[fewer[0]]} RDMA devices ({fewer[0]}), {counts[most]} on {joined(found[most])}",
+        )
+
+
+def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
+    """RDMA devices that NCCL could not open, in a job that communicates between nodes."""
+    found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
+    if found and any(each.nodes != 1 for each in facts.communicators):
+        names = joined(each.note.about[0] for each in found)
+        yield Sighting(
+            subject=joined(name for each in found for name in each.processes), seen=f"could not open {names}"
+        )
+
+
+def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
+    """The same, with the likely reason where NCCL uses adapters of InfiniBand and of RoCE in one job."""
+    mixed = [devices for devices in _devices(facts) if len(set(_LINK_LAYER.findall(devices))) > 1]
+    if not mixed:
+        return sighting
+    return replace(
+        sighting,
+        likely=f"InfiniBand and RoCE adapters in one list, which cannot reach each other: {mixed[0]}",
+        cure="export NCCL_IB_HCA=DEVICES. Name only the adapters of one fabric, as NCCL lists them, on all ranks",
+    )
+
+
+def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
+    """The same, without peer access as a likely reason where no node of the job has two ranks of a communicator."""
+    several = [each for each in facts.communicators if (each.size or 0) > 1]
+    nodes = [[member.node for member in each.members] for each in several]
+    if not several or any(len(set(names)) < len(names) for names in nodes):
+        return sighting
+    return replace(
+        sighting,
+        likely="a rank that ended, a network that hangs, or a truncated text",
+        cure="py-spy dump --pid PID. Run it on every rank that still runs",
+    )
 
 
 def _failed(
@@ -113,11 +175,22 @@ NCCL_START = Family.of(
     _failed(
         "cuda-out-of-memory",
         "CUDA out of memory while NCCL sets up its buffers",
-        r"(?:cuda failure|OutOfMemoryError|^CUDA).*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
+        r"(?:cuda failure|OutOfMemoryError|^CUDA)(?!.*nvls\.cc).*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
         "nvidia-smi. End other processes that hold memory, or use less in the program; NCCL_BUFFSIZE reduces "
         "NCCL's share",
         likely="the program, or another one, holds nearly all of the GPU's memory",
         seen_as=("Cuda failure 'out of memory'",),
+    ),
+    _failed(
+        "nvls-slots-used-up",
+        "NVLink SHARP (NVLS) has no multicast group left: CUDA error 2, out of memory, in nvls.cc",
+        r"multicast.*CUDA error 2\b|cuda failure (?:2\b)?.*out of memory.* in \S*nvls\.cc",
+        "export NCCL_NVLS_ENABLE=0. Set it for communicators that can do without, end other jobs of this NVLink "
+        "domain, or create fewer communicators",
+        likely="communicators of this job or of others hold all multicast groups of the NVSwitches; the memory of "
+        "the GPU is rarely the reason, and the fabric manager is not",
+        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 2",),
+        link="https://github.com/NVIDIA/nccl/issues/2077",
     ),
     _failed(
         "nvls-setup-failed",
@@ -158,6 +231,32 @@ NCCL_START = Family.of(
         link=_TROUBLE,
         look=nothing_in_facts,
         in_job=_unfinished,
+        general=True,
+    ),
+    Condition(
+        id="nccl-nics-differ",
+        title="Ranks of one job found different numbers of RDMA devices: NCCL may hang or take fewer",
+        seen_as=("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB",),
+        detection="`NET/IB : Using` in NCCL's log, which lists the devices of every process",
+        expected="the same number of RDMA devices for every rank",
+        likely="a port that is down on some nodes, or NCCL_IB_HCA that differs between ranks",
+        cure="ibstat. Compare the nodes named here; set the same NCCL_IB_HCA on all ranks",
+        link="https://github.com/NVIDIA/nccl/issues/2428",
+        look=nothing_in_facts,
+        in_job=_nics_differ,
+        general=True,
+    ),
+    Condition(
+        id="rdma-nic-not-opened",
+        title="NET/IB : Unable to open device: an RDMA device exists and NCCL cannot use it",
+        seen_as=("NET/IB : Unable to open device mlx5_3",),
+        detection="the line in NCCL's log",
+        expected="RDMA devices that open",
+        likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
+        cure="ibv_devinfo. Run it where the rank runs; give the container all of /dev/infiniband",
+        link=_TROUBLE,
+        look=nothing_in_facts,
+        in_job=_not_opened,
         general=True,
     ),
 )
@@ -263,6 +362,7 @@ NCCL_TRANSFERS = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/426",
         seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
         detection="completion status 12 in NCCL's log",
+        refined=_with_mixed_fabrics,
     ),
     complaint(
         "rdma-completion-error",
@@ -374,6 +474,7 @@ NCCL_TRANSFERS = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/606",
         seen_as=("# nThread 1 nGpus 8 minBytes 8",),
         detection="nccl-tests' headers in the same text, without its last lines",
+        refined=_without_peers,
         of_programs=True,
         general=True,
     ),

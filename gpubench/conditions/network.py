@@ -35,7 +35,7 @@ from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, RemarkKind
 from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
 from gpubench.model.paths.transport import Pair
 from gpubench.model.results.report import Effect
@@ -203,7 +203,7 @@ def _signs_of_rdma(staged: Staged) -> Iterator[str]:
             yield f"the interface {name} belongs to an RDMA network"
     if staged.plugin:
         yield "an RDMA network plugin is loaded"
-    devices = staged.found(RemarkKind.RDMA_DEVICES)
+    devices = staged.found(*SIGNS_OF_RDMA)
     if devices:
         yield f"the log lists RDMA devices: {devices[0].text}"
 

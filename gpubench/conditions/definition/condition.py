@@ -393,13 +393,15 @@ _CODES = {
 class Complained:
     """Finds complaints that match `form` and calls that returned one of `codes`, as one sighting.
 
-    With `of_programs` only complaints that NCCL did not write count.
+    With `of_programs` only complaints that NCCL did not write count. `refined` adds to the sighting what else the log
+    has.
     """
 
     form: re.Pattern[str]
     codes: frozenset[int] = frozenset()
     severity: Verdict | None = None
     of_programs: bool = False
+    refined: Callable[[Sighting, LogFacts], Sighting] | None = None
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
         """The sighting in a job's log, if there is one."""
@@ -413,8 +415,15 @@ class Complained:
             count = sum(each.count for each in found)
             seen = found[0].text[:_LONGEST_SEEN] + (f" ({count} lines like this)" if count > 1 else "")
         else:
-            seen = f"{calls[0].place} -> {calls[0].code}: {_CODES.get(calls[0].code, 'the call failed')}"
-        yield Sighting(subject=who, seen=seen, severity=self.severity)
+            call = calls[0]
+            meaning = call.warning[:_LONGEST_SEEN] or _CODES.get(call.code, "the call failed")
+            seen = (
+                f"{meaning} ({call.place} -> {call.code})"
+                if call.warning
+                else f"{call.place} -> {call.code}: {meaning}"
+            )
+        sighting = Sighting(subject=who, seen=seen, severity=self.severity)
+        yield sighting if self.refined is None else self.refined(sighting, facts)
 
     def _calls(self, facts: LogFacts) -> list[FailedCall]:
         """The calls with these codes that NCCL did not handle itself."""
@@ -457,6 +466,7 @@ def complaint(
     detection: str = "NCCL's log, or the error that the program reports",
     general: bool = False,
     of_programs: bool = False,
+    refined: Callable[[Sighting, LogFacts], Sighting] | None = None,
 ) -> Condition:
     """A condition that only a log shows, by complaints that match `pattern` or by error codes."""
     return Condition(
@@ -469,6 +479,6 @@ def complaint(
         cure=cure,
         link=link,
         look=nothing_in_facts,
-        in_job=replace(complained(pattern, codes), of_programs=of_programs),
+        in_job=replace(complained(pattern, codes), of_programs=of_programs, refined=refined),
         general=general,
     )

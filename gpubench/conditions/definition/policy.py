@@ -266,6 +266,8 @@ SEVERITIES: Mapping[str, Grade] = {
     "nccl-tests-apart": Grade(WARN, "somebody may have wanted runs side by side"),
     "nccl-tests-unfinished": Grade(WARN, "the text may end before the run did"),
     "nccl-warning": _ON_THE_WAY,
+    "nccl-nics-differ": Grade(WARN, "some jobs run with it, and others hang (nccl#2428)"),
+    "rdma-nic-not-opened": Grade(WARN, "jobs run on the other devices, or over sockets"),
     "nccl-init-unfinished": Grade(FAIL, "the job hangs", "WARN where the log may end before it"),
     "nccl-tests-wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
     **dict.fromkeys(
@@ -274,7 +276,7 @@ SEVERITIES: Mapping[str, Grade] = {
             *("rdma-completion-error", "collective-timed-out", "remote-process-exited", "nccl-call-failed"),
             *("program-failed", "nccl-version-mismatch", "nccl-duplicate-gpu", "cuda-device-missing"),
             *("nccl-no-socket-interface", "nccl-connect-failed", "nccl-no-transport", "cuda-out-of-memory"),
-            *("nvls-setup-failed", "nccl-cuda-call-failed", "nccl-invalid-usage"),
+            *("nvls-slots-used-up", "nvls-setup-failed", "nccl-cuda-call-failed", "nccl-invalid-usage"),
         ),
         _NO_JOB,
     ),

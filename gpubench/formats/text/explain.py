@@ -128,7 +128,7 @@ def _columns(transports: Sequence[TransportRow], examples: int) -> list[Column]:
 
 
 def _who(row: TransportRow, examples: int) -> str:
-    shown = [f"{src}→{dst}" for src, dst in row.first[:examples]]
+    shown = [f"{src}→{'switch' if src == dst else dst}" for src, dst in row.first[:examples]]
     return ", ".join((*shown, "...") if row.pairs > len(shown) else shown)
 
 
@@ -138,7 +138,7 @@ def _range(least: int, most: int) -> str:
 
 def _total(transports: Sequence[TransportRow]) -> str:
     counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
-    staged = counts[Verdict.FAIL] + counts[Verdict.SKIP]
+    staged = sum(row.pairs for row in transports if row.host_staged)
     unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
     total = counted(sum(counts.values()), "path")
     if not staged:

@@ -9,7 +9,16 @@ from gpubench.conditions.definition.circumstances import ASK_FOR_MORE, ProcessLo
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
-from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member, Note, PairRoutes, Remark, RemarkKind
+from gpubench.model.paths.nccl_log import (
+    SIGNS_OF_RDMA,
+    Communicator,
+    LogFacts,
+    Member,
+    Note,
+    PairRoutes,
+    Remark,
+    RemarkKind,
+)
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.fallback import Explanation, TransportRow
 from gpubench.model.terms.verdict import Verdict
@@ -24,7 +33,9 @@ _ABOUT_DEVICES = (*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS, *_ABOUT_A_BUS_ID)
 _ABOUT_THE_JOB = (RemarkKind.BOOTSTRAP, RemarkKind.SOCKET_INTERFACES, RemarkKind.NETWORK_PLUGIN)
 """Of these every process has its own, and what they say is asked of the job as a whole."""
 
-_NoteOfHosts = tuple[Note, frozenset[str]]
+_NoteOfHosts = tuple[Note, frozenset[str] | None]
+"""A line about GPUs and the hosts that log it; None where another program says it and no host is known."""
+
 _Alike = tuple[PairRoutes, int | None, int | None]
 """The routes of pairs on different hosts that are judged alike, and the kinds of their ranks."""
 
@@ -70,7 +81,8 @@ class PairJudge:
         self._tellers = _tellers(facts)
         self._device_notes = _device_notes(facts.remarks)
         kinds = {remark.note.kind for remark in facts.remarks}
-        self._has_rdma, self._has_plugin = RemarkKind.RDMA_DEVICES in kinds, RemarkKind.NETWORK_PLUGIN in kinds
+        self._has_rdma = not kinds.isdisjoint(SIGNS_OF_RDMA)
+        self._has_plugin = RemarkKind.NETWORK_PLUGIN in kinds
         self._interfaces = _interfaces(facts.remarks)
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
@@ -123,7 +135,8 @@ class PairJudge:
             known = {}
         if alike not in known:
             known[alike] = JudgedPair(tuple(self._judged(route, pair, source, destination) for route in pair.routes))
-        return PairGroup(destinations, _scope(source, destination), known[alike])
+        of_switch = any(route.transport.kind is TransportKind.NVLS for route in pair.routes)
+        return PairGroup(destinations, Scope.INSIDE if of_switch else _scope(source, destination), known[alike])
 
     def _kinds(self, members: Iterable[Member]) -> dict[int, int]:
         """A negative number for every rank: the same where judgements of paths to other machines are the same."""
@@ -186,7 +199,7 @@ class PairJudge:
     def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
-            for key in (indices, indices[::-1]):
+            for key in (indices, indices[::-1], ()):
                 yield from self._on(one.host, self._device_notes.get(key, ()))
             # NCCL does not print the driver's refusal of pairs whose path is SYS: it would not use them anyway.
             refused = [self._refused.get((one.host, index)) for index in indices]
@@ -197,7 +210,7 @@ class PairJudge:
             yield from self._on(first.host, self._device_notes.get(first.bus_id or "", ()))
 
     def _on(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[Note]:
-        return (note for note, hosts in found if host in hosts)
+        return (note for note, hosts in found if hosts is None or host in hosts)
 
 
 def _scope(one: Member | None, other: Member | None) -> Scope:
@@ -305,7 +318,7 @@ def _device_notes(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHost
         if remark.note.kind in _ABOUT_DEVICES:
             key = remark.note.about[0] if remark.note.kind in _ABOUT_A_BUS_ID else remark.note.about
             hosts = frozenset(process.rpartition(":")[0] for process in remark.processes)
-            found.setdefault(key, []).append((remark.note, hosts))
+            found.setdefault(key, []).append((remark.note, hosts or None))
     return found
 
 

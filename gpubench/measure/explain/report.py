@@ -17,7 +17,8 @@ from gpubench.measure.explain.pairs import (
     summarise,
 )
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member, Note, RemarkKind
+from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind
+from gpubench.model.paths.transport import MULTICAST
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.fallback import (
     PATHS_SECTION,
@@ -84,7 +85,7 @@ def _far(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
 
 def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
     """The sign of RDMA devices in the log; empty without one."""
-    if devices := notes.get(RemarkKind.RDMA_DEVICES):
+    if devices := [note for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]:
         return devices[0].text
     return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
 
@@ -309,6 +310,12 @@ def _missing(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
     }
     cause = "lost lines: NCCL before 2.22 connects ranks when it creates a communicator"
     yield from _merged("ranks-silent", unheard, "connections of every rank", cause)
+    apart = {
+        name_of(part.communicator): f"NVLS inside {part.communicator.nodes} nodes, and no connection between them"
+        for part in parts
+        if (part.communicator.nodes or 0) > 1 and {row.transport for row in part.transports} == {MULTICAST.name}
+    }
+    yield from _merged("ranks-silent", apart, "connections between nodes", "the log is truncated")
     yield from _ambiguous(parts)
     has_beginning = any(each.note.kind is RemarkKind.BOOTSTRAP for each in facts.remarks) and bool(facts.versions)
     yield from _nameless(parts, has_beginning=has_beginning)

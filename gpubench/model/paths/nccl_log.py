@@ -224,6 +224,9 @@ class RemarkKind(StrEnum):
 
     NO_RDMA_DEVICE = "no-rdma-device"
     RDMA_DEVICES = "rdma-devices"
+    """(devices, or the provider of a plugin)"""
+    RDMA_UNOPENED = "rdma-unopened"
+    """(device)"""
     NO_VERBS_LIBRARY = "no-verbs-library"
     GDR_ENABLED = "gdr-enabled"
     """(HCA number, HCA name)"""
@@ -239,7 +242,7 @@ class RemarkKind(StrEnum):
     P2P_TYPE = "p2p-type"
     """(all direct, all possible for the driver: '' where not logged)"""
     DRIVER_REFUSED = "driver-refused"
-    """(two NVML indices)"""
+    """(two NVML indices), or nothing where it is said of all GPUs of the machine"""
     NVLINK_REFUSED = "nvlink-refused"
     """(two NVML indices)"""
     PEER_ACCESS_REFUSED = "peer-access-refused"
@@ -264,7 +267,10 @@ class RemarkKind(StrEnum):
     """(architecture/vendor, as NCCL numbers them: 1/1 is Intel's x86, 1/2 AMD's)"""
 
 
-_DEVICES = re.compile(r",| between dev | \d")
+SIGNS_OF_RDMA = (RemarkKind.RDMA_DEVICES, RemarkKind.RDMA_UNOPENED)
+"""Lines that name RDMA devices, usable or not."""
+
+_DEVICES = re.compile(r",| between (?:dev |GPU\d)| \d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +306,15 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """A function of NCCL's that returned an error: its place in the source, the code, and the processes."""
+    """A function of NCCL's that returned an error: its place in the source, the code, and the processes.
+
+    `warning` is the last one of the first of these processes before the error, empty without one.
+    """
 
     place: str
     code: int
     processes: tuple[str, ...]
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

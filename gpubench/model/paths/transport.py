@@ -17,6 +17,7 @@ class TransportKind(StrEnum):
     SHM = "shm"
     NET = "net"
     COLLNET = "collnet"
+    NVLS = "nvls"
     UNKNOWN = "unknown"
 
 
@@ -41,7 +42,7 @@ class Transport:
         """True if the bytes pass through host memory: SHM always, the network unless with GPUDirect RDMA, P2P never."""
         if self.kind is TransportKind.UNKNOWN:
             return None
-        return self.kind is not TransportKind.P2P and not self.gdr
+        return self.kind not in (TransportKind.P2P, TransportKind.NVLS) and not self.gdr
 
     @property
     def family(self) -> str:
@@ -55,6 +56,9 @@ class Transport:
             return None
         return _NETWORK.sub("", self.name)
 
+
+MULTICAST = Transport("NVLS", TransportKind.NVLS)
+"""NVLink SHARP: every rank of a node reads and writes the memory of all others through the NVSwitches."""
 
 _NIC = re.compile(r"/-?\d+(?=/GDRDMA$|$)", re.ASCII)
 _NETWORK = re.compile(r"^(?:NET|COLLNET)/|/-?\d+(?:/GDRDMA)?$", re.ASCII)

@@ -333,8 +333,9 @@ def _paths(report: Report) -> Iterator[str]:
     staged = {row.host_staged for row in report.rows("transports", TransportRow)}
     conclusions = {row.conclusion for row in report.rows(FALLBACK_SECTION, FallbackRow)}
     judged = any(row.check == "paths" and row.verdict == Verdict.PASS for row in report.rows(CHECKS_SECTION, CheckRow))
+    indirect = any("indirect" in row.transport for row in report.rows("transports", TransportRow))
     if judged or staged == {False} or conclusions == {Conclusion.DIRECT}:
-        yield "all paths direct"
+        yield "no path through host memory, some through another GPU" if indirect else "all paths direct"
     elif conclusions == {Conclusion.POSSIBLE}:
         yield "all paths can be direct"
     elif conclusions & {Conclusion.STAGED, Conclusion.IMPOSSIBLE}:

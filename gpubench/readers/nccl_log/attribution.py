@@ -34,7 +34,8 @@ class Comm:
 
     `comm_id` names the communicator in every process, None where no line does; `peer_devices` are the GPUs of peers,
     which tell communicators without an id apart. `tuning_lines` are the whole lines that `tunings` were read from.
-    `began` and `is_complete` are the start and the end of its init, `is_connected` whether rings or trees were set up.
+    `began` and `is_complete` are the start and the end of its init, `is_connected` whether rings or trees were set up,
+    `has_multicast` whether it shares memory with the ranks of its node over NVLink SHARP (NVLS).
     """
 
     def __init__(self, process: "Process", line: CommunicatorLine, sets: ChannelSets) -> None:
@@ -50,6 +51,7 @@ class Comm:
         self.began = False
         self.is_complete = False
         self.is_connected = False
+        self.has_multicast = False
         self.connections = RankConnections(sets, line.size)
         self.peer_devices: dict[int, str] = {}
         self.tunings: dict[Tuning, None] = {}
@@ -366,6 +368,12 @@ class Attribution:
         if comm.is_alive == ends:
             comm.is_alive = not ends
             process.forget_caches()
+
+    def add_multicast(self, thread: Thread, message: bytes) -> None:
+        """Take 'NVLS comm 0x7f headRank 0 nHeads 6 nvlsRanks 6 ...', which a rank writes once it shares NVLS memory."""
+        comm = thread.process.comm_by_address.get(message.split(b" ", 3)[2])
+        if comm is not None:
+            comm.has_multicast = True
 
     def use(self, thread: Thread, address: bytes) -> None:
         """Take a thread's following lines for those of the comm that its operation names."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator, Connections, Member, RankConnections
-from gpubench.model.paths.transport import TransportKind, Tuning
+from gpubench.model.paths.transport import MULTICAST, TransportKind, Tuning
 from gpubench.readers import limits
 from gpubench.readers.limits import ReachedLimits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
@@ -223,12 +223,24 @@ def communicators(
     for process in processes:
         roots = [builder_of[comm] for comm in process.comms if comm.rank == 0 and comm in builder_of]
         # Operations that several communicators may have run tell something only where none of these is connected.
+        roots = roots or list(dict.fromkeys(builder_of[comm] for comm in process.comms if comm in builder_of))
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
     found = [*builders, *ambiguous.values(), *_without_init(processes, attribution, builders)]
+    for builder in builders:
+        _add_multicast(builder)
     if len(found) == 1:
         _add_lost(found[0], attribution.lost)
     return tuple(_communicator(builder, host_ids, addresses) for builder in found)
+
+
+def _add_multicast(builder: _Builder) -> None:
+    """Have ranks that are connected by nothing else, and share NVLS memory, be connected with the switch."""
+    if not any(builder.by_rank.values()):
+        code = builder.sets.line_code(MULTICAST, received=False)
+        for comm in builder.comms.values():
+            if comm.has_multicast:
+                builder.of_rank(comm.rank).add(comm.rank, code)
 
 
 def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:

@@ -35,11 +35,12 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "NET/IB": (
         _form(RemarkKind.NO_RDMA_DEVICE, r"NET/IB ?: No device found"),
         _form(
-            RemarkKind.GDR_DISTANT, r"NET/IB ?: GPU Direct RDMA Disabled for GPU \w+(?:\[\w+\])? / HCA \d+ \(distance"
+            RemarkKind.GDR_DISTANT,
+            r"NET/IB ?: GPU Direct RDMA Disabled for GPU \w+(?:\[\w+\])? / HCA \d+ (?:'[^']{0,60}' )?\(distance",
         ),
-        _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Using(?: \[\d+\]\S+)+"),
+        _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Using((?: \[\d+\]\S+)+)"),
         _form(RemarkKind.BOOTSTRAP, rf"NET/IB ?: Using \[RO\]; OOB {_ADDRESS}"),
-        _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Unable to open device \S+"),
+        _form(RemarkKind.RDMA_UNOPENED, r"NET/IB ?: Unable to open device (\S+)"),
     ),
     "NET/OFI": (
         _form(RemarkKind.RDMA_DEVICES, r"NET/OFI .*\b[Pp]rovider is (efa|verbs|cxi|psm\d?)\b"),
@@ -96,7 +97,11 @@ _SHORTEST_BUS_ID = 4
 _IN_PROGRESS = b"7"
 _SOCKETS = re.compile(r"(?:^|/)(?:socket|proxy|bootstrap|ras|rasnet|peers|ipcsocket)\.cc:", re.ASCII)
 
-_GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
+_GDR = re.compile(
+    r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for (?:GPU [\w\[\]]{1,40} / )?HCA (\d{1,6}) '([^']{0,60})'"
+    r"(?! \(distance)",
+    re.ASCII,
+)
 _SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
 _FAILED_CALL = re.compile(
     rb"(?:\[[\w ]{1,60}\] )?(?:([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6})(?: \(\w{1,80}\))? -> "
@@ -245,7 +250,7 @@ _OF_ERRORS = (
     ),
 )
 _OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
-WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES)
+WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES, b"lacks GPU P2P")
 """Words of which each line of another program has one that may say something here; each costs a pass over the text."""
 
 says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
@@ -472,6 +477,9 @@ _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
 
+_WITHOUT_PEERS = b"platform lacks GPU P2P capability"
+"""vLLM says so of all GPUs of its machine, which it asked the driver about."""
+
 _LAST_ERROR = b"Last error:"
 """Behind it, on a line of its own, PyTorch puts what NCCL last warned of."""
 
@@ -502,6 +510,8 @@ class Notes:
         self.nvlink_hosts: dict[str, None] = {}
         self._complaints: dict[str, tuple[str, Counter[str]]] = {}
         self._failed_calls: dict[ReturnedError, dict[str, None]] = {}
+        self._warned: dict[ReturnedError, str] = {}
+        self._last_warnings: dict[str, str] = {}
         self._settings: dict[tuple[str, str], dict[str, None]] = {}
         self._networks: dict[str, dict[str, None]] = {}
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[Note, dict[str, None]]] = {}
@@ -536,11 +546,14 @@ class Notes:
         if message.startswith(b"Cuda failure") and (place := _PLACE.search(head)):
             text += f" in {place[1].decode()}"
         self._complain(text, process)
+        self._last_warnings[process] = text
         self.add(host, process, message)
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
         """Keep the error that a function of NCCL's returned."""
         self._keep(self._failed_calls, call, process)
+        if call in self._failed_calls:
+            self._warned.setdefault(call, self._last_warnings.get(process, ""))
 
     def add_other(self, line: bytes) -> None:
         """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
@@ -559,6 +572,9 @@ class Notes:
         if diagnostic := parse_diagnostic(line):
             process, text = diagnostic
             self._complain(text, process)
+        elif _WITHOUT_PEERS in line:
+            text = line[line.index(_WITHOUT_PEERS) :].decode("utf-8", "replace").strip()
+            self._remarks.setdefault((RemarkKind.DRIVER_REFUSED, ()), (Note(RemarkKind.DRIVER_REFUSED, (), text), {}))
         elif error := parse_program_error(line):
             self._complain(error, "")
         if model := parse_gpu_model(line):
@@ -619,7 +635,9 @@ class Notes:
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
         """The calls that failed, in order of appearance."""
-        return tuple(FailedCall(*key, tuple(processes)) for key, processes in self._failed_calls.items())
+        return tuple(
+            FailedCall(*key, tuple(processes), self._warned[key]) for key, processes in self._failed_calls.items()
+        )
 
     def addresses(self) -> Mapping[str, str]:
         """The address of the interface over which a process meets the others, by process."""

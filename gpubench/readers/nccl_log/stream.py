@@ -82,6 +82,7 @@ _RETURNED = (b" -> ", b"Failed to execute")
 _OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring ")
 """What a process writes while it makes communicators; after the end of all it had, it makes more."""
 
+_MULTICAST = b"NVLS comm 0x"
 _INTERNAL_ERROR = 3
 
 _WORDS = (b"NCCL", _REMNANT, *WORDS_OF_OTHERS)
@@ -345,6 +346,8 @@ class NcclLogReader:
             if any(word in message for word in _RETURNED) and self._failed(thread, message):
                 return
             self._known_lines.remember(line)
+        elif message.startswith(_MULTICAST):
+            self._attribution.add_multicast(thread, message)
         else:
             self._attribution.add_communicator(thread, message)
 

@@ -47,6 +47,9 @@ FAILED = {
         f"{WARNED}failed to open CUDA IPC handle : 217 peer access is not supported between these two devices",
         "RuntimeError: CUDA error: peer access is not supported between these two devices",
     ],
+    "nvls-slots-used-up": [
+        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 2 'out of memory'.",
+    ],
     "nvls-setup-failed": [
         WARNED.replace("transport/net.cc:120", "transport/nvls.cc:254")
         + "Cuda failure 401 'the operation cannot be done'",
@@ -233,7 +236,7 @@ DOUBTS = (
     *("pcie-error-doubt", "network-link-down"),
     *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
-WITHOUT_LINES = {"nccl-init-unfinished", "mnnvl-unused"}
+WITHOUT_LINES = {"nccl-init-unfinished", "mnnvl-unused", "nccl-nics-differ", "rdma-nic-not-opened"}
 
 
 def test_every_condition_that_ends_a_job_is_planted() -> None:

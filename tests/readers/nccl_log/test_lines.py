@@ -242,7 +242,11 @@ def test_what_an_operation_runs_with(text: bytes, tuning: Tuning | None) -> None
     ("text", "kind", "about"),
     [
         (b"NET/IB : No device found.", RemarkKind.NO_RDMA_DEVICE, ()),
-        (b"NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", RemarkKind.RDMA_DEVICES, ()),
+        (
+            b"NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+            RemarkKind.RDMA_DEVICES,
+            (" [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE",),
+        ),
         (b"NET/OFI Selected Provider is efa (found 4 nics)", RemarkKind.RDMA_DEVICES, ("efa",)),
         (b"Failed to open libibverbs.so[.1]", RemarkKind.NO_VERBS_LIBRARY, ()),
         (b"NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", RemarkKind.GDR_DISABLED, ("0", "mlx5_0")),
