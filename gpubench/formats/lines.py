@@ -115,6 +115,20 @@ def lines(columns: Sequence[Column]) -> Iterator[str]:
         ).rstrip()
 
 
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """A sentence broken at a width, its further lines indented; an empty one is an empty line."""
+    return textwrap.wrap(printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def described_lines(columns: Sequence[Column], head: str, texts: Sequence[str], width: int) -> Iterator[str]:
+    """The lines of a table whose last column is a sentence for each line, wrapped in the width that is left."""
+    begin = _width(columns) + len(_GAP)
+    for line, text in zip(lines(columns), (head, *texts), strict=True):
+        first, *more = wrapped(text, max(20, width - begin))
+        yield line.ljust(begin) + first
+        yield from (" " * begin + each for each in more)
+
+
 _GAP_OF_MATRICES = 2
 
 

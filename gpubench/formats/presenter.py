@@ -222,7 +222,7 @@ class Presenter:
         self._options = options
         self._is_table = options.format.name in ("table", "quiet", "veto")
         style = replace(style, history=options.history)
-        plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
+        plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False, terminal=False)
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
         for output in options.outputs:
             self._writers[str(output.path)] = output.format.writer(Target(path=output.path), plain)
@@ -360,9 +360,14 @@ def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[s
     COLUMNS is a width, NO_COLOR comes before FORCE_COLOR, and these also hold of what is no terminal.
     """
     terminal = stream.isatty()
-    width = shutil.get_terminal_size().columns if terminal else _plain_width(environment)
+    width = plain_width(stream, environment)
     colors = _is_forced(environment) or (terminal and environment.get("TERM") != "dumb")
-    return _style(options, width, environment, colors=colors)
+    return replace(_style(options, width, environment, colors=colors), terminal=terminal)
+
+
+def plain_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
+    """The columns of the terminal that `stream` is, else those that COLUMNS asks for, else those of a page."""
+    return shutil.get_terminal_size().columns if stream.isatty() else _plain_width(environment)
 
 
 def rank_style(options: Presentation) -> Style:

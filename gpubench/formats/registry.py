@@ -32,7 +32,8 @@ class Style:
 
     `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
     `history` is a folder of dated results, whose trend a page shows; `verbose` has headers in full; `wide` has every
-    line of CSV say of which run it is.
+    line of CSV say of which run it is. `terminal` breaks the last line at the width, its command on a line of its own;
+    elsewhere it is one line, for `tail -1`.
     """
 
     width: int = 100
@@ -42,6 +43,7 @@ class Style:
     history: Path | None = None
     verbose: bool = False
     wide: bool = False
+    terminal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

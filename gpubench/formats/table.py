@@ -1,7 +1,6 @@
 """The table for people: the page that the view of every subject prints on, with findings and verdict."""
 
 import re
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
@@ -15,6 +14,7 @@ from gpubench.formats.lines import (
     line_text,
     plot_lines,
     software_lines,
+    wrapped,
 )
 from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.evidence import Conclusion, Confidence
@@ -35,7 +35,7 @@ from gpubench.model.results.report import (
     Row,
     UnreadRow,
 )
-from gpubench.model.terms.units import compress_names, printable_line, some_of
+from gpubench.model.terms.units import compress_names, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 if TYPE_CHECKING:
@@ -307,6 +307,7 @@ class Page:
     def __init__(self, target: Target, style: Style) -> None:
         self.width = style.width
         self.verbose = style.verbose
+        self._breaks_last_line = style.terminal
         self.charts: Sequence[Chart] | None = None
         self._own_file = target.path is not None
         self._console = _console(target.open(), style)
@@ -345,9 +346,7 @@ class Page:
 
     def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
         """A sentence, broken at the page's width, its further lines indented."""
-        indent = " " * hanging
-        lines = textwrap.wrap(printable_line(text), self.width, subsequent_indent=indent, break_on_hyphens=False)
-        self.print(*lines, style=style)
+        self.print(*wrapped(text, self.width, " " * hanging), style=style)
 
     def labelled(self, label: str, text: str, verdict: Verdict | None = None) -> None:
         """A label and what it says, whose further lines begin below its first word; in the verdict's colour."""
@@ -422,10 +421,15 @@ class Page:
         """The last line, which has the verdict."""
         if self.verbose and report.duration_s is not None:
             self.print(f"took {report.duration_s:.1f} s")
-        # One line, however wide: it is there to be pasted.
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
         line = report.sentence or f"verdict: {report.verdict}{cut_short}"
-        self.print(line, style=_VERDICT_STYLES.get(report.verdict, ""))
+        style = _VERDICT_STYLES.get(report.verdict, "")
+        if not self._breaks_last_line or len(line) <= self.width:
+            self.print(line, style=style)
+            return
+        said, a_try, command = line.rpartition(" Try: ")
+        for part in (said, a_try.lstrip() + command) if a_try else (line,):
+            self.wrap(part, style=style)
 
     def _plot(self) -> None:
         if self.charts is not None and not self.charts:

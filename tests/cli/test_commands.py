@@ -289,7 +289,7 @@ def test_colours(color: str, terminal: bool, environment: dict[str, str], colore
     chosen = options(color=color, width=90).presentation
     assert chosen.color is Color(color)
     stream = Terminal(terminal=terminal)
-    assert terminal_style(chosen, stream, environment) == Style(90, colored)  # type: ignore[arg-type]
+    assert terminal_style(chosen, stream, environment) == Style(90, colored, terminal=terminal)  # type: ignore[arg-type]
 
 
 def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -465,3 +465,15 @@ def test_a_writer_that_never_began_ends_quietly(tmp_path: Path) -> None:
         writer = each.writer(Target(path=path), Style())
         writer.end(Report(verdict=Verdict.ERROR, complete=False))
         assert not path.exists()
+
+
+def test_the_last_line_is_broken_on_a_terminal_alone_and_its_command_stays_whole() -> None:
+    line = "FAIL: node3 GPU5 has 6 of 18 NVLinks down, all-reduce at 84 %. Try: nvidia-smi --gpu-reset -i 0000:1b:00.0"
+    report = Report(verdict=Verdict.FAIL, complete=True, sentence=line)
+    broken = written(TABLE, report=report, style=Style(60, terminal=True)).splitlines()[-3:]
+    assert broken == [
+        "FAIL: node3 GPU5 has 6 of 18 NVLinks down, all-reduce at 84",
+        "    %.",
+        "Try: nvidia-smi --gpu-reset -i 0000:1b:00.0",
+    ]
+    assert written(TABLE, report=report, style=Style(60)).splitlines()[-1] == line

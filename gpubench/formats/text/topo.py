@@ -8,7 +8,7 @@ from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, line_t
 from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
-from gpubench.model.paths.topology import PeerAccess, pcie_text
+from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, pcie_text
 from gpubench.model.results.report import CAUSES_SECTION, CauseRow, Report
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
 from gpubench.model.terms.units import compress_names, counted, format_memory, grouped
@@ -22,10 +22,8 @@ _COMMON = 3
 """A column that says the same of all GPUs may go this early: a sentence says it."""
 
 
-def gpu_columns(gpus: Sequence[GpuRow]) -> list[Column]:
-    """A line a GPU; what nobody knows has no column."""
-    if not gpus:
-        return []
+def gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
+    """One line per GPU; a fact that is unknown for every GPU has no column. UUIDs need `verbose`."""
     columns = [
         Column("GPU", [row.gpu for row in gpus]),
         Column("bus id", [row.bus_id or _UNKNOWN for row in gpus]),
@@ -34,12 +32,13 @@ def gpu_columns(gpus: Sequence[GpuRow]) -> list[Column]:
         Column("PCIe", [_pcie(row) for row in gpus]),
         Column("NUMA", [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in gpus]),
         Column("NVLinks", [_nvlinks(row) for row in gpus]),
-        Column("UUID", [row.uuid or _UNKNOWN for row in gpus], spare=9),
+        Column("nearest NIC", [nearest_nics.get(row.gpu, _UNKNOWN) for row in gpus]),
+        Column("UUID", [(verbose and row.uuid) or _UNKNOWN for row in gpus], spare=9),
     ]
     return [column for column in columns if set(column.cells) != {_UNKNOWN}]
 
 
-def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column]) -> Iterator[str]:
+def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: bool) -> Iterator[str]:
     """Facts without a column: what all GPUs have alike, what some have, and what is not known and why."""
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
@@ -58,7 +57,7 @@ def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column]) -> Iterator[s
         yield f"{'usual' if peculiar else 'all' if len(gpus) > 1 else gpus[0].gpu}: {'; '.join(told)}"
     for phrases, names in grouped(peculiar, lambda gpu: tuple(peculiar[gpu])).items():
         yield f"but {compress_names(names)}: {'; '.join(phrases)}"
-    if "UUID" not in heads and any(row.uuid for row in gpus):
+    if verbose and "UUID" not in heads and any(row.uuid for row in gpus):
         yield "; ".join(f"{row.gpu} {row.uuid}" for row in gpus if row.uuid)
     yield from _unknown(gpus, [head for head, word in common.items() if word == _UNKNOWN])
 
@@ -86,22 +85,39 @@ def _phrase(head: str, word: str) -> str:
     return word if head == "name" else f"{head} {word}"
 
 
-def nic_columns(nics: Sequence[NicRow]) -> list[Column]:
-    """A line a NIC."""
-    if not nics:
-        return []
-    return [
-        Column("NIC", [row.nic for row in nics]),
-        Column("bus id", [row.bus_id or _NONE for row in nics], spare=1),
-        Column("link", [row.link_layer for row in nics]),
-        Column("state", [row.state or _UNKNOWN for row in nics]),
-        Column("Gb/s", [_UNKNOWN if row.rate_gbit_s is None else f"{row.rate_gbit_s:g}" for row in nics], right=True),
-        Column("PCIe", [_pcie(row) for row in nics], spare=2),
-        Column("NUMA", [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in nics]),
-        Column("nearest GPUs", [_nearest(row) for row in nics]),
-        Column("GPUDirect RDMA", [_gpudirect(row) for row in nics]),
-        Column("model", [row.model or _NONE for row in nics], spare=3),
+def nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
+    """One line per NIC with `verbose`, else one line for all NICs of one kind, whose places the GPUs' table has."""
+    if verbose:
+        kinds = [[row] for row in nics]
+    else:
+        kinds = list(grouped(nics, lambda row: tuple(cell(row) for cell in _NIC_FACTS.values())).values())
+    firsts = [rows[0] for rows in kinds]
+    facts = {head: [cell(row) for row in firsts] for head, cell in _NIC_FACTS.items()}
+    columns = [
+        Column("NIC", [compress_names([row.nic for row in rows]) for rows in kinds]),
+        Column("link", facts["link"]),
+        Column("state", facts["state"]),
+        Column("Gb/s", facts["Gb/s"], right=True),
+        Column("PCIe", facts["PCIe"], spare=2),
+        Column("GPUDirect RDMA", facts["GPUDirect RDMA"]),
+        Column("model", facts["model"], spare=3),
     ]
+    if all(len(rows) == 1 for rows in kinds):
+        numa = [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in firsts]
+        columns.insert(1, Column("bus id", [row.bus_id or _NONE for row in firsts], spare=1))
+        columns[-2:-2] = [Column("NUMA", numa), Column("nearest GPUs", [_nearest(row) for row in firsts])]
+    return [column for column in columns if column.head != "model" or set(column.cells) != {_NONE}]
+
+
+def nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
+    """The RDMA NICs that are nearest to each GPU, with the path class: 'mlx5_0 (PIX)'."""
+    found = {}
+    for gpu, row in kind.matrix.items():
+        paths = {nic: row[nic] for nic in rdma if nic in row}
+        nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
+        if nearest is not None:
+            found[gpu] = f"{compress_names([nic for nic in paths if paths[nic] == nearest])} ({nearest})"
+    return found
 
 
 def _column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
@@ -142,6 +158,17 @@ def _nearest(row: NicRow) -> str:
 
 def _gpudirect(row: NicRow) -> str:
     return {True: "possible", False: "no", None: _UNKNOWN}[row.gpudirect_rdma]
+
+
+_NIC_FACTS: dict[str, Callable[[NicRow], str]] = {
+    "link": lambda row: row.link_layer,
+    "state": lambda row: row.state or _UNKNOWN,
+    "Gb/s": lambda row: _UNKNOWN if row.rate_gbit_s is None else f"{row.rate_gbit_s:g}",
+    "PCIe": _pcie,
+    "GPUDirect RDMA": _gpudirect,
+    "model": lambda row: row.model or _NONE,
+}
+"""What NICs of one kind have in common."""
 
 
 def _switch(value: bool | None) -> str:  # noqa: FBT001
@@ -263,9 +290,16 @@ class TopoView(ReportView):
             return
         for kind in kinds:
             self._kind(kind, nodes, several=len(nodes) > 1)
-            self._devices(gpus.get(kind.node, []), nics.get(kind.node, []))
-            self._matrices(kind, nics.get(kind.node, []))
-            if is_worth_drawing(tree.get(kind.node, [])):
+            own = nics.get(kind.node, [])
+            rdma = [row.nic for row in own if row.link_layer != NicKind.ETHERNET]
+            names = {row.nic for row in own}
+            here = [name for name in kind.matrix if name not in names]
+            self._paths_between_gpus(kind, here)
+            self._devices(gpus.get(kind.node, []), own, nearest_nics(kind, rdma))
+            if self._page.verbose and here and rdma:
+                self._page.print("")
+                self._page.table(matrix_lines("path", kind.matrix, here, rdma, self._page.width))
+            if self._page.verbose and is_worth_drawing(tree.get(kind.node, [])):
                 self._page.print("")
                 self._page.tree(draw(kind.node, tree[kind.node]))
         self._ranks(report.rows("ranks", RankRow))
@@ -283,11 +317,13 @@ class TopoView(ReportView):
         metadata = self._metadata
         origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
         self._page.wrap(f"gpubench {metadata.gpubench_version}  topo  {counts}{origin}")
-        if metadata.source:
-            self._page.wrap(f"{INDENT}from {metadata.source}")
-        if metadata.profile:
-            note = f": {metadata.profile['note']}" if "note" in metadata.profile else ""
-            self._page.wrap(f"{INDENT}profile {metadata.profile['name']}{note}")
+        profile = metadata.profile
+        note = f": {profile['note']}" if profile and "note" in profile else ""
+        names = [f"from {metadata.source}"] if metadata.source else []
+        names += [f"profile {profile['name']}{note}"] if profile else []
+        in_one = INDENT + "; ".join(names)
+        for line in [in_one] if names and len(in_one) <= self._page.width else map(INDENT.__add__, names):
+            self._page.wrap(line)
         if MPS in metadata.libraries:
             self._page.wrap(f"{INDENT}{MPS} {metadata.libraries[MPS]}")
         for line in setting_lines(metadata.environment, verbose=self._page.verbose):
@@ -318,29 +354,24 @@ class TopoView(ReportView):
         if len(same) > _MOST_ODD:
             self._page.wrap(f"{INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
 
-    def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow]) -> None:
-        for columns in (gpu_columns(gpus), nic_columns(nics)):
-            if columns:
-                self._page.print("")
-                self._page.table(fitted_lines(columns, self._page.width))
-                if columns[0].head == "GPU":
-                    for sentence in gpu_sentences(gpus, fitting(columns, self._page.width)):
-                        self._page.wrap(f"{INDENT}{sentence}")
+    def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow], nearest: Mapping[str, str]) -> None:
+        verbose, width = self._page.verbose, self._page.width
+        if gpus:
+            columns = gpu_columns(gpus, nearest, verbose=verbose)
+            self._page.print("")
+            self._page.table(fitted_lines(columns, width))
+            for sentence in gpu_sentences(gpus, fitting(columns, width), verbose=verbose):
+                self._page.wrap(f"{INDENT}{sentence}")
+        if nics:
+            self._page.print("")
+            self._page.table(fitted_lines(nic_columns(nics, verbose=verbose), width))
 
-    def _matrices(self, kind: KindRow, nics: Sequence[NicRow]) -> None:
-        """Paths between GPUs, and to the NICs that can reach them without the CPU; plain Ethernet is in JSON."""
-        names = [row.nic for row in nics]
-        rdma = [row.nic for row in nics if row.link_layer != NicKind.ETHERNET]
-        gpus = [name for name in kind.matrix if name not in names]
-        width = self._page.width
+    def _paths_between_gpus(self, kind: KindRow, gpus: Sequence[str]) -> None:
         if len(gpus) > 1:
             self._page.print("")
-            self._page.table(matrix_lines("path", kind.matrix, gpus, gpus, width))
+            self._page.table(matrix_lines("path", kind.matrix, gpus, gpus, self._page.width))
             self._peer_access(kind, gpus)
             self._limits(kind, gpus)
-        if gpus and rdma:
-            self._page.print("")
-            self._page.table(matrix_lines("path", kind.matrix, gpus, rdma, width))
 
     def _peer_access(self, kind: KindRow, gpus: Sequence[str]) -> None:
         words = {
@@ -368,18 +399,17 @@ class TopoView(ReportView):
         totals = [(kind.limits[gpu]["nvlink"], kind.limits[gpu]["pcie"]) for gpu in gpus]
         if len(between) == 1 and len(set(totals)) == 1:
             nvlink, pcie = totals[0]
-            everybody = ", ".join(
-                f"{_gb_s(value)} by {name}" for name, value in (("NVLink", nvlink), ("PCIe", pcie)) if value is not None
-            )
+            ways = (("NVLink", nvlink), ("PCIe", pcie))
+            everybody = ", ".join(f"{_rounded(value)} over {name}" for name, value in ways if value is not None)
             single = between.pop()
-            what = "not known" if single is None else f"{_gb_s(single)} GB/s per direction"
+            what = "not known" if single is None else f"{_rounded(single)} GB/s per direction"
             said = f"limit        {what} between any two"
-            self._page.wrap(said + (f"; of a GPU towards everybody {everybody}" if everybody else ""), 13)
+            self._page.wrap(said + (f"; per GPU in total {everybody}" if everybody else ""), 13)
             return
         cells = {source: {name: _gb_s(value) for name, value in row.items()} for source, row in kind.limits.items()}
         self._page.print("")
         self._page.table(matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
-        self._page.wrap(f"{INDENT}per direction; nvlink and pcie: of a GPU towards everybody")
+        self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
 
     def _ranks(self, ranks: Sequence[RankRow]) -> None:
         if len(ranks) > 1:
@@ -418,6 +448,10 @@ def _whose(access: PeerAccess) -> str:
     if access.cuda is not None and access.nvml is not None:
         return "CUDA and NVML agree" if access.possible else f"{access.reason}; CUDA and NVML agree"
     return f"as {'NVML' if access.cuda is None else 'CUDA'} says ({access.reason})"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.3g}"
 
 
 def _gb_s(value: float | None) -> str:
