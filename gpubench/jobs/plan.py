@@ -570,8 +570,8 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -
         notes.append(f"contention measured by gpubench overlap: {found.contention_source}")
     else:
         notes.append(
-            "contention was not measured and is taken for none, so that steps read short: gpubench overlap --output "
-            "overlap.json, then --overlap overlap.json"
+            "contention between compute and communication was not measured and is ignored, so predicted steps are too "
+            "short. Try: gpubench overlap --output overlap.json, then add --overlap overlap.json"
         )
     origins = dict.fromkeys(
         f"{times.origin}: {times.source}" for times in (outcome.times.curve(*key) for key in outcome.times.used)

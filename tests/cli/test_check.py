@@ -256,8 +256,15 @@ def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no rank started; likely: MPI"}
 
 
+@pytest.mark.parametrize("words", ["list", "show hgx-h100-8", "show hgx-h100-8 -v"])
+def test_profiles_obey_the_width(words: str) -> None:
+    found = gpubench("profiles", *words.split(), env=environment(COLUMNS="80")).stdout.splitlines()
+    assert len(found) > 20
+    assert [line for line in found if len(line) > 80] == []
+
+
 def test_profiles_are_listed_shown_matched_and_linted() -> None:
-    listed = gpubench("profiles", "list").stdout.splitlines()
+    _, *listed = gpubench("profiles", "list", env=environment(COLUMNS="120")).stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(profiles.names())
     shown = gpubench("profiles", "show", "hgx-h200-8").stdout
     assert "measured with gpubench" in shown
@@ -275,12 +282,12 @@ def test_ones_own_folder_comes_first(tmp_path: Path) -> None:
     text = (profiles.folder() / "hgx-h200-4.toml").read_text().replace('name = "hgx-h200-4"', 'name = "ours"')
     (tmp_path / "ours.toml").write_text(text)
     own = environment(GPUBENCH_PROFILES=str(tmp_path))
-    assert "(yours)" in gpubench("profiles", "list", env=own).stdout
+    assert "yours: HGX H200" in gpubench("profiles", "list", env=own).stdout
     assert gpubench("profiles", "match", "--simulate", "hgx-h200-4", env=own).stdout.startswith("ours")
     home = environment(XDG_CONFIG_HOME=str(tmp_path / "config"), GPUBENCH_PROFILES="")
     (tmp_path / "config" / "gpubench").mkdir(parents=True)
     (tmp_path / "config" / "gpubench" / "profiles").symlink_to(tmp_path)
-    assert "(yours)" in gpubench("profiles", "list", env=home).stdout
+    assert "yours: HGX H200" in gpubench("profiles", "list", env=home).stdout
     (tmp_path / "broken.toml").write_text("schema = 1")
     result = gpubench("profiles", "list", env=own)
     assert (result.returncode, "broken.toml has no field" in result.stderr) == (2, True)

@@ -41,7 +41,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)\n" in result.stdout
     assert "806 M parameters: 16 layers" in result.stdout
-    assert "contention was not measured and is taken for none" in result.stdout
+    assert "contention between compute and communication was not measured and is ignored" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("SKIP: predicted, not judged: ddp takes 86.")
     found = json.loads(document.read_text())
     assert set(SECTIONS) <= found.keys()
@@ -52,9 +52,15 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert found["timeline"][-1]["end_us"] <= row["step_ms"] * 1e3 + 1
     text = page.read_text()
     assert "<h2>The step: computation above communication</h2>" in text
-    assert "<li>contention was not measured and is taken for none" in text
+    assert "<li>contention between compute and communication was not measured and is ignored" in text
     assert text.count('<rect class="compute"') > 16
     assert 'class="hidden"' in text
+
+
+def test_bucket_sizes_that_make_no_difference_are_one_row() -> None:
+    shown = gpubench("plan", "--parameters", "7B", "--simulate", "hgx-h200-8").stdout
+    _, after = shown.split("bucket MiB")
+    assert " ".join(after.splitlines()[1].split()) == "1 to 1000 390.1 0.0 0.0 % best: 25; the others are as good"
 
 
 def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_path: Path) -> None:
@@ -272,7 +278,7 @@ def test_overlap_of_another_gpu_or_of_wrong_data_is_not_taken(tmp_path: Path) ->
     wrong = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h200-2", "--overlap", str(path))
     assert wrong.returncode == 0, wrong.stderr
     assert "3 rows of overlap left out" in wrong.stdout
-    assert "contention was not measured" in wrong.stdout
+    assert "contention between compute and communication was not measured" in wrong.stdout
 
 
 def fault_costs_ms(machine: str, layout: str, *faults: str) -> set[float]:

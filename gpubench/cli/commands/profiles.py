@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from gpubench.cli.signature import HelpfulCommand, HelpfulGroup
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.model.terms.commands import Command
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_size, grouped
 
 if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Expected, Profile
@@ -55,6 +54,7 @@ _FILES = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE", help="Files to check (default: all profiles of gpubench, and yours)."),
 ]
+_VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Show how each value was found.")]
 _TIMEOUT = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=0.1, help="Give up a driver that does not answer within S seconds."),
@@ -76,25 +76,32 @@ def _without_command(context: typer.Context) -> None:
 @_app.command("list", cls=HelpfulCommand)
 def list_profiles() -> None:
     """List all profiles: name, GPUs, number of values."""
+    from gpubench.formats.lines import Column, described_lines
+    from gpubench.formats.presenter import plain_width
     from gpubench.profiles import all_profiles, own_folder, own_profiles
 
     own = own_profiles(os.environ)
-    rows = [*(("yours", each) for each in own), *(("", each) for each in all_profiles())]
-    width = max(len(each.name) for _, each in rows)
-    for whose, each in rows:
-        mark = f"  ({whose})" if whose else ""
-        say(f"{each.name:<{width}}  {_gpus(each):<7}  {_kinds(each):<46}  {each.title}{mark}")
+    rows = [*(("yours: ", each) for each in own), *(("", each) for each in all_profiles())]
+    columns = [
+        Column("name", [each.name for _, each in rows]),
+        Column("GPUs", [_gpus(each) for _, each in rows]),
+        Column("values", [_kinds(each) for _, each in rows]),
+    ]
+    say(*described_lines(columns, "machine", [f"{whose}{each.title}" for whose, each in rows], plain_width(sys.stdout)))
     if not own:
         say(f"you have no profiles in {own_folder(os.environ)}", to=sys.stderr)
 
 
 @_app.command("show", cls=HelpfulCommand)
-def show(name: _NAMED) -> None:
+def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
     """Show a profile: its machine, every expected value, its source."""
+    from gpubench.formats.lines import wrapped
+    from gpubench.formats.presenter import plain_width
     from gpubench.profiles import find
 
-    profile = find(name, os.environ)
-    say(*_described(profile))
+    width = plain_width(sys.stdout)
+    for line in _described(find(name, os.environ), verbose=verbose):
+        say(*wrapped(line, width, " " * (len(line) - len(line.lstrip()) + 4)))
 
 
 @_app.command("match", cls=HelpfulCommand)
@@ -181,11 +188,12 @@ def _gpus(profile: "Profile") -> str:
 
 
 def _kinds(profile: "Profile") -> str:
-    counts = Counter(each.kind.value for each in profile.all_expected)
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no values"
+    values = profile.all_expected
+    measured = sum(each.kind.value == "measured" for each in values)
+    return f"{len(values)} ({measured} measured)" if measured else str(len(values) or "none")
 
 
-def _described(profile: "Profile") -> Iterator[str]:
+def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
     yield f"{profile.name}  {profile.title}  (sha256 {profile.sha256})"
     if profile.note:
         yield f"  {profile.note}"
@@ -194,29 +202,29 @@ def _described(profile: "Profile") -> Iterator[str]:
         link = f"PCIe {profile.gpu.pcie_generation} x{profile.gpu.pcie_width}"
         yield f"  to the host: {link if not profile.gpu.c2c_gb_s else 'NVLink-C2C'}, {profile.gpu.host_gb_s:g} GB/s"
     if profile.nvlink is not None:
-        links = f"{profile.nvlink.links} a GPU to {profile.nvlink.to}"
+        links = f"{profile.nvlink.links} per GPU to {profile.nvlink.to}"
         yield f"  NVLink {profile.nvlink.version}: {links}, {profile.link_gb_s:g} GB/s"
     yield f"  machine: {profile.facts.kind}: {profile.facts.source}"
-    yield from _values(profile.all_expected)
-    if profile.all_expected:
-        yield "sources"
-    for key, source in profile.sources.items():
-        yield f"  {key}: {source}"
+    for (kind, source), values in grouped(profile.all_expected, lambda each: (each.kind, each.source)).items():
+        yield ""
+        yield f"{kind}, {source}: {profile.sources[source]}"
+        for each in values:
+            yield f"  {each.quantity:<26} {each.value:>7g}  {_where(each)}".rstrip()
+            if verbose and each.note:
+                yield f"      {each.note}"
 
 
-def _values(expected: Sequence["Expected"]) -> Iterator[str]:
-    for each in expected:
-        keys = {
-            "gpus": each.gpus,
-            "nodes": each.nodes if each.nodes > 1 else None,
-            "path": each.path,
-            "size": None if each.size_bytes is None else format_size(each.size_bytes),
-            "NCCL": each.nccl,
-            "algorithm": each.algorithm,
-        }
-        named = " ".join(f"{key} {value}" for key, value in keys.items() if value is not None)
-        note = f" ({each.note})" if each.note else ""
-        yield f"  {each.quantity:<26} {each.value:>9g}  {each.kind:<19} {named:<34} {each.source}{note}"
+def _where(expected: "Expected") -> str:
+    """'size 4G, algorithm RING': what the value holds for."""
+    keys = {
+        "GPUs": expected.gpus,
+        "nodes": expected.nodes if expected.nodes > 1 else None,
+        "path": expected.path,
+        "size": None if expected.size_bytes is None else format_size(expected.size_bytes),
+        "NCCL": expected.nccl,
+        "algorithm": expected.algorithm,
+    }
+    return ", ".join(f"{key} {value}" for key, value in keys.items() if value is not None)
 
 
 def app(command: Command) -> typer.Typer:

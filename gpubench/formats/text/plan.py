@@ -1,6 +1,7 @@
 """A plan for people: what it follows from, layouts ranked, what is exposed, settings, faults, the last sentence."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from gpubench.formats.lines import INDENT, Column, fitted_lines
 from gpubench.formats.table import ReportView
@@ -105,12 +106,14 @@ class PlanView(ReportView):
         for name in dict.fromkeys(row.setting for row in rows):
             own = [row for row in rows if row.setting == name]
             label = {"bucket_mb": "bucket MiB", "ctas": "CTA cap"}.get(name, name)
+            same = [list(rows) for _, rows in groupby(own, key=lambda row: (*_figures(row), row.flat))]
+            firsts = [rows[0] for rows in same]
             columns = [
-                Column(label, [row.value for row in own], right=True),
-                Column("step ms", [f"{row.step_ms:.1f}" for row in own], right=True),
-                Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in own], 1, right=True),
-                Column("slower", [f"{row.slower_percent:.1f} %" for row in own], right=True),
-                Column("", ["best" if row.best else "as good" if row.flat else "" for row in own]),
+                Column(label, [_span([row.value for row in rows]) for rows in same], right=True),
+                Column("step ms", [_figures(row)[0] for row in firsts], right=True),
+                Column("exposed ms", [_figures(row)[1] for row in firsts], 1, right=True),
+                Column("slower", [_figures(row)[2] for row in firsts], right=True),
+                Column("", [_advice(rows) for rows in same]),
             ]
             self._page.table(fitted_lines(columns, self._page.width))
             self._page.print("")
@@ -145,3 +148,18 @@ def _host_column(rows: Sequence[LayoutRow]) -> Column:
 
 def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
+
+
+def _figures(row: SettingRow) -> tuple[str, str, str]:
+    return f"{row.step_ms:.1f}", f"{row.exposed_ms:.1f}", f"{row.slower_percent:.1f} %"
+
+
+def _span(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def _advice(rows: Sequence[SettingRow]) -> str:
+    best = [row.value for row in rows if row.best]
+    if best:
+        return "best" if len(rows) == 1 else f"best: {', '.join(best)}; the others are as good"
+    return "as good" if rows[0].flat else ""
