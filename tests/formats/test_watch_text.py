@@ -97,6 +97,15 @@ def test_eight_gpus_and_eight_nics_fit_a_small_terminal() -> None:
     assert "GPU0         0.00   0.00      33.1   29.0    52 ████▎    1980  4000 (python)" in lines
 
 
+def test_because_and_try_are_whole_on_a_small_terminal() -> None:
+    because = "PCIe carries GPU0, GPU1 → GPU1, GPU2 at the rate of the NVLinks between the other GPUs: fabric state"
+    advice = "systemctl restart nvidia-fabricmanager. If it fails, `systemctl status nvidia-fabricmanager` shows why"
+    lines = text(replace(FULL, jobs=[replace(FULL.jobs[0], cause_seen=because, advice=advice)]))
+    assert len(lines) <= 23
+    assert " ".join(line.strip() for line in lines[-4:]) == f"because: {because} try:     {advice}"
+    assert sum(line.startswith("GPU") for line in lines) == 9
+
+
 @pytest.mark.parametrize("height", range(1, 24))
 def test_a_terminal_that_shrinks_keeps_what_the_job_does(height: int) -> None:
     lines = text(FULL, 40, height)

@@ -6,7 +6,6 @@ import select
 import shutil
 import signal
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +14,7 @@ from itertools import chain
 from typing import TextIO
 
 from gpubench.formats.delivery import say
-from gpubench.formats.lines import INDENT
+from gpubench.formats.lines import INDENT, wrapped
 from gpubench.formats.table import Page, ReportView
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import JOBS_SECTION, AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
@@ -48,6 +47,9 @@ _RATES = (
 _MOST_KINDS = 6
 _LEAST_SHOWN_GB_S = 0.05
 _LONGEST_NUMBER = 6
+_CAUSE_COLUMNS = 11
+"""Of 'because:' and 'try:': where their further lines begin."""
+
 _TIME_COLUMNS = 10
 """Of the seconds before what a line of a log or of the report says: where its further lines begin."""
 
@@ -163,19 +165,22 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
         if reason is not None:
             yield f"{lead}{reason}; what else is known stands above"[:width], _STYLES[Way.UNKNOWN]
         for job in kind.jobs:
-            yield from _job_lines(lead, job)
+            yield from _job_lines(lead, job, width)
     if len(kinds) > _MOST_KINDS:
         yield f"and {len(kinds) - _MOST_KINDS} more kinds of nodes", ""
 
 
-def _job_lines(lead: str, job: JobRow) -> Iterator[StyledLine]:
+def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
+    """What a job does; whole sentences say why and what to try, however narrow the screen is."""
     style = _STYLES.get(job.way, "")
     yield f"{lead}{job_line(job)}", style
+    below = []
     if job.cause is not None:
-        yield f"{INDENT}because: {job.cause_seen}", style
-        yield f"{INDENT}try:     {job.advice}", style
+        below = [f"{INDENT}because: {job.cause_seen}", f"{INDENT}try:     {job.advice}"]
     elif job.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR):
-        yield f"{INDENT}{job.seen.partition(': ')[2]}", style
+        below = [f"{INDENT}{job.seen.partition(': ')[2]}"]
+    for text in below:
+        yield from ((line, style) for line in wrapped(text, width, " " * _CAUSE_COLUMNS))
 
 
 def job_line(job: JobRow) -> str:
@@ -216,8 +221,7 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
 
 def broken(line: str, width: int) -> Iterator[str]:
     """A line of a log, broken at a width."""
-    text, indent = printable_line(line), " " * _TIME_COLUMNS
-    yield from textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+    yield from wrapped(line, width, " " * _TIME_COLUMNS)
 
 
 class WatchView(ReportView):

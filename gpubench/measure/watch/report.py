@@ -493,7 +493,7 @@ def rates_in_words(stretch: TimeOnWay) -> str:
 
 
 def _findings(course: Course) -> Iterator[Finding]:
-    """One finding for all nodes with the same behaviour and reason: the first node's, with the names of all nodes."""
+    """One finding for all jobs and nodes with the same behaviour and reason: the first one's, with all their names."""
     made: list[tuple[JobCourse, Finding]] = []
     direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
@@ -507,13 +507,16 @@ def _findings(course: Course) -> Iterator[Finding]:
             made.append((each, found))
     for alike in grouped(made, _reason).values():
         _, first = alike[0]
+        if len(alike) == 1:
+            yield first
+            continue
         nodes = list(dict.fromkeys(each.node for each, _ in alike))
-        if len(nodes) == len(alike) > 1:
-            more = f"on {nodes[0]}, {first.seen}; the same on {counted(len(nodes) - 1, 'more node')}"
-            subject = some_of(_together(alike), _MOST_JOBS)
-            yield replace(first, subject=subject, subjects=tuple(nodes), seen=more)
-        else:
-            yield from (finding for _, finding in alike)
+        subjects = nodes if len(nodes) > 1 else dict.fromkeys(name for _, each in alike for name in each.subjects)
+        others = f"on {counted(len(nodes) - 1, 'more node')}"
+        if len(nodes) < len(alike):
+            others = f"for {counted(len(alike) - 1, 'more job')} on {compress_names(nodes)}"
+        seen = f"on {nodes[0]}, {first.seen}; the same {others}"
+        yield replace(first, subject=some_of(_together(alike), _MOST_JOBS), subjects=tuple(subjects), seen=seen)
     for (host, device), reason in course.lost.items():
         yield Finding(
             id=_GPU_LOST.id,
@@ -537,10 +540,10 @@ def _findings(course: Course) -> Iterator[Finding]:
 
 
 def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
-    """The parts of a finding that are equal on nodes with the same behaviour and reason."""
+    """The parts of a finding that are equal for jobs with the same behaviour and reason, whichever GPUs they have."""
     course, finding = made
     meaning = "" if course.main.last is None else course.main.last.meaning
-    return finding.id, finding.severity, finding.expected, finding.cause, finding.next_command, meaning
+    return finding.id, finding.severity, finding.cause, finding.next_command, meaning
 
 
 def _together(alike: Sequence[tuple[JobCourse, Finding]]) -> list[str]:
@@ -583,7 +586,7 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
 def _expected(job: RunningJob, way: Way) -> str:
     if way is Way.SOCKETS and len(job.gpus) < 2:
         return "traffic between nodes over RDMA"
-    return f"traffic between {job.devices} over NVLink"
+    return "GPU traffic over NVLink"
 
 
 def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:

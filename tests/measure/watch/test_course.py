@@ -149,6 +149,18 @@ def of_nodes(*nodes: NodeRates) -> Report:
     return report_on(course, Origin.MEASURED)
 
 
+def test_jobs_of_a_node_that_show_the_same_are_one_finding() -> None:
+    gpus = [gpu(index, STAGED, 100 + index) for index in range(4)]
+    tasks = [task(100 + index, f"torch 127.0.0.1:2950{index // 2}") for index in range(4)]
+    (finding,) = watched([node(gpus, tasks)] * 3).findings
+    assert finding.id == "host-staged"
+    assert "29500) on node0 GPU0-1" in finding.subject
+    assert "29501) on node0 GPU2-3" in finding.subject
+    assert finding.seen.endswith("the same for 1 more job on node0")
+    assert finding.subjects == ("GPU0", "GPU1", "GPU2", "GPU3")
+    assert finding.expected == "GPU traffic over NVLink"
+
+
 def test_nodes_that_show_the_same_are_one_finding() -> None:
     report = of_nodes(*[job(STAGED, STAGED)] * 16)
     (finding,) = report.findings
