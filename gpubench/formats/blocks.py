@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.environment import bearing_on_performance
-from gpubench.model.results.compare import COMPARISON_SECTION, HOST, Chart, ComparisonRow, charts, compared_charts
+from gpubench.model.results.compare import (
+    COMPARISON_SECTION,
+    HOST,
+    Chart,
+    ComparisonRow,
+    bandwidth_lost,
+    charts,
+    compared_charts,
+)
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.plan import TIMELINE_SECTION
 from gpubench.model.results.report import (
@@ -160,12 +168,13 @@ def _comparison(section: Table) -> Listing:
     """What was compared by its name, with both sides, the difference and what that has to exceed."""
     compared = (row for row in section.rows() if isinstance(row, ComparisonRow))
     rows, more = gravest(compared, _MOST_COMPARED, COMPARISON_SECTION, sort=True)
-    heads = ("what", "before µs", "after µs", "before GB/s", "after GB/s", "slower", "noise", "verdict", "reason")
+    heads = ("what", "before µs", "after µs", "before GB/s", "after GB/s", "% of before", "noise", "verdict", "reason")
     lines = [
         (
             row.name,
             *map(word, (row.base_time_us, row.new_time_us, row.base_gb_s, row.new_gb_s)),
-            *(format_percent(each) for each in (row.slower_percent, row.noise_percent)),
+            "" if row.slower_percent is None else format_percent(100 - bandwidth_lost(row.slower_percent)),
+            "" if row.noise_percent is None else format_percent(bandwidth_lost(row.noise_percent)),
             row.verdict,
             row.reason or "",
         )

@@ -78,9 +78,9 @@ class CompareOptions:
     )
     threshold: float | None = option(
         "PERCENT",
-        "Call a row slower from this difference on, whatever the noise.",
+        "Call a row slower if it lost more than this share of its bandwidth, whatever the noise.",
         min=0,
-        max=1000,
+        max=99,
         common=True,
         group=JUDGE,
     )

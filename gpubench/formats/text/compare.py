@@ -20,17 +20,16 @@ from gpubench.model.results.compare import (
     HistoryRow,
     Status,
     Use,
+    bandwidth_lost,
 )
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
-_MOST_ROWS, _MOST_FASTER = 20, 8
+_MOST_ROWS, _MOST_FASTER = 10, 5
 _MOST_CHANGED, _MOST_FILES = 12, 4
 _MOST_REASONS, _MOST_NAMED, _MOST_GONE = 8, 2, 8
 _STATUSES = {status: "as before" if status is FindingStatus.SAME else status.value for status in FindingStatus}
-_TIMES = 4
-_USUAL_DOMAIN = "0000:"
 _BANDWIDTH_FROM_BYTES = 2**20
 
 
@@ -77,7 +76,9 @@ class CompareView(ReportView):
             left = len(changed) - _MOST_CHANGED
             self._page.print(f"{INDENT}and {left} more: --format csv --section {CIRCUMSTANCES_SECTION}")
         if options["threshold"] is not None:
-            self._page.print(f"{INDENT}more than {options['threshold']:g} % slower is a regression, whatever the noise")
+            self._page.wrap(
+                f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
+            )
 
     def _comparison(self, rows: Sequence[ComparisonRow]) -> None:
         compared = [row for row in rows if row.status == Status.COMPARED]
@@ -127,10 +128,12 @@ class CompareView(ReportView):
             return
         self._page.print("")
         self._page.table(fitted_lines(_columns(shown), self._page.width))
+        if any(row.slower_percent is not None for row in shown):
+            self._page.wrap("% of before: the bandwidth now in percent of that before; lower is slower")
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
         for count, what in zip(left, ("worse", "faster"), strict=True):
             if count > 0:
-                self._page.print(f"and {counted(count, 'row')} more that {'is' if count == 1 else 'are'} {what}")
+                self._page.print(f"and {counted(count, 'more row')} that got {what}")
 
 
 def _described(file: Mapping[str, Any]) -> str:
@@ -148,8 +151,8 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
         names,
         Column("size", ["" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
         Column("before → now", [_before_and_now(row) for row in rows], 1, right=True),
-        Column("slower", [_percent(row.slower_percent) for row in rows], right=True),
-        Column("noise", [_percent(row.noise_percent, sign="") for row in rows], 2, right=True),
+        Column("% of before", [_of_before(row.slower_percent) for row in rows], right=True),
+        Column("noise", [_noise(row.noise_percent) for row in rows], 2, right=True),
         verdicts,
     ]
 
@@ -161,9 +164,8 @@ def _before_and_now(row: ComparisonRow) -> str:
 
 
 def _name(row: ComparisonRow) -> str:
-    """The name without the size, which has a column, and without the part of bus ids that is always the same."""
-    source, destination = ((end or "").removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
-    return replace(row, size_bytes=None, root=None, group=None, source=source, destination=destination).name
+    """The name without the size, which has a column."""
+    return replace(row, size_bytes=None, root=None, group=None).name
 
 
 def _figure(value: float | None) -> str:
@@ -172,11 +174,13 @@ def _figure(value: float | None) -> str:
     return f"{value:.0f}" if value >= 10_000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _percent(value: float | None, sign: str = "+") -> str:
-    """'+12.3 %', and '×12.6' of what takes many times as long."""
-    if value is None:
-        return "?"
-    return f"×{1 + value / 100:.1f}" if value >= 100 * (_TIMES - 1) else f"{value:{sign}.1f} %"
+def _of_before(slower_percent: float | None) -> str:
+    """The bandwidth now in percent of that before: lower is slower."""
+    return "?" if slower_percent is None else f"{100 - bandwidth_lost(slower_percent):.1f} %"
+
+
+def _noise(percent: float | None) -> str:
+    return "?" if percent is None else f"{bandwidth_lost(percent):.1f} %"
 
 
 def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
@@ -190,5 +194,6 @@ def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
         told = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
         figures = ""
         if changes:
-            figures = f"; time {_percent(median(changes))}, from {_percent(min(changes))} to {_percent(max(changes))}"
+            least, middle, most = (_of_before(each) for each in (max(changes), median(changes), min(changes)))
+            figures = f"; bandwidth {middle} of before (median), from {least} to {most}"
         yield f"{kind}: {counted(len(rows), 'row')} in common: {told or 'without times'}{figures}"

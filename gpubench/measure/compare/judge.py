@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -27,13 +27,21 @@ from gpubench.measure.compare.noise import (
     logs_of,
 )
 from gpubench.model.paths.evidence import Conclusion
-from gpubench.model.results.compare import Change, CircumstanceRow, ComparisonRow, RowKey, Status, siblings
+from gpubench.model.results.compare import (
+    Change,
+    CircumstanceRow,
+    ComparisonRow,
+    RowKey,
+    Status,
+    bandwidth_lost,
+    siblings,
+)
 from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.report import EvidenceRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
-from gpubench.model.terms.units import counted, format_size, some_of
+from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity, overall
 
 TOPOLOGY = "topology"
@@ -161,10 +169,6 @@ most of a row's time, so that a hiccup that nearly doubles its mean would have t
 
 _LIMIT_FALLS = 0.99
 _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
-_TIMES = 3.0
-"""From here on people say how many times."""
-
-
 Runs = Sequence[RunFigures]
 """All runs of a side that have the row."""
 
@@ -189,7 +193,7 @@ class JudgedRow:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The option that decides verdicts: a fixed bound in percent in the place of noise."""
+    """The option that decides verdicts: a fixed bound in percent of bandwidth, below 100, in the place of noise."""
 
     threshold_percent: float | None = None
 
@@ -218,7 +222,7 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     slower = math.expm1(change)
     bound = noise.bound(key, math.exp(median(logs_of(base))))
     if rules.threshold_percent is not None:
-        bound = NoiseBound(rules.threshold_percent / 100, "--threshold")
+        bound = NoiseBound(rules.threshold_percent / (100 - rules.threshold_percent), "--threshold")
     way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
     alone = way is Change.SLOWER and noise.is_isolated(key) and not (_lasts(base) and slower > _NO_HICCUP)
     reasons += _time(slower, bound, rules, alone=alone)
@@ -233,8 +237,8 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
 
 def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Iterator[Reason]:
     """The verdict on a time that is longer by a part of `slower`; `alone`: its neighbours are not longer."""
-    how_much = f"{100 * slower:.1f} % slower" if slower < _TIMES else f"{1 + slower:.1f} times as long"
-    figures = f"{how_much}; {100 * bound.share:.1f} % is noise ({bound.source})"
+    how_much = f"{bandwidth_lost(100 * slower):.1f} % slower"
+    figures = f"{how_much} (noise {bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
     if slower <= bound.share:
         most = UNSURE_AT_MOST if bound.source == OWN_SPREAD else math.inf
         if rules.threshold_percent is None and slower > max(UNSURE_FROM, min(bound.share / 2, most)):
@@ -349,6 +353,8 @@ def _judged(
         columns[f"{name}_transport"] = transport(side)
         columns[f"{name}_host_staged"] = staged(side)
         columns[f"{name}_verdict"] = worst(side)
+    devices = next((each.devices for each in (*new, *base) if each.devices is not None), (None, None))
+    columns["source_device"], columns["destination_device"] = devices
     row = ComparisonRow(
         **key.to_record(),
         status=status,
@@ -442,8 +448,8 @@ def _finding(found: Range) -> Finding:
         id=RANGE,
         severity=Verdict.FAIL,
         subject=f"{what} {span}: {len(found.keys)} rows together",
-        seen=f"{100 * math.expm1(found.change):.1f} % slower in their middle; "
-        f"{100 * math.expm1(found.bound):.1f} % is noise",
+        seen=f"{bandwidth_lost(100 * math.expm1(found.change)):.1f} % slower in their middle "
+        f"(noise {bandwidth_lost(100 * math.expm1(found.bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
         next_command="Measure again and add it: --new AGAIN.json",
@@ -494,8 +500,11 @@ def findings_of(
     circumstances: Sequence[CircumstanceRow],
 ) -> list[Finding]:
     """The findings about compared rows, ranges of rows, and the files of both sides."""
-    found = [*_of_evidence(*sides), *_of_unseen_paths(*sides), *_of_rows(judged), *ranges, *_of_files(*sides)]
-    changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
+    evidence = list(_of_evidence(*sides))
+    wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
+    rows = [_with_cause(each, wiring) for each in _of_rows(judged, evidence)]
+    explained = any(each.id in _BY_WIRING for each in rows)
+    found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
     found += [
         Finding(
             id="topology-changed",
@@ -504,25 +513,73 @@ def findings_of(
             seen=f"fingerprint {row.new}",
             expected=f"{row.base}, as before",
             cause="a device or link changed, or the system shows them differently",
-            next_command="gpubench topo. Compare its output on both machines",
+            next_command=_COMPARE_WIRING,
         )
-        for row in changed
+        for row in (() if explained else wiring)
     ]
     return sorted(found, key=lambda each: (gravity(each.severity), each.id != WRONG))
 
 
-def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
+_COMPARE_WIRING = "gpubench topo. Compare its output on both machines"
+_BY_WIRING = (SLOWER, NARROWER)
+"""The findings that a changed wiring explains."""
+
+_FOLDS = {SLOWER: (STAGED, NARROWER), WORSE: (WRONG, ABOVE_LIMIT, STAGED, NARROWER, SLOWER, LOST)}
+"""Findings that follow from others on the same row, so that one cause is one finding."""
+
+
+def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
+    """The finding of slower rows; where the wiring changed, this is the cause that is looked at first."""
+    if finding.id not in _BY_WIRING or not wiring:
+        return finding
+    changed = f"a device or link changed: topology {wiring[0].base} before, {wiring[0].new} now"
+    return replace(finding, cause=changed, next_command=_COMPARE_WIRING)
+
+
+def _of_rows(judged: Sequence[JudgedRow], evidence: list[Finding]) -> Iterator[Finding]:
+    """One finding for each cause, with the rows that it holds for; what follows from it on the same row is folded.
+
+    Rows of paths in `evidence` are folded there.
+    """
+    folded: dict[str, list[Reason]] = {}
+    held: dict[str, list[tuple[ComparisonRow, Reason]]] = {}
+    paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
+    of_paths: dict[int, list[Reason]] = {}
+    for each in judged:
+        ids = {reason.finding for reason in each.reasons}
+        pair = " → ".join(map(str, each.row.ends))
+        number = paths.get(pair) if each.row.collective is None else 0 if evidence else None
+        for reason in each.reasons:
+            root = next((one for one in _FOLDS.get(reason.finding, ()) if one in ids), None)
+            if number is not None and reason.finding in (STAGED, SLOWER, WORSE):
+                of_paths.setdefault(number, []).append(reason)
+            elif root is not None:
+                folded.setdefault(root, []).append(reason)
+            else:
+                held.setdefault(reason.finding, []).append((each.row, reason))
+    for number, reasons in of_paths.items():
+        evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
-        held = [(each.row, reason) for each in judged for reason in each.reasons if reason.finding == finding]
-        if finding == SLOWER:
-            held.sort(key=lambda each: -(each[0].slower_percent or 0))
-        if held:
-            names = tuple(row.name for row, _ in held)
-            texts = list(dict.fromkeys(reason.text for _, reason in held))
+        if own := held.get(finding):
+            if finding == SLOWER:
+                own.sort(key=lambda each: -(each[0].slower_percent or 0))
+            names = tuple(row.name for row, _ in own)
+            texts = list(dict.fromkeys(reason.text for _, reason in own))
             subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
             seen = texts[0] + (" (first row)" if len(texts) > 1 else "")
-            severity = overall(reason.verdict for _, reason in held)
-            yield Finding(finding, severity, subject, seen, *advice, subjects=names)
+            more = folded.get(finding, [])
+            severity = overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
+            consequences = _consequences(more)
+            yield Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
+
+
+_FOLLOWS = {STAGED: "through host memory", SLOWER: "slower", WORSE: "with a worse verdict"}
+
+
+def _consequences(reasons: Sequence[Reason]) -> tuple[str, ...]:
+    """'10 rows slower: 90.2 % slower (noise 2.0 %: …)', a line for each kind of finding."""
+    kinds = grouped(reasons, lambda reason: reason.finding)
+    return tuple(f"{counted(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
 
 
 def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ class RunFigures:
     limit_gb_s: float | None = None
     times_limit: float | None = None
     note: str | None = None
+    devices: tuple[str, str] | None = None
 
 
 RunsByRow = dict[RowKey, list[RunFigures]]
@@ -124,6 +125,7 @@ def _of_pair(row: PairRow) -> RunFigures:
         host_staged=_staged(row.host_staged, row.transport),
         verified=row.verified not in (None, "no"),
         times_limit=times_limit(row),
+        devices=(row.source, row.destination),
     )
 
 

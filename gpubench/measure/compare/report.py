@@ -228,10 +228,9 @@ def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rule
 
 
 def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
-    """By verdict; then what was compared, by how much it is beyond noise, slowest first."""
+    """By verdict; then what was compared, by how much bandwidth it has lost."""
     row = judged.row
-    beyond = (row.slower_percent or 0) / (row.noise_percent or 1)
-    return gravity(row.verdict), row.status != Status.COMPARED, -beyond
+    return gravity(row.verdict), row.status != Status.COMPARED, -(row.slower_percent or 0.0)
 
 
 MOST_LOOKED_AT = 5000

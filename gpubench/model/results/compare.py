@@ -32,6 +32,11 @@ class Change(StrEnum):
     SAME = "same"
 
 
+def bandwidth_lost(slower_percent: float) -> float:
+    """The percent of bandwidth that is lost where the time is `slower_percent` longer; negative: gained."""
+    return 100 * slower_percent / (100 + slower_percent)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKey(Record):
     """The columns that say what a row is of: two rows with the same key measured the same thing."""
@@ -60,13 +65,18 @@ class RowKey(Record):
     setting: str | None = None
 
     @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """The names of a pair's devices."""
+        return self.source, self.destination
+
+    @property
     def name(self) -> str:
         """In words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
         size = None if self.size_bytes is None else format_size(self.size_bytes)
         if self.collective is None:
             peer = "peer off" if self.peer == "off" else None
             parts: tuple[str | None, ...] = (
-                f"{self.source} → {self.destination}",
+                " → ".join(map(str, self.ends)),
                 size,
                 self.direction,
                 self.engine,
@@ -109,6 +119,13 @@ class ComparisonRow(RowKey):
     new_verdict: Annotated[str | None, Verdict] = None  #: as base_verdict
     reason: str | None = None  #: what the verdict rests on
     series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+    source_device: str | None = None  #: of a pair: the device's name in the new results, else in the old ones
+    destination_device: str | None = None  #: as source_device
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """The names of a pair's devices, which people know better than bus ids."""
+        return self.source_device or self.source, self.destination_device or self.destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from gpubench.model.results.backends import (
     path_words,
     speed_words,
 )
-from gpubench.model.results.compare import COMPARISON_SECTION, Change, ComparisonRow, Status
+from gpubench.model.results.compare import COMPARISON_SECTION, Change, ComparisonRow, Status, bandwidth_lost
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
@@ -177,11 +177,11 @@ def _slower_words(rows: Sequence[ComparisonRow]) -> str:
     kinds = list(dict.fromkeys(row.collective or "copies" for row in slower))
     names = [COLLECTIVE_NAMES.get(each, each) for each in kinds]
     what = " and ".join(names) if len(names) < 3 else f"{len(names)} collectives"
-    lost = 100 - 100 / (1 + (worst.slower_percent or 0.0) / 100)
+    lost = bandwidth_lost(worst.slower_percent or 0.0)
     place = format_size(worst.size_bytes) if worst.collective and worst.size_bytes is not None else worst.name
     both = worst.base_gb_s is not None and worst.new_gb_s is not None
     figures = f"{worst.base_gb_s:.3g} → {worst.new_gb_s:.3g} GB/s" if both else ""
-    noise = "" if worst.noise_percent is None else f"noise {worst.noise_percent:.0f} %"
+    noise = "" if worst.noise_percent is None else f"noise {bandwidth_lost(worst.noise_percent):.0f} %"
     seen = ", ".join(filter(None, (f"{place}: {figures}" if figures else place, noise)))
     verb = "is" if len(kinds) == 1 and kinds[0] != "copies" else "are"
     of_rows = f"{len(slower)} of {counted(len(compared), 'row')}"
