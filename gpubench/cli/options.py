@@ -77,11 +77,10 @@ class PresentationOptions:
 
     help_group: ClassVar = OUTPUT
 
-    format_name: str = option(
+    format_name: str | None = option(
         "NAME",
-        f"Format of stdout: {', '.join(each.name for each in FORMATS)}.",
+        f"Format of stdout: {', '.join(each.name for each in FORMATS)} (default: table).",
         name="--format",
-        default="table",
         autocompletion=completed("format"),
         common=True,
     )
@@ -170,9 +169,10 @@ class PresentationOptions:
 
     def _format(self) -> Format:
         """The format of stdout. The command line comes before a default of the other option."""
-        if not self.json or (self.format_name != TABLE.name and "--json" in self.by_default):
-            return parse_format(self.format_name)
-        if self.format_name not in (TABLE.name, JSON.name) and "--format" not in self.by_default:
+        given = self.format_name is not None and "--format" not in self.by_default
+        if not self.json or (given and "--json" in self.by_default):
+            return parse_format(self.format_name or TABLE.name)
+        if given and self.format_name != JSON.name:
             raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
         return JSON
 

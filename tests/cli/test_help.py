@@ -118,7 +118,8 @@ def test_json_is_a_short_form_of_its_format(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("GPUBENCH_FORMAT")
     monkeypatch.setenv("GPUBENCH_JSON", "1")
     assert shown(*run).startswith('{\n  "schema_version"')
-    assert not shown(*run, "--format", "csv").startswith("{")
+    for format_name in ("csv", "table"):
+        assert not shown(*run, "--format", format_name).startswith("{")
     monkeypatch.delenv("GPUBENCH_JSON")
     refused = gpubench(*run, "--json", "--format", "csv")
     assert refused.returncode == 2
