@@ -134,7 +134,10 @@ def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Lim
 
 def _advised(found: Finding, speed: SpeedJudge) -> Finding:
     """A finding on slow rows with what a person can do who has a table and no machine at hand."""
-    return replace(found, cause=_LIKELY[speed.expected.assumed], next_command=_LOGGING)
+    likely = _LIKELY[speed.expected.assumed]
+    if found.severity is Verdict.WARN and found.expected.endswith("assumed"):
+        likely = "another algorithm than assumed, or a slow NIC"
+    return replace(found, cause=likely, next_command=_LOGGING)
 
 
 def _staged(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
