@@ -359,3 +359,5 @@ def test_wrong_data_inside_a_node_are_a_failure() -> None:
     result = gpubench("scan", "--quick", "--simulate", "hgx-h100-8*4", "--fault", "node2.link0-1:corrupts=yes")
     assert result.returncode == 1
     assert "FAIL wrong-data: node2 GPU0 and GPU1" in result.stdout
+    assert "1 of 4 nodes is bad: node2 GPU0 and GPU1" in result.stdout
+    assert "slow" not in result.stdout.partition("\nFAIL wrong-data")[2]

@@ -183,9 +183,11 @@ def _of_what(part: FaultyPart) -> str:
 
 
 def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
-    """One finding for each faulty part."""
+    """One finding for each slow part; wrong data inside a node have one of their own."""
     fabric = course.fabric
     for part in parts:
+        if WRONG_DATA_ARRIVED in part.seen:
+            continue
         id_, expected, likely, command = _ADVICE[part.kind]
         yield Finding(
             id_,
