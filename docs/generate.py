@@ -139,6 +139,7 @@ _SECTIONS_OF_COMMANDS = (
     ["pairs", "matrices", "ratios", "patterns"],
     ["paths", "causes", "transports", "communicators", "members"],
     ["comparison", "finding_changes", "circumstances"],
+    ["machines", "circumstances"],
     ["libraries"],
     ["traffic", "jobs"],
     ["overlap", "shortest_steps", "rows"],

@@ -10,7 +10,9 @@ from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.measure.compare.judge import Rules, describe_file
+from gpubench.measure.compare.judge import Rules, describe_file, have_other_gpus
+from gpubench.measure.compare.machines import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
+from gpubench.measure.compare.machines import compare_machines
 from gpubench.measure.compare.report import SECTIONS as SECTIONS
 from gpubench.measure.compare.report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
 from gpubench.measure.compare.report import choose, compare, compare_history
@@ -377,6 +379,8 @@ class _Sides:
 def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     told = Told(collective=plan.collective)
     base, new = ([read_results(path, told) for path in paths] for paths in (plan.base, plan.new))
+    if plan.other_machine and have_other_gpus(base, new):
+        return [_Sides(None, base, new)], compare_machines(base, new)
     return [_Sides(None, base, new)], compare(base, new, plan.rules, other_machine=plan.other_machine)
 
 

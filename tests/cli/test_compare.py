@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,21 @@ def test_another_machine_is_refused_unless_asked_for(results: Path) -> None:
     assert "simulated, and not measured" in refused.stderr
     assert "--other-machine" in refused.stderr
     assert gpubench("compare", *pair, "--other-machine").returncode in (0, 1)
+
+
+def test_two_machines_side_by_side(results: Path, tmp_path: Path) -> None:
+    large = str(tmp_path / "large.json")
+    gpubench("allreduce", "--simulate", "hgx-h100-8*16", "--sizes", "1K:1G:32", "--output", large)
+    small = str(tmp_path / "small.json")
+    gpubench("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1K:1G:32", "--output", small)
+    done = gpubench("compare", small, large, "--other-machine", "--width", "80")
+    assert done.returncode == 0
+    assert re.search(r"allreduce +8 → 128 +1G +\d+ → \d+ +0\.\d\d × ", done.stdout)
+    assert "latency is not compared: 128 ranks, not 8: times grow with the number of ranks\n" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"SKIP \(simulated\): all-reduce reaches 0\.\d\d × per GPU at 1G \(\d+ → \d+ GB/s\)", last)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert gpubench("compare", small, large, "--other-machine", "--strict").returncode == 3
 
 
 def test_a_newer_schema_is_refused(results: Path) -> None:

@@ -85,14 +85,16 @@ class CompareOptions:
         group=JUDGE,
     )
     strict: bool = flag("Exit 1 for missing rows and other doubts too.", common=True, group=JUDGE)
-    other_machine: bool = flag("Compare results of different machines.", common=True)
+    other_machine: bool = flag("Compare results of different machines: per GPU, per node, ratios.", common=True)
     collective: str | None = option("NAME", "Collective of files that do not name it: nccl-tests before 2.17.")
     presentation: PresentationOptions
 
     def plan(self) -> "ComparePlan":
         """The plan that these options ask for; UsageError where the files do not fit together."""
-        from gpubench.jobs.compare import SECTIONS, SECTIONS_OF_HISTORY, ComparePlan
+        from gpubench.jobs.compare import SECTIONS, SECTIONS_OF_HISTORY, SECTIONS_OF_MACHINES, ComparePlan
 
+        sections = SECTIONS if self.last is None else SECTIONS_OF_HISTORY
+        sections += SECTIONS_OF_MACHINES if self.other_machine else ()
         files = self._files() if self.last is None else self._no_files(self.last)
         return ComparePlan(
             base=files[0],
@@ -103,7 +105,7 @@ class CompareOptions:
             strict=self.strict,
             other_machine=self.other_machine,
             collective=parse_collective(self.collective),
-            presentation=self.presentation.parse(SECTIONS if self.last is None else SECTIONS_OF_HISTORY),
+            presentation=self.presentation.parse(tuple(dict.fromkeys(sections))),
         )
 
     def _files(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -12,12 +12,14 @@ from gpubench.model.results.compare import (
     COMPARISON_SECTION,
     FINDING_CHANGES_SECTION,
     HISTORY_SECTION,
+    MACHINES_SECTION,
     Change,
     CircumstanceRow,
     ComparisonRow,
     FindingChangeRow,
     FindingStatus,
     HistoryRow,
+    MachineRow,
     Status,
     Use,
     bandwidth_lost,
@@ -56,6 +58,7 @@ class CompareView(ReportView):
                 elif found:
                     self._page.print("")
                 self._findings(found)
+            self._machines(report.rows(MACHINES_SECTION, MachineRow))
             if HISTORY_SECTION in report.sections:
                 self._left_out(report.rows(HISTORY_SECTION, HistoryRow))
             self._page.print("")
@@ -89,6 +92,39 @@ class CompareView(ReportView):
         added = sum(row.status == Status.ADDED for row in rows)
         if added:
             self._page.print(f"{counted(added, 'row')} only in the new results")
+
+    def _machines(self, rows: Sequence[MachineRow]) -> None:
+        """Two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
+        if not rows:
+            return
+        names = Column("collective", [row.what for row in rows])
+        reached = [
+            names,
+            Column("GPUs", [_arrow(row.base_gpus, row.new_gpus) for row in rows], right=True),
+            Column(
+                "at", ["peak" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True
+            ),
+            Column("GB/s per GPU", [_arrow(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
+            Column("ratio", [_ratio(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
+            Column("GB/s per node", [_arrow(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
+            Column("ratio", [_ratio(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
+        ]
+        curves = [
+            names,
+            Column("peak GB/s", [_arrow(row.base_peak_gb_s, row.new_peak_gb_s) for row in rows], right=True),
+            Column("peak at", [_sizes(row.base_peak_bytes, row.new_peak_bytes) for row in rows], 1, right=True),
+            Column("half from", [_sizes(row.base_half_bytes, row.new_half_bytes) for row in rows], right=True),
+            Column("latency µs", [_arrow(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
+            Column("ratio", [_ratio(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
+        ]
+        for columns in (reached, curves):
+            self._page.print("")
+            self._page.table(fitted_lines(columns, self._page.width))
+        self._page.wrap(
+            "half from: the smallest measured size that reaches half of the peak; latency: the smallest size"
+        )
+        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+            self._page.wrap(f"latency is not compared: {reason}")
 
     def _findings(self, rows: Sequence[FindingChangeRow]) -> None:
         """Counts of findings that changed, and those that are milder or gone; new ones stand below in full."""
@@ -172,6 +208,22 @@ def _figure(value: float | None) -> str:
     if value is None:
         return "?"
     return f"{value:.0f}" if value >= 10_000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def _arrow(base: float | None, new: float | None) -> str:
+    return "-" if base is None or new is None else f"{_short(base)} → {_short(new)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _sizes(base: int, new: int) -> str:
+    return f"{format_size(base)} → {format_size(new)}"
+
+
+def _ratio(base: float | None, new: float | None) -> str:
+    return "-" if not base or new is None else f"{new / base:.2f} ×"
 
 
 def _of_before(slower_percent: float | None) -> str:

@@ -13,7 +13,7 @@ from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
 
 COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
-FINDING_CHANGES_SECTION = "finding_changes"
+FINDING_CHANGES_SECTION, MACHINES_SECTION = "finding_changes", "machines"
 
 
 class Status(StrEnum):
@@ -137,6 +137,33 @@ class CircumstanceRow(Record):
     new: str | None  #: as base
     changed: bool  #: both are known, and differ
     series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRow(Record):
+    """One collective, or copies between GPUs, on two machines."""
+
+    what: str  #: the collective, with type and reduction where they are not the usual ones; or the way of copying
+    base_gpus: int | None  #: GPUs that took part
+    new_gpus: int | None  #: as base_gpus
+    base_nodes: int | None  #: nodes that took part
+    new_nodes: int | None  #: as base_nodes
+    size_bytes: int | None  #: the largest size in common, of base_gb_s and new_gb_s; null: both are the peaks
+    base_gb_s: float  #: per GPU: busbw of a collective, the median pair's bandwidth of copies
+    new_gb_s: float  #: as base_gb_s
+    ratio: float  #: new_gb_s over base_gb_s
+    base_node_gb_s: float | None  #: base_gb_s times the GPUs of a node
+    new_node_gb_s: float | None  #: as base_node_gb_s
+    base_peak_gb_s: float  #: the highest of all sizes
+    new_peak_gb_s: float  #: as base_peak_gb_s
+    base_peak_bytes: int  #: the size with the highest
+    new_peak_bytes: int  #: as base_peak_bytes
+    base_half_bytes: int  #: the smallest measured size that reaches half of the highest
+    new_half_bytes: int  #: as base_half_bytes
+    latency_bytes: int | None  #: the smallest size in common, of the latencies; null: see reason
+    base_latency_us: float | None  #: time of an operation
+    new_latency_us: float | None  #: as base_latency_us
+    reason: str | None = None  #: why latencies are not compared
 
 
 class FindingStatus(StrEnum):

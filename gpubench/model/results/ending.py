@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench import errors
 from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.results.compare import MACHINES_SECTION
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import (
     FALLBACK_SECTION,
@@ -46,10 +47,11 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     """The exit code of a run.
 
     With --strict every doubt is 1, and nothing judged is 3. Without, a benchmark and `topo` end with 1 for wrong data
-    alone, and with 3 for what could not be measured; a path that nobody saw is none of their measurements.
+    alone, and with 3 for what could not be measured; a path that nobody saw is none of their measurements. So does a
+    comparison of two machines, which judges nothing.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
-    judges = metadata.of_command.judges
+    judges = metadata.of_command.judges and MACHINES_SECTION not in report.sections
     if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
         return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
     if verdict is Verdict.SKIP:

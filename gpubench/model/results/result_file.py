@@ -29,6 +29,7 @@ from gpubench.model.results.compare import (
     ComparisonRow,
     FindingChangeRow,
     HistoryRow,
+    MachineRow,
 )
 from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
@@ -395,6 +396,7 @@ TABLES: Mapping[str, type] = {
     "comparison": ComparisonRow,
     "finding_changes": FindingChangeRow,
     "circumstances": CircumstanceRow,
+    "machines": MachineRow,
     "history": HistoryRow,
     "winners": WinnerRow,
     "refused": RefusedRow,

@@ -19,7 +19,15 @@ from gpubench.model.results.backends import (
     path_words,
     speed_words,
 )
-from gpubench.model.results.compare import COMPARISON_SECTION, Change, ComparisonRow, Status, bandwidth_lost
+from gpubench.model.results.compare import (
+    COMPARISON_SECTION,
+    MACHINES_SECTION,
+    Change,
+    ComparisonRow,
+    MachineRow,
+    Status,
+    bandwidth_lost,
+)
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
@@ -188,6 +196,13 @@ def _slower_words(rows: Sequence[ComparisonRow]) -> str:
     return f"{what} {verb} slower in {of_rows}, by up to {lost:.0f} % ({seen})"
 
 
+def _machine_words(row: MachineRow) -> str:
+    """'all-reduce reaches 1.75 × per GPU at 4G (479 → 839 GB/s)', of another machine."""
+    place = "" if row.size_bytes is None else f" at {format_size(row.size_bytes)}"
+    name = COLLECTIVE_NAMES.get(row.what, row.what)
+    return f"{name} reaches {row.ratio:.2f} × per GPU{place} ({row.base_gb_s:.3g} → {row.new_gb_s:.3g} GB/s)"
+
+
 def _staged_words(report: Report) -> Iterator[str]:
     """'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', of all communicators of a log."""
     rows = report.rows("transports", TransportRow)
@@ -280,6 +295,9 @@ def _job(report: Report) -> str:
         versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIB)
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
         return f"{nccl}, {len(libraries)} libraries, packages and kernel modules found"
+    machines = report.rows(MACHINES_SECTION, MachineRow)
+    if machines:
+        return _machine_words(machines[0])
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
     if not compared:
         return ""
