@@ -53,6 +53,12 @@ def test_every_row_says_that_it_is_simulated_and_follows_the_schema() -> None:
     assert len(found) - len(pairs) == 4 * 4
 
 
+def test_a_pattern_takes_as_long_as_its_busiest_link() -> None:
+    shown = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-1:staged=yes").stdout
+    (line,) = (each for each in shown.splitlines() if each.startswith("all to one  write"))
+    assert 255 < float(line.split()[5]) < 262, "the staged pair takes ten times as long, the six others share NVLinks"
+
+
 def test_the_document_validates(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
     assert gpubench(*MACHINE, "--output", str(output)).returncode == 0

@@ -467,6 +467,13 @@ def test_a_writer_that_never_began_ends_quietly(tmp_path: Path) -> None:
         assert not path.exists()
 
 
+def test_without_percentiles_the_footer_of_latencies_has_the_mean() -> None:
+    rows = tuple(replace(row, mode="latency") for row in ROWS)
+    text = written(TABLE, metadata=options_with(mode="latency", iters=200), rows=rows)
+    assert " µs (mean) at " in text
+    assert "- µs" not in text
+
+
 def test_the_last_line_is_broken_on_a_terminal_alone_and_its_command_stays_whole() -> None:
     line = "FAIL: node3 GPU5 has 6 of 18 NVLinks down, all-reduce at 84 %. Try: nvidia-smi --gpu-reset -i 0000:1b:00.0"
     report = Report(verdict=Verdict.FAIL, complete=True, sentence=line)

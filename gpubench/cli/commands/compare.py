@@ -93,7 +93,7 @@ class CompareOptions:
         """The plan that these options ask for; UsageError where the files do not fit together."""
         from gpubench.jobs.compare import SECTIONS, SECTIONS_OF_HISTORY, SECTIONS_OF_MACHINES, ComparePlan
 
-        sections = SECTIONS if self.last is None else SECTIONS_OF_HISTORY
+        sections: tuple[str, ...] = SECTIONS if self.last is None else SECTIONS_OF_HISTORY
         sections += SECTIONS_OF_MACHINES if self.other_machine else ()
         files = self._files() if self.last is None else self._no_files(self.last)
         return ComparePlan(

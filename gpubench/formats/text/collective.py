@@ -319,6 +319,8 @@ def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iter
     largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
     for name, row in (("smallest", smallest), ("largest", largest)):
         times = f"{_number(row.p50_us)} µs (p50), {_number(row.p99_us)} µs (p99)"
+        if row.p50_us is None:
+            times = f"{_number(row.time_us)} µs (mean)"
         yield f"at the {name:<8}   {times} at {_where(row)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)

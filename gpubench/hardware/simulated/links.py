@@ -7,7 +7,7 @@ Each way reaches a share of what a plain copy between the same ends does: those 
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -247,14 +247,14 @@ class SimulatedCopies:
         return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """The longest of the streams, each slowed by those that leave or enter the same GPU."""
-        ends = [(_place(stream.source), _place(stream.destination)) for stream in streams]
-        leaving, entering = Counter(source for source, _ in ends), Counter(destination for _, destination in ends)
-        lasts = [
-            self._seconds(stream, source, destination) * max(leaving[source], entering[destination])
-            for stream, (source, destination) in zip(streams, ends, strict=True)
-        ]
-        return repeats * max(lasts) * (1 + abs(self._noise.gauss(0.0, self._spread)))
+        """The time of the busiest link: of all streams that leave or enter a GPU by NVLink, or by PCIe, together."""
+        busy: dict[tuple[Place, bool, bool], float] = defaultdict(float)
+        for stream in streams:
+            source, destination = _place(stream.source), _place(stream.destination)
+            seconds, nvlink = self._seconds(stream, source, destination), self._is_nvlink(source, destination)
+            for place, leaves in ((source, True), (destination, False)):
+                busy[place, leaves, nvlink] += seconds
+        return repeats * max(busy.values()) * (1 + abs(self._noise.gauss(0.0, self._spread)))
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -281,6 +281,12 @@ class SimulatedCopies:
         ends = (source, destination), (destination, source)
         staged = any(self._indices[other] in self._staged[one] for one, other in ends)
         return (source, destination) in self._enabled and not staged
+
+    def _is_nvlink(self, source: Place, destination: Place) -> bool:
+        if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
+            return False
+        path = self._paths[self._indices[source], self._indices[destination]] if source != destination else ""
+        return path.startswith("NV") and self._is_direct(source, destination)
 
     def _direct_gb_s(self, stream: CopyStream, source: int, destination: int) -> float:
         writes = stream.by == source
