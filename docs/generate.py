@@ -7,6 +7,7 @@ is part of the package, and the tables of docs/formats.md are made from the row 
 
 import inspect
 import json
+import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -18,10 +19,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
+from gpubench.cli.app import typer_command as command_of
+from gpubench.cli.table import COMMANDS
 from gpubench.conditions.checks import CHECKS
 from gpubench.formats.registry import FORMATS
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
+from gpubench.model.terms.commands import Command
 from gpubench.model.terms.verdict import Verdict
 
 FOLDER = Path(__file__).parent
@@ -87,6 +91,63 @@ def _verbatim(text: str) -> list[str]:
 def _troff(line: str) -> str:
     escaped = line.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return f"\\&{escaped}" if escaped.startswith((".", "\\(aq")) else escaped
+
+
+_FOR_PEOPLE = (
+    *("format_name", "json", "section", "wide", "color", "width", "summary", "verbose", "quiet", "no_progress"),
+    *("exit_style", "plot", "defaults"),
+)
+"""Options that only change what is printed, which a program does not see."""
+
+_STUB_TYPES = {bool: "bool | None", int: "int | None", float: "float | None", str: "One | None"}
+
+
+def stub() -> str:
+    """gpubench/__init__.pyi: the commands as functions, with the types of their options."""
+    names = [command.name for command in COMMANDS if command.name != "profiles"]
+    lines = [
+        "# Written by python docs/generate.py.",
+        "import os",
+        "from collections.abc import Sequence",
+        "from typing import Literal",
+        "",
+        "from gpubench.jobs.library import RunResult as RunResult",
+        "from gpubench.jobs.library import load as load",
+        "from gpubench.jobs.library import run as run",
+        "",
+        "One = str | int | float | os.PathLike[str]",
+        "Several = One | Sequence[One] | None",
+        "",
+        "__version__: str",
+        "__all__ = [",
+        *(f'    "{name}",' for name in sorted(("__version__", "RunResult", "load", "run", *names))),
+        "]",
+        "",
+    ]
+    for command in COMMANDS:
+        if command.name != "profiles":
+            lines += _function(command)
+    return "\n".join(lines)
+
+
+def _function(command: Command) -> Iterator[str]:
+    yield f"def {command.name}("
+    made = command_of(command).params
+    if any(each.param_type_name == "argument" for each in made):
+        yield "    *files: str | os.PathLike[str],"
+    else:
+        yield "    *,"
+    yield "    deadline_s: float | None = None,"
+    for each in made:
+        if each.param_type_name == "option" and each.name not in _FOR_PEOPLE:
+            name = each.opts[0].removeprefix("--").replace("-", "_")
+            name += "_" if keyword.iskeyword(name) else ""
+            kind = "Several" if each.multiple else _STUB_TYPES.get(each.type_descriptor.annotation, "One | None")
+            kind = "Literal[True] | None" if kind.startswith("bool") and not each.secondary_opts else kind
+            yield f"    {name}: {kind} = None,"
+    yield ") -> RunResult:"
+    yield f'    """{command.summary}"""'
+    yield ""
 
 
 def format_table() -> str:
@@ -301,6 +362,7 @@ def generated() -> dict[Path, str]:
     schema = FOLDER.parent / "gpubench" / "formats" / "report.schema.json"
     return {
         schema: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
+        FOLDER.parent / "gpubench" / "__init__.pyi": stub(),
         FOLDER / "commands.md": command_reference(),
         FOLDER / "gpubench.1": man_page(),
         formats: with_generated(formats, formats=format_table(), columns=column_tables()),

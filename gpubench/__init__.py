@@ -1,27 +1,29 @@
-"""What the links between GPUs should deliver, what they deliver, and why not.
+"""Find out why your GPUs talk slowly.
 
-`from gpubench import check, topo, p2p, allreduce, run`: each runs a command and returns what it found.
+`import gpubench`: each command is a function that returns what it found, as docs/library.md shows. The functions and
+their arguments stand with types in `__init__.pyi`.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gpubench.jobs.library import RunResult as RunResult
-    from gpubench.jobs.library import allreduce as allreduce
-    from gpubench.jobs.library import check as check
-    from gpubench.jobs.library import p2p as p2p
-    from gpubench.jobs.library import run as run
-    from gpubench.jobs.library import topo as topo
+from typing import Any
 
 __version__ = "0.1.0"
 
-_OF_LIBRARY = ("RunResult", "allreduce", "check", "p2p", "run", "topo")
+_COMMANDS = (
+    *("topo", "p2p", "libraries", "check", "scan", "watch", "explain", "compare", "report"),
+    *("allreduce", "allgather", "reducescatter", "broadcast", "reduce", "alltoall", "gather", "scatter", "sendrecv"),
+    *("overlap", "plan"),
+)
+_OF_LIBRARY = ("RunResult", "load", "run")
+__all__ = ["__version__", *_OF_LIBRARY, *_COMMANDS]
 
 
 def __getattr__(name: str) -> Any:
     """What is for programs is imported when it is asked for: the command line needs none of it."""
-    if name in _OF_LIBRARY:
+    if name in _COMMANDS or name in _OF_LIBRARY:
         from importlib import import_module
 
-        return getattr(import_module("gpubench.jobs.library"), name)
+        library = import_module("gpubench.jobs.library")
+        found = library.function_of(name) if name in _COMMANDS else getattr(library, name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

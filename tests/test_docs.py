@@ -82,7 +82,11 @@ def test_the_docs_show_what_evidence_looks_like() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["docs/commands.md", "docs/gpubench.1", "docs/formats.md", "gpubench/formats/report.schema.json"]
+    "path",
+    [
+        *("docs/commands.md", "docs/gpubench.1", "docs/formats.md"),
+        *("gpubench/__init__.pyi", "gpubench/formats/report.schema.json"),
+    ],
 )
 def test_what_is_generated_is_up_to_date(path: str) -> None:
     generated = generate.generated()[ROOT / path]

@@ -2,12 +2,14 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import gpubench
 from gpubench import allreduce, check, p2p, run, topo
+from gpubench.cli.table import COMMANDS
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.topo import GpuRow
@@ -55,7 +57,7 @@ def test_any_command_runs_with_arguments_and_flags() -> None:
 
 def test_what_cannot_be_raises_with_the_words_of_the_command_line() -> None:
     with pytest.raises(UsageError, match="No such option"):
-        check(fast=True)
+        run("check", fast=True)
     with pytest.raises(UsageError) as unknown:
         allreduce(simulate="hgx-h100-9")
     assert "hgx-h100-8" in str(unknown.value)
@@ -72,14 +74,55 @@ def test_under_a_launcher_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'chek'"):
-        _ = gpubench.chek
+        _ = gpubench.chek  # type: ignore[attr-defined]
     assert gpubench.RunResult.__name__ == "RunResult"
 
 
-def test_the_page_of_the_library_is_python_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_the_library_is_python_that_works(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
     text = (Path(ROOT) / "docs" / "library.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 5
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {}
     for example in examples:
-        exec(compile(example, "library.md", "exec"), {})
-    assert "FAIL" in capsys.readouterr().out
+        if ".plot(" not in example or find_spec("matplotlib"):
+            exec(compile(example, "library.md", "exec"), names)
+    assert "nvlink-down" in capsys.readouterr().out
+
+
+def test_every_command_is_a_function_with_typed_keywords() -> None:
+    names = {each.name for each in COMMANDS} - {"profiles"}
+    assert {"RunResult", "__version__", "load", "run", *names} == set(gpubench.__all__)
+    assert all(callable(getattr(gpubench, name)) and getattr(gpubench, name).__doc__ for name in names)
+    stub = (ROOT / "gpubench" / "__init__.pyi").read_text()
+    assert all(f"def {name}(" in stub for name in names)
+    assert "    expect_gpus: int | None = None,\n" in stub
+    assert "    fault: Several = None,\n" in stub
+    assert "    from_: One | None = None,\n" in stub
+
+
+def test_a_stored_result_is_loaded_as_it_was_returned(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    found = allreduce(simulate=NODE, sizes="1K,64M", output=path)
+    loaded = gpubench.load(path)
+    assert (loaded.sentence, loaded.exit_code, loaded.rows) == (found.sentence, found.exit_code, found.rows)
+    changed = gpubench.compare(path, path)
+    assert (changed.verdict, changed.exit_code) == (Verdict.PASS, 0)
+    with pytest.raises(UsageError):
+        gpubench.load(tmp_path / "missing.json")
+
+
+def test_results_become_frames_and_show_themselves_in_notebooks() -> None:
+    pytest.importorskip("pandas")
+    found = allreduce(simulate=NODE, sizes="1K,64M")
+    frame = found.to_frame()
+    assert set(frame["size_bytes"]) == {1024, 2**26}
+    assert topo(simulate=NODE).to_frame("gpus")["nvlinks_active"].sum() == 8 * 18
+    assert len(gpubench.scan(simulate="hgx-h100-8*4").to_frame()) > 0
+    page = found._repr_html_()
+    assert page.startswith("<iframe ")
+    assert "&lt;!DOCTYPE html&gt;" in page or "&lt;!doctype html&gt;" in page

@@ -100,11 +100,12 @@ class LazyCommands(HelpfulGroup):
         chosen = next((each for each in (BARE, *COMMANDS) if each.name == name), None)
         if chosen is None:
             return name, None, rest
-        return name, _typer_command(chosen), rest
+        return name, typer_command(chosen), rest
 
 
 @cache
-def _typer_command(chosen: Command) -> Any:
+def typer_command(chosen: Command) -> Any:
+    """A command as typer makes it, with its options as `params`."""
     return typer.main.get_command(import_module(f"gpubench.cli.commands.{chosen.module}").app(chosen))
 
 

@@ -1,15 +1,17 @@
 """Results as pandas data frames."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpubench.errors import UsageError
-from gpubench.model.results.report import ROWS_SECTION, CollectiveRow
+from gpubench.model.results.report import ROWS_SECTION, CollectiveRow, Record
 from gpubench.model.results.result_file import unmarked_text
 
 if TYPE_CHECKING:
     import pandas
+    from pandas import DataFrame as DataFrame
 
 
 def read_frame(path: str | Path) -> "pandas.DataFrame":
@@ -34,3 +36,10 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
     raise UsageError(
         f"{path} has no rows that can be read", expected="a .csv, .json or .jsonl file that gpubench wrote"
     )
+
+
+def frame_of(rows: Sequence[Record]) -> "pandas.DataFrame":
+    """Rows of one kind, one a line, with pandas' nullable types."""
+    import pandas
+
+    return pandas.DataFrame([row.to_record() for row in rows]).convert_dtypes()

@@ -9,16 +9,20 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.hardware.launch import module_command, with_package
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
-from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report, Row
+from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report
 from gpubench.model.terms.verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from gpubench.formats.frame import DataFrame
+    from gpubench.readers.results.gpubench_json import StoredRun
 
 _OWN_ERROR = "gpubench: error: "
 _SECONDS_TO_END = 5.0
@@ -105,12 +109,20 @@ Value = One | bool | Iterable[One] | None
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a command found: its metadata, its report, the rows that came one by one, and its exit code."""
+    """The result of a command, and its exit code. In a notebook it shows itself as the html report does."""
 
-    metadata: Metadata
-    report: Report
-    streamed: Sequence[Row]
+    stored: "StoredRun"
     exit_code: int
+
+    @property
+    def metadata(self) -> Metadata:
+        """The circumstances of the run: time, hosts, libraries, settings, profile."""
+        return self.stored.metadata
+
+    @property
+    def report(self) -> Report:
+        """Verdict, findings and all sections."""
+        return self.stored.report
 
     @property
     def verdict(self) -> Verdict:
@@ -141,31 +153,57 @@ class RunResult:
         """The rows of another section, `gpus` of `GpuRow`; docs/formats.md has all of them."""
         return self.report.rows(name, kind)
 
+    def to_frame(self, section: str | None = None) -> "DataFrame":
+        """A pandas data frame of a section; by default rows of collectives, else pairs, else the main section."""
+        from gpubench.formats.frame import frame_of
+
+        streamed = [row for row in self.stored.rows if isinstance(row, Record)]
+        own = section in (None, self.metadata.rows_section)
+        name = section or self.report.main
+        return frame_of((own and (streamed or self.rows or self.pairs)) or self.report.rows(name, Record))
+
+    def _repr_html_(self) -> str:
+        import html
+        import io
+
+        from gpubench.formats.registry import FORMATS, Style, Target
+
+        stream = io.StringIO()
+        (page,) = (each for each in FORMATS if each.name == "html")
+        writer = page.writer(Target(stream=stream), Style())
+        writer.begin(self.metadata, self.stored.columns)
+        for row in self.stored.rows:
+            writer.row(row)
+        writer.end(self.report)
+        return (
+            f'<iframe style="width: 100%; height: 40em; border: 0" srcdoc="{html.escape(stream.getvalue())}"></iframe>'
+        )
+
     def _rows(self, name: str, kind: type[R]) -> list[R]:
-        return [row for row in self.streamed if isinstance(row, kind)] or self.report.rows(name, kind)
+        return [row for row in self.stored.rows if isinstance(row, kind)] or self.report.rows(name, kind)
 
 
-def check(*, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """`gpubench check`: is this machine healthy; options as on the command line, `quick=True`, `expect_gpus=8`.
+def function_of(command: str) -> Callable[..., RunResult]:
+    """A command as a function; gpubench/__init__.pyi has its arguments with their types."""
 
-    Raises GpubenchError: nothing could be looked at, an option that cannot be, or no end within `deadline_s` seconds.
-    """
-    return run("check", deadline_s=deadline_s, **options)
+    def call(*arguments: str | os.PathLike[str], deadline_s: float | None = None, **options: Value) -> RunResult:
+        return run(command, *map(str, arguments), deadline_s=deadline_s, **options)
 
-
-def topo(*, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """`gpubench topo`: how this machine is wired; as `check`."""
-    return run("topo", deadline_s=deadline_s, **options)
-
-
-def p2p(*, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """`gpubench p2p`: what every pair of GPUs delivers; as `check`."""
-    return run("p2p", deadline_s=deadline_s, **options)
+    call.__name__ = call.__qualname__ = command
+    call.__doc__ = (
+        f"`gpubench {command}` in a process of its own; options are keywords, `expect_gpus=8` for --expect-gpus 8.\n\n"
+        "Raises GpubenchError: nothing could be measured, a wrong option, or no end within `deadline_s` seconds."
+    )
+    return call
 
 
-def allreduce(*, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """`gpubench allreduce`: NCCL, a rank a GPU, or MPI on CPU buffers; as `check`, with `sizes="1K:4G"`."""
-    return run("allreduce", deadline_s=deadline_s, **options)
+def load(path: str | os.PathLike[str]) -> RunResult:
+    """A result that --output FILE.json or FILE.jsonl stored; UsageError where the file is none."""
+    from gpubench.model.results.ending import exit_code_of
+    from gpubench.readers.results.gpubench_json import read_stored
+
+    stored = read_stored(Path(path))
+    return RunResult(stored, exit_code_of(stored.metadata, stored.report))
 
 
 def run(command: str, *arguments: str, deadline_s: float | None = None, **options: Value) -> RunResult:
@@ -195,7 +233,7 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
         stored = read_stored(path)
         if not stored.report.complete:
             raise _error(command, ended)
-        return RunResult(stored.metadata, stored.report, tuple(stored.rows), ended.code)
+        return RunResult(stored, ended.code)
 
 
 def _words(options: dict[str, Value]) -> Iterable[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from gpubench.cli.app import _typer_command, app
+from gpubench.cli.app import app, typer_command
 from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
 from gpubench.cli.signature import GROUPS, HELP
 from gpubench.cli.table import COMMANDS
@@ -55,7 +55,7 @@ def test_help_is_short_and_help_all_has_everything(command: Command) -> None:
         assert not re.search(r"<\w+[\[>]", text)
         headings = [each for each in re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE) if each != "Examples"]
         assert headings == [each for each in (*GROUPS, HELP) if each in headings]
-    every = _typer_command(command).params
+    every = typer_command(command).params
     assert {each.opts[0] for each in every if each.opts[0].startswith("-") and not each.hidden} <= {
         name for each in re.findall(r"^  (-.+?)(?:  |$)", whole, re.MULTILINE) for name in re.split(r"[ ,]+", each)
     }
@@ -64,7 +64,7 @@ def test_help_is_short_and_help_all_has_everything(command: Command) -> None:
 @pytest.mark.parametrize("command", WITH_PAGES, ids=lambda each: each.name)
 def test_examples_can_be_pasted_and_are_understood(command: Command) -> None:
     name = command.name
-    examples = [example for _, example in _typer_command(command).page.examples]
+    examples = [example for _, example in typer_command(command).page.examples]
     assert list(pasted(shown(*words_of(name), "--help-all"))) == examples
     for example in examples:
         for part in re.findall(r"\bgpubench( [^&|>)]+|$)", example.split("  #")[0]):
@@ -78,7 +78,7 @@ def understood(words: str) -> None:
     if not name or name.startswith("-"):
         name, rest = "", [each for each in (name, *rest) if each]
     (command,) = (each for each in (BARE, *COMMANDS) if each.name == name)
-    _typer_command.__wrapped__(command).make_context(name, rest)
+    typer_command.__wrapped__(command).make_context(name, rest)
 
 
 def test_examples_of_profiles_are_understood() -> None:
@@ -87,7 +87,7 @@ def test_examples_of_profiles_are_understood() -> None:
         assert name in {"profiles", "check"}
         if name == "profiles":
             (command,) = (each for each in COMMANDS if each.name == "profiles")
-            _typer_command.__wrapped__(command).commands[rest[0]].make_context(rest[0], rest[1:])
+            typer_command.__wrapped__(command).commands[rest[0]].make_context(rest[0], rest[1:])
 
 
 @pytest.mark.parametrize("words", [("help", "allreduce"), ("allreduce", "-h")])
