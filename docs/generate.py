@@ -23,6 +23,7 @@ from gpubench.cli.app import typer_command as command_of
 from gpubench.cli.table import COMMANDS
 from gpubench.conditions.checks import CHECKS
 from gpubench.formats.registry import FORMATS
+from gpubench.model.profiles.fault import FAULT_KEYS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
 from gpubench.model.terms.commands import Command
@@ -91,6 +92,40 @@ def _verbatim(text: str) -> list[str]:
 def _troff(line: str) -> str:
     escaped = line.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return f"\\&{escaped}" if escaped.startswith((".", "\\(aq")) else escaped
+
+
+_PARTS = {
+    Subject.GPU: ("A GPU", "[nodeI.]gpuJ", "node3.gpu5"),
+    Subject.NIC: ("A NIC", "[nodeI.]nicJ", "node3.nic2"),
+    Subject.LINK: ("A pair of GPUs", "[nodeI.]linkI-J", "link0-3"),
+    Subject.NODE: ("A node", "nodeI", "node3"),
+    Subject.LEAF: ("A leaf switch", "leafI", "leaf1"),
+    Subject.RAIL: ("A rail of a leaf", "leafI.railJ", "leaf1.rail2"),
+}
+
+
+def fault_page() -> str:
+    """docs/faults.md: every key of --fault, where it applies, with its values."""
+    lines = [
+        "# Faults of simulated machines",
+        "",
+        "`--fault WHERE:KEY=VALUE` breaks a part of the machine of `--simulate`. Parts are counted from 0, on node0",
+        "unless another is named. Commas separate several keys of one part (`gpu5:nvlink=12,width=8`), and the option",
+        "can be repeated. Written by `python docs/generate.py`.",
+        "",
+    ]
+    for subject, (title, grammar, example) in _PARTS.items():
+        keys = [each for each in FAULT_KEYS if each.subject is subject]
+        value = keys[0].example
+        lines += [f"## {title}", f"`{grammar}:KEY=VALUE`, e.g. `--fault {example}:{keys[0].key}={value}`", ""]
+        lines += ["| key | values | effect | where |", "|---|---|---|---|"]
+        for each in keys:
+            values = ", ".join(f"`{word}`" for word in each.words) or f"{each.kind}: {each.form}, e.g. `{each.example}`"
+            where = f"`{each.command}` only" if each.command else "every command"
+            where += f"; {' and '.join(each.unmodelled)} are simulated without it" if each.unmodelled else ""
+            lines.append(f"| `{each.key}` | {values} | {each.effect} | {where} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 _FOR_PEOPLE = (
@@ -365,6 +400,7 @@ def generated() -> dict[Path, str]:
         FOLDER.parent / "gpubench" / "__init__.pyi": stub(),
         FOLDER / "commands.md": command_reference(),
         FOLDER / "gpubench.1": man_page(),
+        FOLDER / "faults.md": fault_page(),
         formats: with_generated(formats, formats=format_table(), columns=column_tables()),
         checks: with_generated(checks, checks=check_table()),
     }

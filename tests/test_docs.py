@@ -84,7 +84,7 @@ def test_the_docs_show_what_evidence_looks_like() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("docs/commands.md", "docs/gpubench.1", "docs/formats.md"),
+        *("docs/commands.md", "docs/gpubench.1", "docs/formats.md", "docs/faults.md"),
         *("gpubench/__init__.pyi", "gpubench/formats/report.schema.json"),
     ],
 )

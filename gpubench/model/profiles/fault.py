@@ -92,6 +92,16 @@ class FaultKey:
         """Its values for a help text: 'pending|failure', 'N', 'FACTOR'."""
         return "|".join(self.words) or self.kind.value
 
+    @property
+    def form(self) -> str:
+        """The form of its values in words, where they are not listed."""
+        return "" if self.kind is ValueKind.WORD else _FORMS[self.kind][2]
+
+    @property
+    def example(self) -> str:
+        """A value to try."""
+        return (*self.words, *_VALUES_TO_TRY.get(self.kind, ()))[0]
+
     def accepts(self, value: str) -> bool:
         """True where the value has the right form; the machine's number of links is looked at when it is applied."""
         if self.kind is ValueKind.WORD:
@@ -306,7 +316,7 @@ def _unknown_key(text: str, subject: Subject, setting: tuple[str, str], known: M
     next_step = ""
     if near:
         nearest = known[near[0]]
-        fit = value if nearest.accepts(value) else (*nearest.words, *_VALUES_TO_TRY.get(nearest.kind, ()))[0]
+        fit = value if nearest.accepts(value) else nearest.example
         next_step = f"--fault {where}{nearest.key}={fit}"
     if key in known:
         return UsageError(
