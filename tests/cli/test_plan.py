@@ -60,7 +60,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
 def test_bucket_sizes_that_make_no_difference_are_one_row() -> None:
     shown = gpubench("plan", "--parameters", "7B", "--simulate", "hgx-h200-8").stdout
     _, after = shown.split("bucket MiB")
-    assert " ".join(after.splitlines()[1].split()) == "1 to 1000 390.1 0.0 0.0 % best: 25; the others are as good"
+    assert " ".join(after.splitlines()[1].split()) == "1 to 1000 390.1 0.0 0.0 % best: 25, others as good"
 
 
 def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_path: Path) -> None:

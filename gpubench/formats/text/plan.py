@@ -161,5 +161,5 @@ def _span(values: Sequence[str]) -> str:
 def _advice(rows: Sequence[SettingRow]) -> str:
     best = [row.value for row in rows if row.best]
     if best:
-        return "best" if len(rows) == 1 else f"best: {', '.join(best)}; the others are as good"
+        return "best" if len(rows) == 1 else f"best: {', '.join(best)}, others as good"
     return "as good" if rows[0].flat else ""

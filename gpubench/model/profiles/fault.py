@@ -62,12 +62,12 @@ _FORMS = {
 }
 """The form of a value; of what is above 0 the most that it may be; and both in words."""
 
-_VALUES_TO_TRY = {
-    ValueKind.COUNT: ("9",),
-    ValueKind.FACTOR: ("0.5",),
-    ValueKind.RATE: ("200",),
-    ValueKind.VERSION: ("550.54.15",),
-    ValueKind.ROUND: ("round2",),
+_VALUE_TO_TRY = {
+    ValueKind.COUNT: "9",
+    ValueKind.FACTOR: "0.5",
+    ValueKind.RATE: "200",
+    ValueKind.VERSION: "550.54.15",
+    ValueKind.ROUND: "round2",
 }
 
 
@@ -95,12 +95,13 @@ class FaultKey:
     @property
     def form(self) -> str:
         """The form of its values in words, where they are not listed."""
-        return "" if self.kind is ValueKind.WORD else _FORMS[self.kind][2]
+        words: str = "" if self.kind is ValueKind.WORD else _FORMS[self.kind][2]
+        return words
 
     @property
     def example(self) -> str:
         """A value to try."""
-        return (*self.words, *_VALUES_TO_TRY.get(self.kind, ()))[0]
+        return self.words[0] if self.words else _VALUE_TO_TRY[self.kind]
 
     def accepts(self, value: str) -> bool:
         """True where the value has the right form; the machine's number of links is looked at when it is applied."""
