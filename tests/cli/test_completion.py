@@ -1,5 +1,6 @@
 """What a shell completes: commands, options, and the words that options take."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,80 +14,98 @@ from gpubench.model.terms.operation import DataType
 from gpubench.profiles import names
 from tests.cli.running import ROOT, environment
 
-PROGRAM = "import sys; sys.argv = ['gpubench']; from gpubench.cli.app import main; main()"
+PROGRAM = r"""
+import json, os, sys
+from gpubench.cli.app import main
+for variables in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        os.environ.update(variables)
+        sys.argv = ["gpubench"]
+        try:
+            main()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(ended.code or 0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    print("\0", end="", flush=True)
+"""
+"""Answers each of several requests in a child of its own, in which nothing has run before; the imports are shared."""
 
 
-def completions(words: str, shell: str = "bash", cwd: Path = ROOT, **variables: str) -> list[str]:
-    """What gpubench answers the completion script of a shell."""
-    asked = {"_GPUBENCH_COMPLETE": f"complete_{shell}"}
-    if shell == "bash":
-        asked |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    else:
-        asked |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+def completions(*asked: str, shell: str = "bash", cwd: Path = ROOT, **variables: str) -> list[list[str]]:
+    """What gpubench answers the completion script of a shell, for the words of each line."""
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, json.dumps([request(words, shell) for words in asked])],
         capture_output=True,
         text=True,
-        check=False,
-        env=environment(**asked, **variables),
+        check=True,
+        env=environment(**variables),
         cwd=cwd,
     )
     assert result.stderr == ""
-    return result.stdout.split()
+    return [each.split() for each in result.stdout.split("\0")[:-1]]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("gpubench topo --str", ["--strict"]),
-        ("gpubench expl", ["explain"]),
-        ("gpubench repo", ["report"]),
-        ("gpubench topo --simulate hgx-h200-", ["hgx-h200-2", "hgx-h200-4", "hgx-h200-8"]),
-        ("gpubench check --profile dgx", ["dgx-1-v100", "dgx-spark"]),
-        ("gpubench p2p --profile hgx-b", ["hgx-b200-8", "hgx-b300-8"]),
-        ("gpubench allreduce --dtype flo", ["float16", "float32", "float64"]),
-        ("gpubench allreduce -d bf", ["bfloat16"]),
-        ("gpubench allreduce --dtype float32,int", ["float32,int8", "float32,int32", "float32,int64"]),
-        ("gpubench allreduce --dtype int8,int", ["int8,int32", "int8,int64"]),
-        ("gpubench reduce --op m", ["max", "min"]),
-        ("gpubench allgather --format js", ["json", "jsonl"]),
-        ("gpubench report x.json --color a", ["auto", "always"]),
-        ("gpubench topo --exit-style n", ["nagios", "npd"]),
-        ("gpubench allreduce --algo nvls", ["nvls", "nvlstree"]),
-        ("gpubench allreduce --proto ll,s", ["ll,simple"]),
-        ("gpubench allreduce --backend h", ["host"]),
-        ("gpubench allreduce --mode l", ["latency"]),
-        ("gpubench allreduce --allocator n", ["nccl"]),
-        ("gpubench profiles show l40", ["l40s-8"]),
-        ("gpubench allreduce --sizes 1", []),
-        ("gpubench topo --simulate no-such", []),
-    ],
-)
-def test_words_are_completed(words: str, expected: list[str]) -> None:
-    assert completions(words) == expected
+def request(words: str, shell: str) -> dict[str, str]:
+    asked = {"_GPUBENCH_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        return asked | {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    return asked | {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
+COMPLETED = {
+    "gpubench topo --str": ["--strict"],
+    "gpubench expl": ["explain"],
+    "gpubench repo": ["report"],
+    "gpubench topo --simulate hgx-h200-": ["hgx-h200-2", "hgx-h200-4", "hgx-h200-8"],
+    "gpubench check --profile dgx": ["dgx-1-v100", "dgx-spark"],
+    "gpubench p2p --profile hgx-b": ["hgx-b200-8", "hgx-b300-8"],
+    "gpubench allreduce --dtype flo": ["float16", "float32", "float64"],
+    "gpubench allreduce -d bf": ["bfloat16"],
+    "gpubench allreduce --dtype float32,int": ["float32,int8", "float32,int32", "float32,int64"],
+    "gpubench allreduce --dtype int8,int": ["int8,int32", "int8,int64"],
+    "gpubench reduce --op m": ["max", "min"],
+    "gpubench allgather --format js": ["json", "jsonl"],
+    "gpubench report x.json --color a": ["auto", "always"],
+    "gpubench topo --exit-style n": ["nagios", "npd"],
+    "gpubench allreduce --algo nvls": ["nvls", "nvlstree"],
+    "gpubench allreduce --proto ll,s": ["ll,simple"],
+    "gpubench allreduce --backend h": ["host"],
+    "gpubench allreduce --mode l": ["latency"],
+    "gpubench allreduce --allocator n": ["nccl"],
+    "gpubench profiles show l40": ["l40s-8"],
+    "gpubench allreduce --sizes 1": [],
+    "gpubench topo --simulate no-such": [],
+}
+
+
+def test_words_are_completed() -> None:
+    assert dict(zip(COMPLETED, completions(*COMPLETED), strict=True)) == COMPLETED
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_answered_too(shell: str) -> None:
-    for option, expected in (
-        ("--simulate", names()),
-        ("--profile", names()),
-        ("--dtype", tuple(DataType)),
-        ("--format", tuple(each.name for each in FORMATS)),
-    ):
-        said = " ".join(completions(f"gpubench allreduce {option} ", shell))
+    known = {
+        "--simulate": names(),
+        "--profile": names(),
+        "--dtype": tuple(DataType),
+        "--format": tuple(each.name for each in FORMATS),
+    }
+    answers = completions(*(f"gpubench allreduce {option} " for option in known), shell=shell)
+    for expected, answer in zip(known.values(), answers, strict=True):
+        said = " ".join(answer)
         assert [each for each in expected if each not in said] == []
 
 
 def test_profiles_of_your_own_are_completed(tmp_path: Path) -> None:
     (tmp_path / "rack-7.toml").touch()
-    assert completions("gpubench check --profile rack", GPUBENCH_PROFILES=str(tmp_path)) == ["rack-7"]
-    assert completions("gpubench check --simulate rack", GPUBENCH_PROFILES=str(tmp_path)) == []
+    asked = ("gpubench check --profile rack", "gpubench check --simulate rack")
+    assert completions(*asked, GPUBENCH_PROFILES=str(tmp_path)) == [["rack-7"], []]
 
 
 def test_a_broken_file_of_defaults_does_not_end_completion(tmp_path: Path) -> None:
     (tmp_path / "gpubench.toml").write_text("timeout = ")
-    assert completions("gpubench topo --form", cwd=tmp_path) == ["--format"]
+    assert completions("gpubench topo --form", cwd=tmp_path) == [["--format"]]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
