@@ -13,8 +13,9 @@ from gpubench.jobs import check
 from gpubench.jobs.check import ChildCommands, Depth, measured
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
-from tests.cli.running import gpubench, mpirun
+from tests.cli.running import gpubench
 from tests.formats.schema import VALIDATOR
+from tests.mpi import kept
 
 DOWN = ("--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12")
 MOST_LINES = 12
@@ -93,7 +94,7 @@ def test_without_a_gpu_it_shows_the_machine_and_passes_nothing() -> None:
 
 @pytest.mark.mpi
 def test_under_mpirun_the_first_rank_answers() -> None:
-    result = mpirun(2)
+    result = kept.mpirun(2)
     if "GPUs:" in result.stdout:
         pytest.skip("this machine has GPUs")
     assert result.returncode == 0

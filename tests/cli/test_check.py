@@ -20,8 +20,9 @@ from gpubench.jobs.check import GPU_SIZES, ChildCommands, Depth, measured
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from gpubench.model.results.report import FINDING_COLUMNS
-from tests.cli.running import environment, gpubench, mpirun
+from tests.cli.running import environment, gpubench
 from tests.formats.schema import VALIDATOR
+from tests.mpi import kept
 
 
 def checked(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -170,13 +171,13 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
 
 @pytest.mark.mpi
 def test_ranks_of_a_launcher_check_their_host_together() -> None:
-    result = mpirun(2, "check", "--profile", "host", "--format", "json")
+    result = kept.mpirun(2, "check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), result.stderr
     assert (len(document["rows"]), document["rows"][0]["ranks"]) == (3, 2)
     assert all(row["ci95_percent"] is not None for row in document["rows"]), "as gpubench check alone times them"
     assert [row["scope"] for row in document["verdicts"]].count("node") == 1
-    quick = mpirun(2, "check", "--quick", "--profile", "host")
+    quick = kept.mpirun(2, "check", "--quick", "--profile", "host")
     assert (quick.returncode, "PASS: " in quick.stdout) == (0, True)
 
 

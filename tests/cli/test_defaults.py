@@ -18,7 +18,8 @@ from gpubench.formats.presentation import Presentation
 from gpubench.hardware.launch import find_launcher
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.jobs.rank import AgreedError, agree_on_defaults
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment, gpubench, mpirun
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment, gpubench
+from tests.mpi import kept
 
 T = TypeVar("T")
 MACHINE = ("--simulate", "hgx-h200-4")
@@ -268,7 +269,7 @@ def test_outputs_and_looks_may_differ_between_ranks() -> None:
 @pytest.mark.mpi
 def test_ranks_that_gpubench_starts_get_its_options_once(tmp_path: Path) -> None:
     (tmp_path / "gpubench.toml").write_text('output = "result.json"\nformat = "json"\nbackend = "host"\niters = 3\n')
-    result = gpubench("allreduce", cwd=tmp_path, env=environment(GPUBENCH_SIZES="1K:2K"))
+    result = kept.gpubench("allreduce", cwd=tmp_path, env=environment(GPUBENCH_SIZES="1K:2K"))
     found = json.loads(result.stdout)
     assert {row["size_bytes"] for row in found["rows"]} == {1024, 2048}
     assert found["metadata"]["options"]["iters"] == 3
@@ -299,7 +300,7 @@ def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
 @pytest.mark.mpi
 def test_ranks_of_an_mpirun_have_the_defaults_of_their_environment() -> None:
     run = ("allreduce", "--backend", "host", "--iters", "3", "--format", "json")
-    result = mpirun(2, *run, env=environment(GPUBENCH_SIZES="1K"))
+    result = kept.mpirun(2, *run, env=environment(GPUBENCH_SIZES="1K"))
     assert {row["size_bytes"] for row in json.loads(result.stdout)["rows"]} == {1024}
 
 

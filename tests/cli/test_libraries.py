@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import environment, gpubench, mpirun
+from tests.cli.running import environment, gpubench
 from tests.fakes.shared_objects import wheel
 from tests.formats.schema import VALIDATOR
+from tests.mpi import kept
 
 
 def test_this_environment(tmp_path: Path) -> None:
@@ -65,6 +66,6 @@ def test_replay_and_record_exclude_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_every_node_is_read_once_under_mpirun() -> None:
-    result = mpirun(2, "libraries", "--format", "csv")
+    result = kept.mpirun(2, "libraries", "--format", "csv")
     assert result.returncode == 0, result.stderr
     assert sum(line.split(",")[1] == "mpi4py" for line in result.stdout.splitlines()) == 1

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from tests.cli.running import environment, gpubench, mpirun
+from tests.cli.running import environment, gpubench
 from tests.formats.schema import VALIDATOR
+from tests.mpi import kept
 
 
 def rows(*arguments: str) -> list[dict[str, str]]:
@@ -112,7 +113,7 @@ def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> No
 
 @pytest.mark.mpi
 def test_a_launcher_is_told_that_it_is_not_needed() -> None:
-    result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
+    result = kept.mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
     assert result.returncode == 2
     assert (result.stderr + result.stdout).count("the same without the launcher") == 1
 
