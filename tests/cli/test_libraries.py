@@ -36,11 +36,11 @@ def two_nccls(tmp_path: Path) -> dict[str, str]:
 
 
 def test_two_nccls_are_a_finding_and_strict_fails(tmp_path: Path) -> None:
-    outer = two_nccls(tmp_path)
-    result = gpubench("libraries", "-q", env=outer)
+    folder = str(tmp_path / "recording")
+    result = gpubench("libraries", "-q", "--record", folder, env=two_nccls(tmp_path))
     assert result.returncode == 0, result.stderr
     assert "WARN nccl-versions-differ: NCCL 2.27.3 and 2.28.9" in result.stdout
-    assert gpubench("libraries", "-q", "--strict", env=outer).returncode == 1
+    assert gpubench("libraries", "-q", "--strict", "--replay", folder).returncode == 1
 
 
 def test_a_recording_of_topo_holds_them(tmp_path: Path) -> None:
