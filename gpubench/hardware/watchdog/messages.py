@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -374,7 +375,7 @@ class ChannelSender:
 
     def error(self, error: "GpubenchError") -> None:
         """Send the error that ends this rank."""
-        self._send({"kind": "error", "error": error.to_record()})
+        self._send({"kind": "error", "error": error.to_record(), "at_seconds": time.monotonic()})
 
     def lost(self, lost: "LostRank") -> None:
         """Send a rank that ended without an error of its own."""

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -234,7 +233,7 @@ class _LaunchedJob:
     def __init__(self, presenter: "Presenter", job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
         self._presenter, self._job, self._take_back = presenter, job, take_back
         self._error: GpubenchError | None = None
-        self._heard_of_error = 0.0
+        self._error_at = 0.0
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
         self._kept_lines: list[str] = []
@@ -265,7 +264,7 @@ class _LaunchedJob:
         """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
         if self._presenter.report is None:
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
-            killed = killed_before(self._lost, self._heard_of_error)
+            killed = killed_before(self._lost, self._error_at)
             raise self._died() if killed is not None or self._error is None else self._error
         first = first_lost(self._lost)
         after = self._error or (first.error("") if first is not None else None)
@@ -305,7 +304,7 @@ class _LaunchedJob:
             state = RankState.from_record(message["state"])
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
-            self._error, self._heard_of_error = GpubenchError.from_record(message["error"]), time.monotonic()
+            self._error, self._error_at = GpubenchError.from_record(message["error"]), message["at_seconds"]
 
     def _row_of(self, record: Mapping[str, Any]) -> "Row":
         if self._is_overlap:

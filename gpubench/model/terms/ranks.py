@@ -293,19 +293,15 @@ def first_lost(every: Iterable[LostRank]) -> LostRank | None:
     return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
 
 
-_SECONDS_TO_SEE_A_LOSS = 0.5
-"""Of a watchdog on a busy host. A launcher that ends the other ranks by SIGKILL first waits a second or longer."""
-
-
 def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | None:
-    """The rank whose death an error of another rank, heard of `at_seconds`, came of; None where none had died by then.
+    """The rank whose death came before the error that another rank told of `at_seconds`; None where none had died.
 
-    Under MPS the death of a rank breaks CUDA for the others on its GPU, and they say so before its watchdog may have.
+    Under MPS the death of a rank breaks CUDA for the others on its GPU. After an error the launcher kills the others.
     """
     first = first_lost(every)
     if first is None or first.exited or first.asked_to_end:
         return None
-    return first if first.at_seconds < at_seconds + _SECONDS_TO_SEE_A_LOSS else None
+    return first if first.at_seconds < at_seconds else None
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:

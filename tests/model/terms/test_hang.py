@@ -159,11 +159,11 @@ def test_of_ranks_that_were_lost_the_first_counts_but_one_that_was_asked_to_end_
 
 
 def test_an_error_of_another_rank_came_of_a_death_before_it() -> None:
-    """Under MPS the others on its GPU say that CUDA broke; a launcher kills who stays, a second after an error."""
+    """Under MPS the others on its GPU say that CUDA broke; after an error the launcher kills the others."""
     killed = LostRank(state(0), 7.0, 9)
     assert killed_before([LostRank(state(1), 6.9, 0x300), killed], 7.1) is None, "an exit was before"
-    assert killed_before([killed], 6.9) is killed is killed_before([killed], 9.0)
-    assert killed_before([killed], 5.9) is None
+    assert killed_before([killed], 7.1) is killed
+    assert killed_before([killed], 6.9) is None
     assert killed_before([LostRank(state(0), 7.0, 15)], 7.1) is None
     assert killed_before([], 7.1) is None
 
