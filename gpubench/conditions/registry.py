@@ -8,6 +8,7 @@ from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.failures import HARDWARE_ERRORS, NCCL_DIAGNOSTICS, NCCL_START, NCCL_TRANSFERS
 from gpubench.conditions.gpu import CONTENTION, GPU
 from gpubench.conditions.gpudirect import GPUDIRECT
+from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.measured import MEASURED
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.mpi import MPI
@@ -45,6 +46,7 @@ FAMILIES: tuple[Family, ...] = (
     MEASURED,
     NCCL_DIAGNOSTICS,
     HARDWARE_ERRORS,
+    HANGS,
     NCCL_TRANSFERS,
     NCCL_START,
 )

@@ -91,6 +91,7 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
             "files_without_nccl": sum(not file.nccl_lines for file in files),
             "lines": facts.lines,
             "nccl_lines": facts.nccl_lines,
+            "dumps": len(facts.records),
             "warnings": {each.text: each.count for each in facts.complaints if each.processes},
         },
         source=", ".join(_names(plan.logs)),

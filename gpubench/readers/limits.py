@@ -94,6 +94,9 @@ MOST_LOG_SECONDS = 600.0
 MOST_BYTES_WITHOUT_LINE_END = 2**26
 """NCCL formats a line in 1,024 bytes. What has no end in 64 MiB is no log: /dev/zero, or zeros in a gzip."""
 
+MOST_DUMP_BYTES = 2**26
+"""Of what one rank recorded: 2,000 calls with their frames take four megabytes."""
+
 MOST_LOG_RANKS = 2**18
 """Of a communicator; the largest clusters known have some 100,000 GPUs."""
 

@@ -21,11 +21,15 @@ HELP = HelpPage(
         ("Read the logs", "gpubench explain /tmp/nccl.*.log"),
         ("Write the paths as CSV", "gpubench explain logs/ --output paths.csv"),
         ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
+        ("Find the rank that hangs, in PyTorch's dumps", "gpubench explain dumps/"),
         ("Fail if any path is in doubt", "gpubench explain logs/ --strict"),
     ),
     """
 Any program that uses NCCL writes such logs (PyTorch, nccl-tests, ...). One log of all ranks together, as mpirun or srun
 collects it, works too, and so does gzip. NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING adds more about the causes.
+
+It also reads dumps of PyTorch's Flight Recorder (TORCH_NCCL_DUMP_ON_TIMEOUT=1; one a rank, named after it) and answers
+of NCCL's RAS (ncclras -v, as text or JSON), and names the rank that keeps the others waiting.
 
 If a log is incomplete, a WARN says what is missing, and the result is about the rest.
 

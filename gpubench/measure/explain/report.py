@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpubench.conditions.definition.condition import Complained, joined
 from gpubench.conditions.registry import CAUSES, CONDITIONS
+from gpubench.measure.explain.hangs import hangs_of
 from gpubench.measure.explain.pairs import (
     Examples,
     JobSummary,
@@ -21,9 +22,11 @@ from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts,
 from gpubench.model.paths.transport import MULTICAST
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.fallback import (
+    HANGS_SECTION,
     PATHS_SECTION,
     CommunicatorRow,
     Explanation,
+    HangRow,
     MemberRow,
     PathRow,
     TransportRow,
@@ -183,7 +186,17 @@ def _expected(explanation: Explanation, staged: StagedPaths) -> str:
 def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str]) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
         yield from said_without_connections(facts)
-        yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
+        if facts.nccl_lines or not (facts.records or facts.ras):
+            yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
+        if len(facts.records) == 1 and not facts.ras:
+            yield _doubt(
+                "ranks-missing",
+                _listed(logs),
+                f"the dump of rank {facts.records[0].rank} alone",
+                "a dump of every rank",
+                "the other ranks write theirs on their own nodes, or died before",
+                "gpubench explain FOLDER. Collect the dumps of all ranks in one folder",
+            )
     else:
         yield from _unknown_transports(summary.parts)
         yield from _missing(facts, summary.parts)
@@ -411,11 +424,12 @@ def _numbers(numbers: Sequence[int]) -> str:
     return some_of(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
 
-SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", FINDINGS_SECTION)
+SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", HANGS_SECTION, FINDINGS_SECTION)
 
 
 def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) -> Report:
     """The report on a job; `logs` are the names of the files that were read, `tables` those that hold results."""
+    facts = replace(facts, hangs=hangs_of(facts.records, facts.ras))
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
     findings = findings_of(facts, summary, logs, tables)
@@ -425,8 +439,10 @@ def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) ->
         "transports": Table(TransportRow.columns(), lambda: [row for each in summary.parts for row in each.transports]),
         "communicators": Table(CommunicatorRow.columns(), lambda: communicator_rows(summary)),
         "members": Table(MemberRow.columns(), lambda: member_rows(facts)),
+        HANGS_SECTION: Table(HangRow.columns(), lambda: hang_rows(facts)),
     }
-    heard = [Verdict.PASS] if any(part.pairs for part in summary.parts) else []
+    was_told = facts.records or facts.ras or any(part.pairs for part in summary.parts)
+    heard = [Verdict.PASS] if was_told else []
     verdict = overall([*heard, *(finding.severity for finding in findings)])
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PATHS_SECTION)
 
@@ -509,6 +525,21 @@ def communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
             missing_ranks=communicator.missing_ranks,
             pairs=part.pairs,
             candidates=communicator.candidates,
+        )
+
+
+def hang_rows(facts: LogFacts) -> Iterator[HangRow]:
+    """The collectives that did not end, root causes first."""
+    for each in facts.hangs:
+        yield HangRow(
+            group=each.group,
+            ranks=each.ranks,
+            reason=each.reason.value,
+            operation=each.operation,
+            theirs=each.theirs,
+            place=each.place,
+            since=each.since,
+            waiting=each.waiting,
         )
 
 

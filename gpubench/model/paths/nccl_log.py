@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
+from gpubench.model.paths.hang import Hang, RankRecord, RasCommunicator
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
 
 MOST_CHANNELS = 1024
@@ -336,7 +337,8 @@ class LogFacts:
     healthy jobs too. `gpu_models` are those of the ranks where a program says so, `listed_models` others in the same
     text, maybe of another machine. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
     connections that were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files`
-    are those that end before their end, `limits` those behind which something was left unread.
+    are those that end before their end, `limits` those behind which something was left unread. `records` are dumps of
+    PyTorch's Flight Recorder, `ras` answers of NCCL's RAS, `hangs` what these show together.
     """
 
     versions: tuple[str, ...] = ()
@@ -356,3 +358,6 @@ class LogFacts:
     left_out: int = 0
     cut_files: tuple[str, ...] = ()
     limits: tuple[ReachedLimit, ...] = ()
+    records: tuple[RankRecord, ...] = ()
+    ras: tuple[RasCommunicator, ...] = ()
+    hangs: tuple[Hang, ...] = ()

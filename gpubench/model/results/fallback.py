@@ -262,6 +262,23 @@ class PathRow(Record):
     cause: str | None  #: id of the cause where host_staged
 
 
+HANGS_SECTION = "hangs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangRow(Record):
+    """A collective that did not end, and the ranks that keep the others waiting."""
+
+    group: str  #: the process group, or the communicator's hash
+    ranks: tuple[str, ...]  #: the ranks to blame; host and process where they are known
+    reason: str  #: what is wrong with them: did not join, called something else, left early, is dead, is slow, ...
+    operation: str  #: what the others called: its number in the group, size and data type
+    theirs: str  #: what the ranks to blame called instead or last, with its line
+    place: str  #: the line of the program where the others called it
+    since: str  #: when the others called it, UTC; empty where it is not known
+    waiting: int  #: ranks that wait
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRow(Record):
     """Pairs of a communicator that are connected alike."""

@@ -251,7 +251,8 @@ def _machine(metadata: Metadata, report: Report) -> str:
     if not names and any(not row.gpus and not row.failures for row in report.rows("nodes", NodeRow)):
         return "no GPU"
     if not names:
-        return _job(report)
+        dumps = metadata.options.get("dumps")
+        return _job(report) or (f"no collective hangs in the dumps of {counted(dumps, 'rank')}" if dumps else "")
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
     gpus = ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())

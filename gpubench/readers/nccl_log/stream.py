@@ -12,17 +12,21 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from gpubench.errors import UsageError
 from gpubench.model.paths.nccl_log import LogFacts, channel_code
 from gpubench.readers import limits
 from gpubench.readers.documents import SilentPipeError, opened, unreadable
+from gpubench.readers.hangs import ras, recorder
 from gpubench.readers.limits import ReachedLimits
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.lines import INFO, NAMELESS, cleaned, parse_channel, parse_head, without_colors
 from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, OwnGpu, may_be_noted, parse_failed_call
+
+if TYPE_CHECKING:
+    from gpubench.model.paths.hang import RankRecord, RasCommunicator
 
 _MOST_LINES = 2**16
 _TIMES_REPEATED = 4
@@ -125,6 +129,8 @@ class NcclLogReader:
         self._other_lines = 0
         self._unreadable = 0
         self._left_out = 0
+        self.records: list[RankRecord] = []
+        self.ras: list[RasCommunicator] = []
 
     @property
     def nccl_lines(self) -> int:
@@ -198,6 +204,8 @@ class NcclLogReader:
             left_out=self._left_out,
             cut_files=cut_files,
             limits=self.reached.found(),
+            records=tuple(self.records),
+            ras=tuple(self.ras),
         )
 
     def _read_lines(self, block: bytes) -> None:
@@ -562,11 +570,32 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
                 next_step=f"{unpacker} {name} | gpubench explain -",
             )
     if not magic.startswith(_GZIP):
+        if _is_of_hang(reader, stream, name):
+            return False
         reader.read(_Metered(stream, meter))
         return False
     unpacked = _Gunzipped(_Metered(stream, meter))
     reader.read(unpacked)
     return unpacked.is_damaged
+
+
+def _is_of_hang(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
+    """Read a dump of Flight Recorder, or an answer of RAS; False of any other file."""
+    beginning = stream.peek()
+    if recorder.recognises(beginning):
+        reader.records.append(recorder.read(_whole(stream, name), name))
+    elif ras.recognises(beginning):
+        reader.ras.extend(ras.read(_whole(stream, name), name))
+    else:
+        return False
+    return True
+
+
+def _whole(stream: io.BufferedReader, name: str) -> bytes:
+    data = stream.read(limits.MOST_DUMP_BYTES + 1)
+    if len(data) > limits.MOST_DUMP_BYTES:
+        raise UsageError(f"{name} has more than {limits.MOST_DUMP_BYTES} bytes", expected="the dump of one rank")
+    return data
 
 
 class _Gunzipped:

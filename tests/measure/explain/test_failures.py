@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
@@ -236,7 +237,10 @@ DOUBTS = (
     *("pcie-error-doubt", "network-link-down"),
     *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
-WITHOUT_LINES = {"nccl-init-unfinished", "mnnvl-unused", "nccl-nics-differ", "rdma-nic-not-opened"}
+WITHOUT_LINES = {
+    *("nccl-init-unfinished", "mnnvl-unused", "nccl-nics-differ", "rdma-nic-not-opened"),
+    *(each.id for each in HANGS.conditions),
+}
 
 
 def test_every_condition_that_ends_a_job_is_planted() -> None:

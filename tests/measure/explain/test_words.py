@@ -50,19 +50,18 @@ def test_multicast_groups_that_are_used_up_are_not_memory_that_is(text: str) -> 
     assert "NCCL_NVLS_ENABLE" in report.findings[0].next_command
 
 
-def staged(**more: object) -> Job:
-    return replace(Job(via=via(inside="SHM/direct/direct")), **more)
+STAGED = Job(via=via(inside="SHM/direct/direct"))
 
 
 def test_the_refusal_of_several_pairs_is_one_finding() -> None:
     notes = {rank: [f"P2P not supported between GPU{rank % 2} and GPU{1 - rank % 2}"] for rank in range(4)}
-    report = report_of(*staged(notes_of=notes).logs())
+    report = report_of(*replace(STAGED, notes_of=notes).logs())
     assert [each.cause.partition(":")[0] for each in report.findings] == ["gpu-without-pcie-p2p"]
 
 
 def test_vllm_says_that_the_driver_refuses_peer_access() -> None:
     line = "WARNING Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.\n"
-    report = report_of(*staged().logs(), line)
+    report = report_of(*STAGED.logs(), line)
     assert report.verdict is Verdict.WARN
     assert report.findings[0].cause.startswith("gpu-without-pcie-p2p: ")
 

@@ -1,0 +1,101 @@
+"""Conditions of ranks that keep others waiting: only dumps of Flight Recorder and answers of RAS show them."""
+
+from collections.abc import Callable, Iterator
+
+from gpubench.conditions.definition.condition import Condition, Family, Sighting, joined, nothing_in_facts
+from gpubench.model.paths.hang import HangReason
+from gpubench.model.paths.nccl_log import LogFacts
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict
+
+
+def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
+    """Finds collectives that did not end for one of these reasons."""
+
+    def find(facts: LogFacts) -> Iterator[Sighting]:
+        for each in facts.hangs:
+            if each.reason in reasons:
+                theirs = f": {each.theirs}" if each.theirs else ""
+                operation = f"; {counted(each.waiting, 'rank')} in {each.operation}" if each.operation else ""
+                place = f" at {each.place}" if each.place else ""
+                since = f" since {each.since} UTC" if each.since else ""
+                yield Sighting(
+                    subject=joined(each.ranks),
+                    names=each.ranks,
+                    seen=f"{each.reason.value}{theirs}{operation}{place}{since}",
+                    severity=None if each.is_sure else Verdict.WARN,
+                )
+
+    return find
+
+
+def _hang(
+    id_: str, title: str, *reasons: HangReason, likely: str, cure: str, expected: str = "the same call on all ranks"
+) -> Condition:
+    return Condition(
+        id=id_,
+        title=title,
+        detection="dumps of PyTorch's Flight Recorder, one of every rank, or answers of NCCL's RAS",
+        expected=expected,
+        likely=likely,
+        cure=cure,
+        link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
+        look=nothing_in_facts,
+        in_job=_hanging(*reasons),
+    )
+
+
+HANGS = Family.of(
+    "hangs",
+    "Ranks that keep the others waiting",
+    _hang(
+        "rank-calls-other",
+        "A rank called another collective, size, data type or order than the others of its group",
+        HangReason.TYPE,
+        HangReason.ORDER,
+        HangReason.SIZE,
+        HangReason.DTYPE,
+        HangReason.UNKNOWN,
+        likely="a branch of the program that ranks take differently, or data of different sizes",
+        cure="export TORCH_DISTRIBUTED_DEBUG=DETAIL. PyTorch then compares the calls of all ranks before it makes them",
+    ),
+    _hang(
+        "rank-is-gone",
+        "A rank is dead, left early, or does not answer, and the others wait for it",
+        HangReason.DEAD,
+        HangReason.LEFT,
+        HangReason.SILENT,
+        likely="a process that was killed, ended or stopped; without a dump it may also have written it elsewhere",
+        cure="dmesg -T | grep -i -E 'oom|xid'. Run it on the node of this rank, and look at the end of its output",
+    ),
+    _hang(
+        "rank-did-not-join",
+        "A rank did not call the collective that the others wait in",
+        HangReason.ABSENT,
+        likely="the program of this rank is busy or stuck outside of collectives: data loading, a lock, a checkpoint",
+        cure="py-spy dump --pid PID. Run it on this rank: it shows the line where it is",
+    ),
+    _hang(
+        "collective-stuck",
+        "All ranks of a group wait in the same collective",
+        HangReason.TOGETHER,
+        expected="a collective that ends",
+        likely="the network or a GPU: the ranks agree on the call",
+        cure="gpubench check. Run it on the nodes of the job; mpirun gpubench scan names a bad node or link",
+    ),
+    _hang(
+        "rank-waits-elsewhere",
+        "A rank waits in a collective of another group",
+        HangReason.ELSEWHERE,
+        likely="the other group's hang is the cause; where each waits for the other, they call groups in another order",
+        cure="call collectives of different groups in the same order on all ranks",
+    ),
+    _hang(
+        "rank-is-slow",
+        "A rank came to a collective much later than the others",
+        HangReason.SLOW,
+        expected="ranks that come together",
+        likely="more work on this rank (data loading, a checkpoint, logging), or a slow GPU or host",
+        cure="gpubench check. Run it on this rank's node; py-spy record shows what the program does",
+    ),
+)

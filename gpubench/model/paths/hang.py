@@ -1,0 +1,90 @@
+"""What ranks recorded of their collectives, and who keeps the others waiting."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One collective as a rank called it. `place` is the line of the program, empty where it was not recorded.
+
+    `sequence` counts the collectives of the group from 1. `called_ns` is the rank's clock.
+    """
+
+    group: str
+    sequence: int
+    operation: str
+    sizes: tuple[tuple[int, ...], ...] = ()
+    types: tuple[str, ...] = ()
+    done: bool = False
+    called_ns: int = 0
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """A rank's dump of PyTorch's Flight Recorder: its calls, and the ranks of the groups where it lists them."""
+
+    rank: int
+    calls: tuple[RecordedCall, ...]
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RasRank:
+    """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it."""
+
+    rank: int
+    host: str = ""
+    pid: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    left: bool = False
+    silent: bool = False
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RasCommunicator:
+    """A communicator in an answer of NCCL's RAS: the ranks that it names, of `size`."""
+
+    id: str
+    size: int | None
+    ranks: tuple[RasRank, ...]
+
+
+class HangReason(StrEnum):
+    """What is wrong with the ranks that keep others waiting."""
+
+    ABSENT = "did not join"
+    TYPE = "called something else: another operation"
+    ORDER = "called something else: in another order"
+    SIZE = "called something else: another size"
+    DTYPE = "called something else: another data type"
+    LEFT = "left early"
+    DEAD = "is dead, or left no dump"
+    ELSEWHERE = "waits in another group"
+    SILENT = "does not answer: stopped, or stuck outside NCCL"
+    SLOW = "is slow"
+    TOGETHER = "everybody waits in the same operation"
+    UNKNOWN = "cannot tell which rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A collective that did not end: in which group, what it is, who is to blame and why.
+
+    `operation` has the type, the size and the data type that the waiting ranks called, `theirs` what the blamed ranks
+    did instead or last. `since` is a time in UTC by a waiting rank's clock, empty where it is not known. `is_sure` is
+    False where a job that makes progress may look like this for a moment.
+    """
+
+    group: str
+    reason: HangReason
+    ranks: tuple[str, ...]
+    waiting: int
+    operation: str
+    place: str = ""
+    theirs: str = ""
+    since: str = ""
+    is_sure: bool = True

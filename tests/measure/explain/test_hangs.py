@@ -1,0 +1,192 @@
+"""Who hangs, from dumps that four ranks of PyTorch 2.13 with gloo wrote while one of them had a fault, and from RAS.
+
+In tests/dumps the frames are cut to three and their paths are made up; all else is as PyTorch wrote it.
+"""
+
+import io
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpubench.errors import UsageError
+from gpubench.measure.explain.hangs import hangs_of
+from gpubench.measure.explain.report import explain
+from gpubench.model.paths.hang import HangReason, RankRecord, RecordedCall
+from gpubench.model.results.report import Report
+from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.hangs import ras, recorder
+from gpubench.readers.nccl_log.stream import NcclLogReader, read_logs
+from tests.measure.explain.test_report import ids, rows
+
+DUMPS = Path(__file__).parents[2] / "dumps"
+
+
+def report_of(*paths: Path) -> Report:
+    reader = NcclLogReader()
+    read_logs([str(path) for path in paths], reader, io.BytesIO())
+    return explain(reader.facts(), ["dumps"])
+
+
+@pytest.mark.parametrize(
+    ("plant", "verdict", "id_", "ranks", "reason"),
+    [
+        ("never", Verdict.FAIL, "rank-did-not-join", ("rank 1",), HangReason.ABSENT),
+        ("left", Verdict.FAIL, "rank-did-not-join", ("rank 1",), HangReason.ABSENT),
+        ("other", Verdict.FAIL, "rank-calls-other", ("rank 2",), HangReason.TYPE),
+        ("size", Verdict.FAIL, "rank-calls-other", ("rank 2",), HangReason.SIZE),
+        ("dtype", Verdict.FAIL, "rank-calls-other", ("rank 2",), HangReason.DTYPE),
+        ("dead", Verdict.FAIL, "rank-is-gone", ("rank 1",), HangReason.DEAD),
+        ("slow", Verdict.WARN, "rank-is-slow", ("rank 1",), HangReason.SLOW),
+    ],
+)
+def test_the_rank_and_the_reason_are_named(
+    plant: str, verdict: Verdict, id_: str, ranks: tuple[str, ...], reason: HangReason
+) -> None:
+    report = report_of(DUMPS / plant)
+    assert (report.verdict, ids(report)) == (verdict, [id_])
+    assert report.findings[0].subjects == ranks
+    (row,) = rows(report, "hangs")
+    assert (row["ranks"], row["reason"]) == (ranks, reason.value)
+    assert str(row["operation"]).startswith("all_reduce number ")
+    # As JSON, PyTorch writes no frames.
+    assert str(row["place"]).startswith("/home/user/train.py:" if plant != "other" else "")
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
+    report = report_of(DUMPS / "groups")
+    assert ids(report) == ["rank-waits-elsewhere"] * 2
+    assert {each.subject for each in report.findings} == {"rank 0", "rank 1"}
+
+
+def test_dumps_of_a_healthy_job_name_nobody() -> None:
+    report = report_of(DUMPS / "healthy")
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+def test_the_dump_of_one_rank_alone_is_a_doubt() -> None:
+    assert ids(report_of(DUMPS / "healthy" / "rank_0")) == ["ranks-missing"]
+
+
+def call(operation: str, sequence: int = 1, size: int = 8, *, done: bool = False) -> RecordedCall:
+    return RecordedCall("0", sequence, operation, ((size,),), ("Float",), done)
+
+
+def record(rank: int, *calls: RecordedCall) -> RankRecord:
+    return RankRecord(rank, calls, {"0": (0, 1, 2)})
+
+
+def reasons(*records: RankRecord) -> list[tuple[HangReason, tuple[str, ...]]]:
+    return [(each.reason, each.ranks) for each in hangs_of(records, ())]
+
+
+def test_everybody_in_the_same_operation_is_nobodys_fault() -> None:
+    everybody = tuple(f"rank {rank}" for rank in range(3))
+    assert reasons(*(record(rank, call("all_reduce")) for rank in range(3))) == [(HangReason.TOGETHER, everybody)]
+
+
+def test_sizes_count_only_where_all_ranks_have_the_same() -> None:
+    for operation, expected in (
+        ("all_reduce", [(HangReason.SIZE, ("rank 2",))]),
+        ("all_to_all", [(HangReason.TOGETHER, ("rank 0", "rank 1", "rank 2"))]),
+    ):
+        calls = [record(rank, call(operation, size=8 + (rank == 2))) for rank in range(3)]
+        assert reasons(*calls) == expected
+
+
+def test_a_rank_that_calls_two_operations_in_another_order_is_told_so() -> None:
+    others = [record(rank, call("all_reduce"), call("broadcast", 2)) for rank in range(2)]
+    assert reasons(*others, record(2, call("broadcast"))) == [(HangReason.ORDER, ("rank 2",))]
+
+
+def test_a_call_that_ended_elsewhere_is_not_waited_for() -> None:
+    ahead = [record(rank, call("all_reduce", done=True), call("all_reduce", 2)) for rank in range(2)]
+    assert reasons(*ahead, record(2, call("all_reduce"))) == [(HangReason.ABSENT, ("rank 2",))]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("/tmp/executed-by-a-pickle"),)
+
+
+@pytest.mark.parametrize(
+    ("data", "seen"),
+    [
+        (pickle.dumps({"entries": [Evil()]}), "which is no plain data"),
+        (pickle.dumps({"entries": [{}]}), "no dump that can be read"),
+        (pickle.dumps([1]), "no dump that can be read"),
+        (pickle.dumps({"entries": []})[:-3], "no dump that can be read"),
+        (b'{"entries": [', "no dump that can be read"),
+    ],
+)
+def test_a_dump_holds_plain_data_only(data: bytes, seen: str) -> None:
+    with pytest.raises(UsageError, match=seen):
+        recorder.read(data, "rank_0")
+    assert not Path("/tmp/executed-by-a-pickle").exists()
+
+
+RAS_TEXT = b"""NCCL version 2.28.9 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         4         4         4   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  3 ranks have launched up to operation 6650
+  1 ranks have launched up to operation 6649
+  Rank 2 -- GPU 2 managed by process 483074 on node 172.16.64.210
+"""
+RAS_DEAD = b"""NCCL version 2.28.9 compiled with CUDA 13.0
+
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213
+"""
+RAS_JSON = b"""{"nccl_version": "2.29.1", "communicators_count": 1, "communicators": [{"hash": "0xae", "size": 3,
+"ranks": [{"rank": 0, "host": "a", "pid": 1, "status": {"finalize_called": false, "destroy_flag": false,
+"abort_flag": false}, "collective_counts": {"AllReduce": 5}}, {"rank": 1, "host": "a", "pid": 2, "status":
+{"finalize_called": false, "destroy_flag": false, "abort_flag": false}, "collective_counts": {"AllReduce": 4}}],
+"missing_ranks": [{"rank": 2, "host": "b", "pid": 3, "status": {"unresponsive": true, "considered_dead": false}}]}]}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RAS_TEXT, [(HangReason.ABSENT, "rank 2 (172.16.64.210:483074)", "AllReduce number 6650", False)]),
+        (RAS_DEAD, [(HangReason.DEAD, "rank 21 (172.16.64.213:3487984)", "", True)]),
+        (
+            RAS_JSON,
+            [
+                (HangReason.SILENT, "rank 2 (b:3)", "", True),
+                (HangReason.ABSENT, "rank 1 (a:2)", "AllReduce number 5", False),
+            ],
+        ),
+    ],
+)
+def test_an_answer_of_ras_names_the_rank(text: bytes, expected: list[tuple[HangReason, str, str, bool]]) -> None:
+    """The texts are made up in the form of NCCL's documentation and source."""
+    assert ras.recognises(text)
+    found = hangs_of((), ras.read(text, "ras"))
+    assert [(each.reason, each.ranks[0], each.operation, each.is_sure) for each in found] == expected
+
+
+def test_two_answers_of_ras_tell_a_hang_from_progress() -> None:
+    (first,) = ras.read(RAS_TEXT, "ras")
+    assert [each.is_sure for each in hangs_of((), (first, first))] == [True]
+    assert hangs_of((), (first, replace(first, ranks=first.ranks[:1]))) == ()
