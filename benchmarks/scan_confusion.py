@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--rails", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--noise", type=float, default=NOISE)
     parser.add_argument("--dips", type=float, default=DIPS)
     parser.add_argument("--leaf", type=int, default=32, help="nodes a leaf; 0: leaves are not known")
@@ -78,7 +79,10 @@ def main() -> None:
     )
     print(f"{arguments.seeds} runs a line; simulated")
     print(f"{'kind':<16} loss  planted  named so  named as another kind            missed   falsely a run   s a run")
-    for kind in (*("nothing", "NIC or cable", "node", "rail of a leaf", "uplink", "node gone", "node hangs"), *INSIDE):
+    for kind in (
+        *("nothing", "NIC or cable", "node", "rail of a leaf", "leaf", "uplink", "node gone", "node hangs"),
+        *INSIDE,
+    ):
         if not kind.startswith(arguments.only):
             continue
         sized = kind not in ("nothing", "node gone", "node hangs")
@@ -91,7 +95,7 @@ def _counted(kind: str, loss: float, arguments: argparse.Namespace) -> Counts:
     nodes, rails, size = arguments.nodes, arguments.rails, arguments.leaf
     leaves = tuple(f"leaf{node // size}" if size else None for node in range(nodes))
     fabric = ScanFabric(tuple(f"node{node}" for node in range(nodes)), rails, leaves)
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
         planted = _plant(kind, loss, fabric, random.Random(f"plant{seed}"), arguments)
         start = time.monotonic()
         course = scan(fabric, seed, SimulatedRounds(fabric, planted.model, seed), quick=False, keep=lambda *_: None)
@@ -176,6 +180,9 @@ def _plant(kind: str, loss: float, fabric: ScanFabric, source: random.Random, ar
         dies, hangs = (rounds, {}) if kind == "node gone" else ({}, rounds)
         return Planted(PartKind(kind), places, SimulatedFabric(USUAL_GB_S, dies=dies, hangs=hangs, **given))
     leaf, rail = source.choice([each for each in fabric.leaves if each is not None]), source.choice(rails)
+    if kind == "leaf":
+        slow = {(leaf, each): left for each in rails}
+        return Planted(PartKind.LEAF, {(leaf, None): None}, SimulatedFabric(USUAL_GB_S, leaf_rails=slow, **given))
     places = {(leaf, rail): None}
     if kind == "uplink":
         return Planted(PartKind.UPLINK, places, SimulatedFabric(USUAL_GB_S, uplinks={(leaf, rail): left}, **given))

@@ -245,7 +245,7 @@ def test_two_leaves_of_which_the_uplink_is_slow_are_said_to_be_slow_between() ->
 @pytest.mark.parametrize(
     ("nodes", "faults", "said"),
     [
-        (96, ["leaf1:uplink=0.6"], "between leaf0 and leaf1, leaf1 and leaf2: 60%"),
+        (96, ["leaf1:uplink=0.6"], "leaf1 at 60 % (uplink)"),
         (64, ["leaf1.rail2:bandwidth=0.6"], "leaf1 rail 2 at 60 %"),
         (3, ["node0:bandwidth=0.3"], "node0 at 30 %, 2 could not be judged"),
     ],

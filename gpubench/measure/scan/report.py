@@ -7,18 +7,22 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import median
 
-from gpubench.measure.scan.judging import LeafLevel, smallest_sure_loss
+from gpubench.measure.scan.judging import smallest_sure_loss
+from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
 from gpubench.measure.scan.verdicts import (
     FaultyPart,
     PartKind,
     between_leaves,
+    doubtful_cells,
     leaf_pair_findings,
     leaf_parts,
     level_findings,
+    rail_names,
     rails_without_level,
     rate_findings,
     slow_levels,
+    unknown_between_leaves,
 )
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric, login_name
@@ -234,6 +238,27 @@ def doubt_findings(
         )
 
 
+def doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLevel]) -> Iterator[Finding]:
+    """Leaves that may be slow, or only some of their nodes: which, the measurements cannot show."""
+    by_leaf: dict[str, dict[NodeRail, LeafLevel]] = {}
+    for cell, level in cells.items():
+        by_leaf.setdefault(level.leaf, {})[cell] = level
+    for leaf, own in by_leaf.items():
+        rails = sorted({cell.rail for cell in own})
+        nodes = [fabric.hosts[node] for node in sorted({cell.node for cell in own})]
+        yield Finding(
+            "leaf-or-nodes",
+            Verdict.INCONCLUSIVE,
+            f"{leaf} on {rail_names(rails, fabric.rails)}",
+            f"{counted(len(own), 'rail')} of {some_of(nodes, _MOST_NAMES)} slower than others, and so may be the leaf: "
+            f"{min(level.share for level in own.values()):.0%} of the other leaves' bandwidth",
+            "a difference that is larger than the noise of a leaf's level",
+            "the leaf switch, or these nodes: the loss is too small for so few nodes to tell",
+            "gpubench scan. Repeat it with another --seed",
+            subjects=(leaf,),
+        )
+
+
 def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
     """Findings for pairs of nodes between which wrong data arrived at least once."""
     found = {
@@ -398,6 +423,15 @@ class ScanResult:
             return frozenset(range(self.course.fabric.rails))
         return rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
+    def rails_told(self) -> frozenset[int]:
+        """The rails whose usual bandwidth is reported already, or is not known."""
+        return self.slow_rails() | self.rails_without_level() | unknown_between_leaves(self.course)
+
+    def doubtful(self) -> Mapping[NodeRail, LeafLevel]:
+        """Slow cells that no part explains, as their leaf may be slow as a whole."""
+        explained = {cell for part in self.parts for cell in part.cells}
+        return {cell: level for cell, level in doubtful_cells(self.course).items() if cell not in explained}
+
     def suspects(self) -> list[NodeRail]:
         """Bad cells without confirmation; after --quick, those that a full scan would surely confirm."""
         course = self.course
@@ -452,7 +486,8 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         *leaf_pair_findings(course, result.parts),
         *noise_findings(result.sure_loss_percent),
         *level_findings(course, result.slow_rails(), explained=bool(result.parts)),
-        *rate_findings(course, result.slow_rails() | result.rails_without_level()),
+        *doubtful_leaf_findings(course.fabric, result.doubtful()),
+        *rate_findings(course, result.rails_told()),
         *collective_findings(course.fabric, result.collectives),
         *result.other_findings,
     ]
@@ -529,7 +564,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                     figures.setdefault(NodeRail(node, sample.rail), []).append(sample.gb_s)
     failures = course.failures()
     unknown = result.rails_without_level()
-    below = slow_levels(course, result.slow_rails() | unknown).keys()
+    below, doubtful = slow_levels(course, result.rails_told()).keys(), result.doubtful()
     for node, host in enumerate(fabric.hosts):
         leaf = fabric.leaves[node]
         for rail in range(fabric.rails):
@@ -553,7 +588,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                     part,
                     is_suspect=cell in suspects or rail in below,
                     has_figures=bool(own),
-                    has_level=rail not in unknown,
+                    has_level=rail not in unknown and cell not in doubtful,
                 ),
                 part=part,
                 origin=result.origin,

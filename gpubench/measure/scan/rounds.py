@@ -7,19 +7,25 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpubench.measure.scan.judging import (
     CellScore,
-    LeafLevel,
     Yardstick,
     falls_behind,
     round_yardstick,
     scores,
     screening_yardstick,
-    slow_leaves,
+)
+from gpubench.measure.scan.leaves import (
+    LEAST_NODES,
+    LeafLevel,
+    deviation_between_leaves,
+    leaf_levels,
+    still_slow_leaves,
     with_slow_leaves,
+    without_slow_leaves,
 )
 from gpubench.model.results.rounds import (
     ROUNDS,
@@ -69,9 +75,9 @@ class Schedule:
         return tuple(self._matching(number, living, inside=number == 1))
 
     def against_good(
-        self, number: int, suspects: Sequence[int], good: Sequence[int]
+        self, number: int, suspects: Sequence[int], good: Sequence[int], others: Sequence[int] = ()
     ) -> tuple[tuple[NodePair, ...], tuple[NodePair, ...]]:
-        """Suspects with known good nodes, another one in every round; and all others among themselves.
+        """Suspects with known good nodes, another one in every round; and all that are left among themselves.
 
         Where there are more suspects than good nodes, they take turns.
         """
@@ -82,9 +88,8 @@ class Schedule:
         chosen = [order[(turn + i) % len(order)] for i in range(most)]
         taken = [partners[(number + i) % len(partners)] for i in range(most)]
         judged = tuple(NodePair(one, other) for one, other in zip(chosen, taken, strict=True))
-        left = sorted((set(suspects) | set(good)) - set(chosen) - set(taken))
-        others = self._matching(number, left, inside=number % 2 == 1)
-        return judged, tuple(others)
+        left = sorted({*suspects, *good, *others} - set(chosen) - set(taken))
+        return judged, tuple(self._matching(number, left, inside=number % 2 == 1))
 
     def _matching(self, number: int, nodes: Sequence[int], *, inside: bool) -> list[NodePair]:
         if len({self.fabric.leaves[node] for node in nodes}) < 2 or any(
@@ -285,7 +290,7 @@ class ScanCourse:
     """What is known of a scan so far.
 
     `suspects` are the cells and nodes that confirmation looked at, `confirmed` what it found; `yardstick` is of the
-    screening. `last_scores` has the newest score of every cell.
+    screening. `doubtful_leaves` are slower than others by no more than noise may explain.
     """
 
     fabric: ScanFabric
@@ -296,6 +301,7 @@ class ScanCourse:
     screened: dict[NodeRail, CellScore] = field(default_factory=dict)
     suspects: set[NodeRail] = field(default_factory=set)
     suspect_leaves: list[LeafLevel] = field(default_factory=list)
+    doubtful_leaves: list[LeafLevel] = field(default_factory=list)
     confirmed: dict[NodeRail, CellScore] = field(default_factory=dict)
     judged: dict[NodeRail, CellScore] = field(default_factory=dict)
     slow_leaves: list[LeafLevel] = field(default_factory=list)
@@ -400,10 +406,25 @@ class _Steps:
         self._keep(planned, outcome)
 
 
+_MOST_LOOKS_AT_LEAVES = 4
+"""Slow leaves lower what seems usual and raise the noise, so leaves are judged again beside
+figures as they would be without them."""
+
+
 def _screen(course: ScanCourse) -> None:
     fabric, samples = course.fabric, course.samples(ScanPhase.SCREENING)
-    yardstick = screening_yardstick(fabric, samples)
-    course.suspect_leaves = slow_leaves(fabric, yardstick, samples)
+    yardstick, levels, known = screening_yardstick(fabric, samples), list[LeafLevel](), set[tuple[str, int]]()
+    deviation = deviation_between_leaves(fabric, samples) or yardstick.deviation
+    for _ in range(_MOST_LOOKS_AT_LEAVES):
+        levels = leaf_levels(fabric, replace(yardstick, deviation=deviation), samples)
+        sure = {(each.leaf, each.rail): each for each in levels if each.is_sure}
+        if sure.keys() == known:
+            break
+        known = set(sure)
+        yardstick = with_slow_leaves(yardstick, sure.values())
+        yardstick = screening_yardstick(fabric, without_slow_leaves(yardstick, fabric, samples))
+    course.suspect_leaves = [each for each in levels if each.is_sure]
+    course.doubtful_leaves = [each for each in levels if not each.is_sure]
     course.yardstick = with_slow_leaves(yardstick, course.suspect_leaves)
     course.screened = course.judged = scores(fabric, course.yardstick, samples)
     course.suspects = set(falls_behind(ScanPhase.SCREENING, yardstick.deviation, course.screened))
@@ -416,26 +437,44 @@ def _against_good(course: ScanCourse, schedule: Schedule, steps: _Steps, phase: 
     try:
         for number in range(first + 1, first + ROUNDS[phase] + 1):
             living = set(course.living())
-            judged, others = schedule.against_good(number, sorted(suspects & living), sorted(good & living))
+            judged, others = schedule.against_good(number, *_partners(course, suspects & living, good & living))
             steps.run(phase, (*judged, *others))
     finally:
         _judge(course, phase, good)
 
 
-def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
+def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[list[int], list[int], list[int]]:
+    """Suspects, their partners, and all other nodes. Beside a node behind a slow leaf no smaller loss shows."""
     slow = {each.leaf for each in course.suspect_leaves}
-    of_leaves = {node for node, leaf in enumerate(course.fabric.leaves) if leaf in slow}
-    return frozenset(of_leaves | {cell.node for cell in course.suspects})
+    best = {node for node in good if course.fabric.leaves[node] not in slow}
+    partners = best if len(best) >= len(suspects) else good
+    return sorted(suspects), sorted(partners), sorted(good - partners)
+
+
+_MOST_OF_A_LEAF = 16
+"""Nodes that are enough to confirm a slow leaf; its others may be partners of suspects, beside its own level."""
+
+
+def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
+    """Nodes with a suspect cell, and some of every slow leaf: of few nodes so few that half of all stay partners."""
+    nodes = {cell.node for cell in course.suspects}
+    slow = {each.leaf for each in course.suspect_leaves}
+    for leaf in slow:
+        own = [node for node, each in enumerate(course.fabric.leaves) if each == leaf]
+        most = max(LEAST_NODES, min(_MOST_OF_A_LEAF, len(course.fabric.hosts) // (4 * len(slow))))
+        nodes.update(own[:: max(1, len(own) // most)])
+    return frozenset(nodes)
 
 
 def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     """What is left of the suspects, by the figures of this phase alone."""
     fabric, samples = course.fabric, course.samples(phase)
-    yardstick = round_yardstick(fabric, samples, good, course.yardstick)
-    known = {(each.leaf, each.rail) for each in course.suspect_leaves}
-    leaves = [each for each in slow_leaves(fabric, yardstick, samples, good) if (each.leaf, each.rail) in known]
-    inside = {(each.leaf, each.rail): each.inside for each in course.suspect_leaves}
-    leaves = [LeafLevel(each.leaf, each.rail, inside[each.leaf, each.rail], each.across) for each in leaves]
+    yardstick = course.yardstick
+    as_healthy = without_slow_leaves(yardstick, fabric, samples)
+    yardstick = round_yardstick(fabric, as_healthy, good, yardstick)
+    leaves = still_slow_leaves(fabric, yardstick, samples, good, course.suspect_leaves)
+    kept = {(each.leaf, each.rail) for each in leaves}
+    course.doubtful_leaves += [each for each in course.suspect_leaves if (each.leaf, each.rail) not in kept]
     found = scores(fabric, with_slow_leaves(yardstick, leaves), samples, good)
     behind = set(falls_behind(phase, yardstick.deviation, found))
     looked_at = {cell: each for cell, each in found.items() if cell in course.suspects}

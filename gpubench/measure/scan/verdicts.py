@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-from gpubench.measure.scan.judging import MEDIAN_ERROR, LeafLevel, local_parts, smallest_sure_loss
+from gpubench.measure.scan.judging import local_parts, smallest_sure_loss, threshold
+from gpubench.measure.scan.leaves import MEDIAN_ERROR, LeafLevel, members_of
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.facts.snapshot import NicFacts
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
@@ -187,16 +188,20 @@ def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool 
     """
     if not explained and faster_nodes(course):
         return frozenset(range(course.fabric.rails))
+    without = {each.rail for each in unnamed_leaves(course)}
     faster = {} if named else faster_rails(course)
     slower = set(range(course.fabric.rails)) - faster.keys() if faster else set()
-    return frozenset({cell.rail for cell in faster_cells(course)} | slower)
+    return frozenset({cell.rail for cell in faster_cells(course)} | slower | without)
 
 
 def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = False) -> Iterator[Finding]:
     """Findings for cells faster than usual: many others must be slow, and the scan cannot tell which."""
     cells = faster_cells(course)
     hosts = course.fabric.hosts
-    nodes = {} if explained or cells else faster_nodes(course)
+    slow_leaves = unnamed_leaves(course)
+    if slow_leaves:
+        yield _leaves_differ(course.fabric, slow_leaves)
+    nodes = {} if explained or cells or slow_leaves else faster_nodes(course)
     if nodes:
         names = some_of([hosts[node] for node in sorted(nodes)], _MOST_NAMES)
         yield _finding("all rails", f"{names} with each other", max(nodes.values()))
@@ -217,6 +222,23 @@ def _finding(subject: str, faster: str, share: float) -> Finding:
         "no bandwidth far above the usual one: disturbances only lower it",
         "a third or more of the other nodes are slow, or there are two kinds of nodes or NICs",
         "gpubench scan. Scan more nodes, or nodes of one kind; compare `gpubench allreduce` with the NICs' rate",
+    )
+
+
+def _leaves_differ(fabric: ScanFabric, slow: Sequence[LeafLevel]) -> Finding:
+    leaves = list(dict.fromkeys(each.leaf for each in slow))
+    others = [leaf for leaf in members_of(fabric) if leaf not in leaves]
+    rails = sorted({each.rail for each in slow})
+    return Finding(
+        "no-usual-level",
+        Verdict.INCONCLUSIVE,
+        some_of(leaves, _MOST_NAMES),
+        f"{min(each.share for each in slow):.0%} of the bandwidth of {some_of(others, _MOST_NAMES)}, "
+        f"on {rail_names(rails, fabric.rails)}",
+        "the same bandwidth on most leaves, or on all of them a known share of the NICs' rate",
+        "slow leaf switches, or faster ones on the other leaves: neither are most of all",
+        "ibdiagnet. Look at the counters of these switches",
+        subjects=tuple(leaves),
     )
 
 
@@ -300,7 +322,7 @@ def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
         yield Finding(
             "below-nic-rate",
             severity,
-            f"{_rail_names(list(levels), course.fabric.rails)} between nodes",
+            f"{rail_names(list(levels), course.fabric.rails)} between nodes",
             f"{worst.gb_s:.4g} GB/s in both directions{_BETWEEN[worst.inside]}, {worst.share:.0%} of the NICs' rate",
             f"at least {share:.0%} of {carried:.4g} GB/s in both directions, the rate of the NICs and their slots",
             "a cause shared by all nodes: sockets instead of RDMA, no GPUDirect RDMA, an NCCL setting, switches, other "
@@ -316,7 +338,7 @@ def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
     return Finding(
         ABOVE_LIMIT,
         Verdict.ERROR,
-        f"{_rail_names(list(levels), course.fabric.rails)} between nodes",
+        f"{rail_names(list(levels), course.fabric.rails)} between nodes",
         f"{most.best * carried:.4g} GB/s in both directions, {most.best:.1f} times the limit",
         f"at most {carried:.4g} GB/s in both directions, the rate of the NICs and their slots reported by the driver",
         "NICs that were not found, a wrong port rate, or NVLinks between these nodes",
@@ -324,7 +346,8 @@ def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
     )
 
 
-def _rail_names(slow: Sequence[int], rails: int) -> str:
+def rail_names(slow: Sequence[int], rails: int) -> str:
+    """The rails in words: all of them, or by number."""
     if len(slow) == rails:
         return "all rails" if rails > 1 else "the rail"
     return compress_names([f"rail{rail}" for rail in slow])
@@ -335,8 +358,8 @@ LEAST_NODES_OF_A_RAIL = 8
 
 _OF_NICS = (PartKind.NIC, PartKind.NODE)
 
-LEAF_SHARE = 0.9
-"""A leaf with less than this share of the best leaf's inside bandwidth explains a slow rail."""
+LEAST_OTHER_RAILS = 2
+"""Rails that tell what is usual on another one."""
 
 RAIL_SHARE = 0.95
 """A rail with less than this share of the other rails' usual bandwidth is slow on every node."""
@@ -381,14 +404,13 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
-    faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
-    slow = [each for each in course.slow_leaves if (each.leaf, each.rail) not in faster]
-    left.parts += leaf_parts(course.fabric, slow)
+    left.parts += leaf_parts(course.fabric, named_leaves(course))
     _cells_of_leaves(course, left)
+    for cell in doubtful_cells(course):
+        left.scores.pop(cell, None)
     _whole_nodes(course, left)
     _inside(left)
     _nics(left)
-    _one_of_two_leaves(course, left)
     _rails(course, left)
     return left.parts
 
@@ -421,6 +443,58 @@ def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
     return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
 
 
+_HALF = 0.5
+
+LEAF_SHARE = 0.9
+"""With neither a majority nor a rate, the slower half of the leaves is named below this share of the other half."""
+
+
+def named_leaves(course: ScanCourse) -> list[LeafLevel]:
+    """The slow leaves beside which most nodes are faster, or nodes that reach what other rails or their NICs do."""
+    faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
+    leaves = {each.leaf for each in course.slow_leaves}
+    levels, as_others = rail_levels(course), _rails_as_others(course)
+    shares = {leaf: median(each.share for each in course.slow_leaves if each.leaf == leaf) for leaf in leaves}
+    return [
+        each
+        for each in course.slow_leaves
+        if (each.leaf, each.rail) not in faster
+        and (
+            each.healthy > _HALF
+            or (each.healthy == _HALF and shares[each.leaf] < LEAF_SHARE)
+            or (each.rail in as_others and each.share < RAIL_SHARE)
+            or (each.rail in levels and SLOW_SHARE <= levels[each.rail].best <= MOST_PERCENT / 100)
+        )
+    ]
+
+
+def _rails_as_others(course: ScanCourse) -> frozenset[int]:
+    """Rails whose faster leaves reach what rails without a slow leaf do."""
+    centres = course.yardstick.centres
+    slow = {each.rail for each in course.slow_leaves}
+    others = [gb_s for (rail, inside), gb_s in centres.items() if inside and rail not in slow]
+    least = RAIL_SHARE * median(others) if len(others) >= LEAST_OTHER_RAILS else math.inf
+    return frozenset(rail for rail in slow if centres.get((rail, True), 0.0) >= least)
+
+
+def unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
+    """The other slow leaves: which level is healthy is not known."""
+    named = {(each.leaf, each.rail) for each in named_leaves(course)}
+    return [each for each in course.slow_leaves if (each.leaf, each.rail) not in named]
+
+
+def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
+    """Slow cells that are as slow as their leaf may be, too little to tell whether it is the leaf or they are."""
+    least = 1 - threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
+    levels = {(each.leaf, each.rail): each for each in course.doubtful_leaves}
+    found = {}
+    for cell, each in course.confirmed.items():
+        level = levels.get((course.fabric.leaves[cell.node] or "", cell.rail))
+        if level is not None and each.score >= least * level.share:
+            found[cell] = level
+    return found
+
+
 def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
     """Slow leaves: the leaf if all its rails are slow, its uplink if only traffic that leaves it is slow."""
     by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
@@ -429,16 +503,20 @@ def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[Faul
     for (leaf, is_uplink), own in sorted(by_leaf.items()):
         whole = len(own) == fabric.rails and fabric.rails > 1
         for group in [own] if whole else [[each] for each in own]:
-            share = median(each.across if each.across is not None else each.inside or 0.0 for each in group)
+            share = median(each.share for each in group)
             kind = PartKind.UPLINK if is_uplink else PartKind.LEAF if whole else PartKind.LEAF_RAIL
             yield FaultyPart(kind, _members(fabric, leaf), share, None if whole else group[0].rail, leaf)
 
 
 def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
     """Slow cells that are all cells of a small leaf on a rail."""
-    for leaf in dict.fromkeys(filter(None, left.fabric.leaves)):
-        nodes = [node for node in _members(left.fabric, leaf) if node not in course.gone]
-        if len(nodes) < 2 or len(nodes) == len(course.living()):
+    living = len(course.living())
+    members: dict[str, list[int]] = {}
+    for node, leaf in enumerate(left.fabric.leaves):
+        if leaf is not None and node not in course.gone:
+            members.setdefault(leaf, []).append(node)
+    for leaf, nodes in members.items():
+        if len(nodes) < 2 or len(nodes) == living:
             continue
         slow = {rail for rail in range(left.fabric.rails) if all(NodeRail(node, rail) in left.scores for node in nodes)}
         whole = len(slow) == left.fabric.rails and left.fabric.rails > 1
@@ -499,61 +577,35 @@ def _nics(left: _Cells) -> None:
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
     """Rails that are slow on every node: comparing nodes does not show them."""
-    usual, faster = usual_by_rail(course), {cell.rail for cell in faster_cells(course)}
+    several_leaves = len({*course.fabric.leaves}) > 1
+    usual: dict[bool | None, dict[int, float]] = {}
+    for (rail, inside), gb_s in course.yardstick.centres.items():
+        usual.setdefault(inside if several_leaves else None, {})[rail] = gb_s
+    faster = {cell.rail for cell in faster_cells(course)}
     few = len(course.living()) < LEAST_NODES_OF_A_RAIL
     least = 1 - smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
     named = Counter(cell.rail for part in left.parts for cell in part.cells if part.kind in _OF_NICS)
     if not course.has_confirmed:
         named = Counter(cell.rail for cell in course.suspects if course.screened[cell].score < least)
     most_named = len(course.living()) // LEAST_NODES_OF_A_RAIL
-    for rail, gb_s in usual.items():
-        others = [each for other, each in usual.items() if other != rail]
-        if len(others) < 2 or gb_s >= least * median(others):
-            continue
-        if part := _slow_leaf_inside(course, rail):
-            if not any(each.leaf == part.leaf and each.rail in (None, rail) for each in left.parts):
-                left.explain(part)
-        elif rail not in faster and named[rail] <= most_named:
+    without = faster | unknown_between_leaves(course)
+    for rail in (each for each in range(course.fabric.rails) if each not in without and named[each] <= most_named):
+        slow = [
+            (own / median(others), f"{own:.4g} GB/s on every node{_BETWEEN[inside]}, {median(others):.4g}")
+            for inside, by_rail in usual.items()
+            if (own := by_rail.get(rail)) is not None
+            and len(others := [gb_s for other, gb_s in by_rail.items() if other != rail]) >= LEAST_OTHER_RAILS
+            and own < least * median(others)
+        ]
+        if slow:
+            share, seen = min(slow)
             nodes = tuple(course.living())
-            seen = f"{gb_s:.4g} GB/s on every node, {median(others):.4g} on the other rails"
-            left.explain(FaultyPart(PartKind.RAIL, nodes, gb_s / median(others), rail, seen=seen))
+            left.explain(FaultyPart(PartKind.RAIL, nodes, share, rail, seen=f"{seen} on the other rails"))
 
 
-def _one_of_two_leaves(course: ScanCourse, left: _Cells) -> None:
-    """With two leaves, the leaf that is slow inside on all rails: half of the nodes do not stand out."""
-    leaves = set(filter(None, course.fabric.leaves))
-    if len(leaves) != 2 or any(part.leaf in leaves for part in left.parts):
-        return
-    found = [_slow_leaf_inside(course, rail) for rail in range(course.fabric.rails)]
-    slow = [part for part in found if part is not None]
-    if len(slow) == len(found) and len({part.leaf for part in slow}) == 1:
-        kind = PartKind.LEAF if len(slow) > 1 else PartKind.LEAF_RAIL
-        rail = None if len(slow) > 1 else slow[0].rail
-        left.explain(FaultyPart(kind, slow[0].nodes, median(part.share or 0.0 for part in slow), rail, slow[0].leaf))
-
-
-def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
-    """The leaf with low bandwidth between its own nodes on a rail, compared with the other leaves."""
-    inside: dict[str, list[float]] = {}
-    for sample in course.samples(ScanPhase.SCREENING):
-        leaf = course.fabric.leaves[sample.first]
-        is_inside = leaf is not None and course.fabric.leaves[sample.second] == leaf
-        if leaf is not None and is_inside and sample.rail == rail and not sample.failure:
-            inside.setdefault(leaf, []).append(sample.gb_s)
-    levels = {leaf: median(values) for leaf, values in inside.items() if len(values) >= LEAST_NODES_OF_A_RAIL // 2}
-    if len(levels) < 2:
-        return None
-    leaf, best = min(levels, key=lambda each: levels[each]), max(levels.values())
-    noise = robust_deviation(inside[leaf])
-    is_whole = noise is not None and max(inside[leaf]) - levels[leaf] <= max(
-        GAIN_DEVIATIONS * noise.deviation, LEAST_GAIN * levels[leaf]
-    )
-    is_sure = noise is not None and best - levels[leaf] > GAIN_DEVIATIONS * noise.deviation / math.sqrt(
-        len(inside[leaf])
-    )
-    if levels[leaf] >= LEAF_SHARE * best or not is_whole or not is_sure:
-        return None
-    return FaultyPart(PartKind.LEAF_RAIL, _members(course.fabric, leaf), levels[leaf] / best, rail, leaf)
+def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:
+    """Rails on which a leaf is slow inside, and what leaves deliver to each other is not known without it."""
+    return frozenset(each.rail for each in course.slow_leaves if each.across is None or False not in each.slow)
 
 
 def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:
@@ -576,7 +628,9 @@ def between_leaves(course: ScanCourse) -> Iterator[Finding]:
     """The finding that bandwidth between leaves is lower than inside leaves, on all leaves alike."""
     centres = course.yardstick.centres
     shares = [
-        centres[rail, False] / inside for (rail, is_in), inside in centres.items() if is_in and (rail, False) in centres
+        centres[rail, False] / inside
+        for (rail, is_in), inside in centres.items()
+        if is_in and (rail, False) in centres and rail not in unknown_between_leaves(course)
     ]
     if shares and median(shares) < _ACROSS_SHARE:
         yield Finding(
