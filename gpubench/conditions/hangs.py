@@ -88,7 +88,7 @@ HANGS = Family.of(
         "A rank waits in a collective of another group",
         HangReason.ELSEWHERE,
         likely="the other group's hang is the cause; where each waits for the other, they call groups in another order",
-        cure="call collectives of different groups in the same order on all ranks",
+        cure="Call collectives of different groups in the same order on all ranks",
     ),
     _hang(
         "rank-is-slow",

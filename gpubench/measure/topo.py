@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpubench.conditions.checks import WIRING, merged, run
 from gpubench.conditions.definition.circumstances import Circumstances, Facts, users_settings
+from gpubench.conditions.definition.condition import NONE_EXPECTED
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation
 from gpubench.conditions.profile import GPU_MISSING, SURPLUS
 from gpubench.conditions.ranking import UNKNOWN
@@ -152,14 +153,15 @@ def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: I
             )
     several = len(explained.circumstances.nodes) > 1
     for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
-        is_told = named.gravity is not Verdict.FAIL and (named.gravity is not Verdict.WARN or named.cause.id in known)
-        if not is_told and named.effects[0] in _BETWEEN_NODES:
+        healthy = "" if named.cause.expected == NONE_EXPECTED else named.cause.expected
+        is_doubt = named.gravity is Verdict.WARN and named.cause.id not in known and healthy
+        if (named.gravity is Verdict.FAIL or is_doubt) and named.effects[0] in _BETWEEN_NODES:
             yield Finding(
                 id=named.cause.id,
                 severity=named.gravity,
                 subject=f"{named.subject} → other nodes",
                 seen=named.seen,
-                expected=named.cause.expected or "RDMA from GPU to GPU",
+                expected=healthy or "RDMA from GPU to GPU",
                 cause=f"NCCL uses {' or '.join(named.effects)} instead, without a warning",
                 next_command=named.with_ids(named.cure),
                 subjects=tuple(named.names),

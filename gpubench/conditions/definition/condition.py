@@ -21,6 +21,9 @@ BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
 """Effects that are reported although they do not explain host-staged paths."""
 
 
+NONE_EXPECTED = "none"
+"""What a condition expects that does not say what is healthy: none of it."""
+
 _MOST_SUBJECTS = 4
 _MOST_SEEN = 3
 
@@ -106,7 +109,7 @@ class Condition:
     look: Look
     link: str = ""
     check: str = ""
-    expected: str = "none"
+    expected: str = NONE_EXPECTED
     likely: str = ""
     settles: str = ""
     seen_as: tuple[str, ...] = ()

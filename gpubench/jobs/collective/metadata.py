@@ -40,7 +40,7 @@ def nothing_measured() -> Report:
         seen="no row: the operation does not work on GPU memory, and was not begun in this job",
         expected="rows",
         cause="the trial of MPI above",
-        next_command="gpubench allreduce --backend nccl; --backend host has MPI on CPU buffers",
+        next_command="gpubench allreduce --backend nccl. --backend host measures MPI on CPU buffers",
     )
     return Report(verdict=Verdict.ERROR, complete=True, findings=(finding,))
 

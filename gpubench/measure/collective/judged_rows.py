@@ -32,7 +32,7 @@ _LIKELY = {
 }
 """The reason of slow rows by what was assumed of their machine."""
 
-_LOGGING = "NCCL_DEBUG=INFO in that job, then gpubench explain its log"
+_LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
 _MOST_OF_LIMIT = 2.5
 
 _PRECISE_GB_S = 10.0

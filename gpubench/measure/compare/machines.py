@@ -164,5 +164,5 @@ def _nothing(before: Mapping[str, MachineCurve], after: Mapping[str, MachineCurv
         seen=f"nothing in common: {listed[0]}, not {listed[1]}",
         expected="the same collective, type and reduction on both machines",
         cause="other commands or options were run" if before and after else "one side has no figures",
-        next_command="measure the new side with the options of the old one",
+        next_command="Measure the new side with the options of the old one",
     )
