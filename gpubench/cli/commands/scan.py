@@ -31,7 +31,7 @@ HELP = HelpPage(
             "mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/",
         ),
         (
-            "Try it without a GPU, on 1024 nodes of which one hangs",
+            "Try it without a GPU, on 1024 nodes, one of which hangs",
             "gpubench scan --simulate 'hgx-h100-8*1024' --fault node9:hangs=round2",
         ),
         ("Judge the rounds that a job finished before it died", "gpubench scan --replay r/"),

@@ -200,6 +200,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables
     else:
         yield from _unknown_transports(summary.parts)
         yield from _missing(facts, summary.parts)
+    yield from _not_in_dumps(facts)
     if facts.unreadable:
         yield _doubt(
             "lines-unreadable",
@@ -395,6 +396,30 @@ def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: 
 
 def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
     return Finding(id_, Verdict.ERROR, subject, seen, expected, cause, next_command)
+
+
+def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
+    """What dumps leave open: sends and receives that did not end, which are not judged, and dumps without a call."""
+    waiting = [f"rank {each.rank}" for each in facts.records if each.unfinished_sends]
+    if waiting:
+        yield _doubt(
+            "sends-unfinished",
+            some_of(waiting, _MOST_SUBJECTS),
+            f"sends or receives that did not end: {sum(each.unfinished_sends for each in facts.records)}",
+            "sends and receives that end",
+            "a pipeline stage that waits for another one, or a dump of a running job; only collectives are judged here",
+            "py-spy dump --pid PID. Run it on these ranks: it shows the lines where they are",
+        )
+    empty = [f"rank {each.rank}" for each in facts.records if not each.calls and not each.unfinished_sends]
+    if empty:
+        yield _doubt(
+            "dumps-empty",
+            some_of(empty, _MOST_SUBJECTS),
+            "dumps without a collective",
+            "the collectives of every rank",
+            "the recorder was off, or the rank had called none yet",
+            "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000. Run the job again with this in every rank's environment",
+        )
 
 
 def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:

@@ -24,11 +24,15 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """A rank's dump of PyTorch's Flight Recorder: its calls, and the ranks of the groups where it lists them."""
+    """A rank's dump of PyTorch's Flight Recorder: its collectives, and the ranks of the groups where it lists them.
+
+    `unfinished_sends` is the number of sends and receives that did not end.
+    """
 
     rank: int
     calls: tuple[RecordedCall, ...]
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    unfinished_sends: int = 0
 
 
 @dataclass(frozen=True, slots=True)

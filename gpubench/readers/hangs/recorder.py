@@ -78,10 +78,16 @@ def _record(rank: int, dump: Mapping[str, Any]) -> RankRecord:
         listed = json.loads(ranks) if isinstance(ranks, str) and ranks else ranks
         if listed:
             groups[str(key)] = tuple(int(each) for each in listed)
-    return RankRecord(rank, tuple(_calls(dump.get("entries", ()))), groups)
+    entries = list(dump.get("entries", ()))
+    unfinished = sum(1 for each in entries if each.get("is_p2p") and not _is_done(each))
+    return RankRecord(rank, tuple(_calls(entries)), groups, unfinished)
 
 
-def _calls(entries: Any) -> Iterator[RecordedCall]:
+def _is_done(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _calls(entries: list[Any]) -> Iterator[RecordedCall]:
     for each in entries:
         if each.get("is_p2p"):
             continue
@@ -92,7 +98,7 @@ def _calls(entries: Any) -> Iterator[RecordedCall]:
             operation=_PREFIX.sub("", str(each["profiling_name"])),
             sizes=tuple(tuple(int(side) for side in size) for size in each.get("input_sizes", ())),
             types=tuple(str(kind) for kind in each.get("input_dtypes", ())),
-            done=bool(each.get("retired")) or each.get("state") == "completed",
+            done=_is_done(each),
             called_ns=int(each.get("time_created_ns") or 0),
             place=_place(each.get("frames", ())),
         )

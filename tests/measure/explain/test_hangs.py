@@ -4,6 +4,7 @@ In tests/dumps the frames are cut to three and their paths are made up; all else
 """
 
 import io
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,31 @@ def test_dumps_of_a_healthy_job_name_nobody() -> None:
 
 def test_the_dump_of_one_rank_alone_is_a_doubt() -> None:
     assert ids(report_of(DUMPS / "healthy" / "rank_0")) == ["ranks-missing"]
+
+
+def dump(*entries: dict[str, object]) -> bytes:
+    return json.dumps({"version": "2.9", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": entries}).encode()
+
+
+SENT = {"process_group": ["0", "default"], "is_p2p": True, "profiling_name": "nccl:send 0->1"}
+REDUCED = SENT | {"is_p2p": False, "profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "state": "completed"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ([REDUCED, SENT | {"state": "completed"}], []),
+        ([REDUCED, SENT | {"state": "started"}], ["sends-unfinished"]),
+        ([SENT | {"state": "scheduled"}], ["sends-unfinished"]),
+        ([], ["dumps-empty"]),
+    ],
+)
+def test_what_is_not_judged_passes_nothing(entries: list[dict[str, object]], found: list[str], tmp_path: Path) -> None:
+    """A job that waits in a send, or whose recorder was off, has no collective that hangs."""
+    for rank in range(2):
+        (tmp_path / f"dump_{rank}").write_bytes(dump(*entries))
+    report = report_of(tmp_path)
+    assert (ids(report), report.verdict) == (found, Verdict.WARN if found else Verdict.PASS)
 
 
 def call(operation: str, sequence: int = 1, size: int = 8, *, done: bool = False) -> RecordedCall:
