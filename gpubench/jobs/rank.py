@@ -254,7 +254,7 @@ SECONDS_TO_BE_ENDED = 30.0
 
 SECONDS_FOR_A_LOST_RANK = 3.0
 """The watchdog of a rank that was lost says within a second which rank that was, and how it ended; a rank that only
-found a connection closed lets it speak first."""
+found a connection closed, or whose CUDA broke under MPS, lets it speak first."""
 
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
@@ -352,7 +352,7 @@ def run(
         if progress.is_ending:
             time.sleep(SECONDS_TO_BE_ENDED)  # what broke is what the watchdog aborted, and it has told why
         lost = lost_connection(broken)
-        if lost is not None:
+        if lost is not None or (job is not None and may_come_of_another_rank(broken, job.identity)):
             time.sleep(SECONDS_FOR_A_LOST_RANK)
         progress.leave()
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
@@ -369,6 +369,13 @@ def run(
     rendezvous.finish()
     progress.close()
     return code
+
+
+def may_come_of_another_rank(error: BaseException, identity: RankIdentity) -> bool:
+    """True where the death of another rank can have caused an error of CUDA or NCCL: under MPS it breaks all clients of
+    its GPU, and does so before the kernel has taken the dead process down, which is when its watchdog sees the death.
+    """
+    return isinstance(error, RuntimeError) and identity.sm_percent is not None
 
 
 def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:

@@ -347,6 +347,21 @@ def test_a_server_that_refuses_clients_is_named(monkeypatch: pytest.MonkeyPatch,
     assert ("ten seconds" in caught.value.next_step) is serves
 
 
+@pytest.mark.parametrize(
+    ("error", "percent", "waits"),
+    [
+        (RuntimeError("NCCL_ERROR_UNHANDLED_CUDA_ERROR"), 50.0, True),
+        (RuntimeError("NCCL_ERROR_UNHANDLED_CUDA_ERROR"), None, False),
+        (CouldNotMeasureError("wrong values"), 50.0, False),
+        (KeyboardInterrupt(), 50.0, False),
+    ],
+)
+def test_an_error_of_cuda_under_mps_lets_the_watchdog_of_a_dead_rank_speak_first(
+    error: BaseException, percent: float | None, waits: bool
+) -> None:
+    assert gpus.may_come_of_another_rank(error, rank(0, sm_percent=percent)) is waits
+
+
 def test_every_refusal_can_travel_from_a_rank() -> None:
     with pytest.raises(UsageError) as caught:
         check_shared_gpus(with_nccl(shared(), enabled=False), ONE)
