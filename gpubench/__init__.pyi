@@ -145,6 +145,7 @@ def watch(
     interval: One | None = None,
     for_: One | None = None,
     until_traffic: Literal[True] | None = None,
+    hang: Literal[True] | None = None,
     strict: Literal[True] | None = None,
     pid: Several = None,
     job: One | None = None,

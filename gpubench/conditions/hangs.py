@@ -24,9 +24,14 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
                     names=each.ranks,
                     seen=f"{each.reason.value}{theirs}{operation}{place}{since}",
                     severity=None if each.is_sure else Verdict.WARN,
+                    cure=_where_it_is(*each.process) if each.reason is HangReason.ABSENT and each.process else "",
                 )
 
     return find
+
+
+def _where_it_is(host: str, pid: int) -> str:
+    return f"py-spy dump --pid {pid}. Run it on {host}: it shows the line where that rank is"
 
 
 def _hang(
@@ -61,10 +66,11 @@ HANGS = Family.of(
     ),
     _hang(
         "rank-is-gone",
-        "A rank is dead, left early, or does not answer, and the others wait for it",
+        "A rank is dead, left early, reported an error, or does not answer, and the others wait for it",
         HangReason.DEAD,
         HangReason.LEFT,
         HangReason.SILENT,
+        HangReason.ERROR,
         likely="a process that was killed, ended or stopped; without a dump it may also have written it elsewhere",
         cure="dmesg -T | grep -i -E 'oom|xid'. Run it on the node of this rank, and look at the end of its output",
     ),
@@ -79,6 +85,7 @@ HANGS = Family.of(
         "collective-stuck",
         "All ranks of a group wait in the same collective",
         HangReason.TOGETHER,
+        HangReason.IDLE,
         expected="a collective that ends",
         likely="the network or a GPU: the ranks agree on the call",
         cure="gpubench check. Run it on the nodes of the job; mpirun gpubench scan names a bad node or link",

@@ -49,7 +49,7 @@ rm -rf "${PIPES}"
 _folder: Path | None = None
 
 
-def _preloaded() -> dict[str, str]:
+def preloaded() -> dict[str, str]:
     """NCCL for ranks that share a GPU, where another than the one that is found is named."""
     named = os.environ.get(_NCCL)
     return {} if named is None else {"LD_PRELOAD": named}
@@ -61,7 +61,7 @@ def _why_no_sharing() -> str:
         return f"one GPU, and no {_CONTROL} here, without which ranks that share it wait for their turns"
     found = subprocess.run(
         [sys.executable, "-c", "from cupy.cuda import nccl; print(nccl.get_version())"],
-        env=environment(**_preloaded()),
+        env=environment(**preloaded()),
         capture_output=True,
         text=True,
         check=False,
@@ -107,7 +107,7 @@ def launched(**changes: str) -> dict[str, str]:
         return environment(**changes)
     if _folder is None:
         raise ValueError("this test does not use the fixture mps")
-    return environment(**{**_preloaded(), **_places(_folder), **changes})
+    return environment(**{**preloaded(), **_places(_folder), **changes})
 
 
 def under_mpirun(ranks: int = RANKS, kernels_at_once: int = 1, **changes: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions
@@ -10,6 +11,7 @@ from gpubench.cli.signature import JUDGE, MEASURE, HelpPage, app_of, flag, optio
 from gpubench.errors import UsageError, exclusive
 
 if TYPE_CHECKING:
+    from gpubench.jobs.hangs import HangPlan
     from gpubench.jobs.watch import WatchPlan
 
 HELP = HelpPage(
@@ -21,12 +23,17 @@ HELP = HelpPage(
         ),
         ("Watch one Slurm job and keep the result", "gpubench watch --job 4711 --for 1m --output watch.json"),
         ("Watch 16 nodes, one rank per node", "mpirun -n 16 --map-by ppr:1:node gpubench watch --for 30s"),
+        ("Name the rank that keeps a job waiting", "gpubench watch --hang --for 30s --strict"),
         ("Try it without a GPU", "gpubench watch --simulate hgx-h200-4 --fault node0:traffic=staged"),
     ),
     """
 watch reads the NVLink, PCIe and NIC counters and says which path the traffic takes: direct, host-staged, over sockets,
 unbalanced, one GPU idle while its peers wait, loading data, idle, or unknown. It needs no log, no restart of the job
 and no root; for processes of other users it cannot name the cause. Under mpirun or srun, equal nodes share one line.
+
+With --hang it asks NCCL's RAS (NCCL 2.24, on NCCL_RAS_ADDR or localhost:28028) instead. A rank counts as hanging that
+two answers in a row show in the same place, behind the others or silent; longer pauses, such as checkpoints, need a
+longer --interval. --record DIR keeps the answers, and gpubench explain DIR reads them.
 
 Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 with --strict, nothing was judged.
 """,
@@ -48,7 +55,7 @@ class WatchOptions:
 
     interval: str | None = option(
         "TIME",
-        "Time between two lines: 500ms, 1s, 1m (default: 1s, or 2s on nodes with more than four GPUs).",
+        "Time between two lines: 500ms, 1s, 1m (default: 1s; 2s on nodes with more than four GPUs; 10s with --hang).",
         common=True,
     )
     seconds: str | None = option(
@@ -59,6 +66,9 @@ class WatchOptions:
         common=True,
     )
     until_traffic: bool = flag("Wait for the first traffic; --for counts from then on.", common=True)
+    hang: bool = flag(
+        "Ask NCCL's RAS every 10 s which rank keeps the others of its job waiting. No counters are read.", common=True
+    )
     strict: bool = flag(
         "Exit 1 unless the verdict is PASS, 3 if no path between GPUs was seen.", common=True, group=JUDGE
     )
@@ -71,6 +81,27 @@ class WatchOptions:
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
+
+    def hang_plan(self) -> "HangPlan":
+        """The plan of --hang. Raises UsageError for options that are about traffic."""
+        from gpubench.jobs.hangs import INTERVAL_SECONDS, SECTIONS, HangPlan
+
+        beside = {"--until-traffic": self.until_traffic, "--pid": self.pid, "--job": self.job, "--gpus": self.gpus}
+        beside |= {"--simulate": self.simulation.simulate, "--replay": self.recording.replay}
+        if others := [name for name, value in beside.items() if value]:
+            raise exclusive(("--hang", *others), "--hang alone: it asks NCCL, and what it recorded explain reads")
+        return HangPlan(
+            interval_s=self._interval(INTERVAL_SECONDS),
+            seconds=None if self.seconds is None else _duration("--for", self.seconds, 0.0, _MOST_SECONDS),
+            strict=self.strict,
+            record=None if self.recording.record is None else Path(self.recording.record),
+            presentation=self.presentation.parse(SECTIONS),
+        )
+
+    def _interval(self, usual: float) -> float:
+        if self.interval is None:
+            return usual
+        return _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
 
     def plan(self) -> "WatchPlan":
         """The plan of these options. Raises UsageError for options that exclude each other."""
@@ -88,9 +119,7 @@ class WatchOptions:
                 expected="the number of a Slurm job, or at least four digits of a container's id",
                 reason="" if self.job else "the variable is probably not set",
             )
-        interval = INTERVAL_SECONDS
-        if self.interval is not None:
-            interval = _duration("--interval", self.interval, _LEAST_INTERVAL, _MOST_INTERVAL)
+        interval = self._interval(INTERVAL_SECONDS)
         seconds = None if self.seconds is None else _duration("--for", self.seconds, interval, _MOST_SECONDS)
         if simulation is not None and seconds is None:
             seconds = max(_SIMULATED_SECONDS, interval)
@@ -140,6 +169,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _run(options: WatchOptions) -> int:
+    if options.hang:
+        from gpubench.jobs import hangs
+
+        return hangs.run(options.hang_plan(), sys.argv[1:])
     from gpubench.jobs import watch
 
     return watch.run(options.plan(), sys.argv[1:])

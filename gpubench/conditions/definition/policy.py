@@ -269,7 +269,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "rank-calls-other": Grade(FAIL, "the job hangs"),
     "rank-is-gone": Grade(FAIL, "the job hangs", "WARN where the job may just end"),
     "rank-did-not-join": Grade(FAIL, "the job hangs", "WARN of one answer of RAS: the rank may come a moment later"),
-    "collective-stuck": Grade(FAIL, "the job hangs"),
+    "collective-stuck": Grade(FAIL, "the job hangs", "WARN of RAS alone: jobs that compute look the same"),
     "rank-waits-elsewhere": Grade(FAIL, "the job hangs"),
     "rank-is-slow": Grade(WARN, "the job makes progress"),
     "nccl-nics-differ": Grade(WARN, "some jobs run with it, and others hang (nccl#2428)"),

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines
 from gpubench.formats.table import ReportView
+from gpubench.formats.text.hangs import print_hangs
 from gpubench.model.results.fallback import HANGS_SECTION, CommunicatorRow, HangRow, MemberRow, TransportRow, either
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import compress_names, counted, grouped, some_of
+from gpubench.model.terms.units import compress_names, counted, grouped
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_KINDS = 10
@@ -36,7 +37,7 @@ class ExplainView(ReportView):
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
                 self._page.wrap(f"and {counted(left, 'communicator')} more: --format csv --section transports")
             self._ranks(communicators, report.rows("members", MemberRow))
-            self._hangs(report.rows(HANGS_SECTION, HangRow))
+            print_hangs(self._page, report.rows(HANGS_SECTION, HangRow))
             self._page.print("")
             if transports:
                 self._page.wrap(_total(transports))
@@ -70,24 +71,6 @@ class ExplainView(ReportView):
         width = self._page.width
         tables = [list(lines(fitting(_columns(transports, examples), width))) for examples in (8, 4, 3, 2, 1, 0)]
         self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
-
-    def _hangs(self, hangs: Sequence[HangRow]) -> None:
-        """Who keeps the others waiting, and where."""
-        if not hangs:
-            return
-        shown = hangs[:_MOST_KINDS]
-        self._page.print("")
-        columns = [
-            Column("group", [row.group for row in shown]),
-            Column("who", [some_of(row.ranks) for row in shown]),
-            Column("what", [row.reason for row in shown]),
-            Column("waiting", [str(row.waiting) for row in shown], right=True),
-            Column("in", [row.operation or "-" for row in shown], 1),
-            Column("since (UTC)", [row.since or "?" for row in shown], 2),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width))
-        if len(hangs) > _MOST_KINDS:
-            self._page.wrap(f"and {len(hangs) - _MOST_KINDS} more: --format csv --section {HANGS_SECTION}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
         """The ranks of the largest communicator with their GPUs; of many, their hosts alone."""

@@ -16,6 +16,8 @@ from typing import TextIO
 from gpubench.formats.delivery import say
 from gpubench.formats.lines import INDENT, wrapped
 from gpubench.formats.table import Page, ReportView
+from gpubench.formats.text.hangs import print_hangs
+from gpubench.model.results.fallback import HANGS_SECTION, HangRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import JOBS_SECTION, AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
@@ -241,10 +243,13 @@ class WatchView(ReportView):
         metadata = self._metadata
         origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
         seconds = max((each.last.seconds for each in self._means.values()), default=0.0)
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {seconds:.0f} s{origin}")
+        options = metadata.options
+        told = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {told}{origin}")
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         self._page.defaults(metadata)
+        print_hangs(self._page, report.rows(HANGS_SECTION, HangRow))
         self._devices()
         self._jobs(report.rows(JOBS_SECTION, JobRow))
         self._page.outcome(report)

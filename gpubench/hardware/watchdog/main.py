@@ -6,18 +6,18 @@ import itertools
 import json
 import os
 import select
-import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpubench.errors import GpubenchError
 from gpubench.hardware.host import leave_core
+from gpubench.hardware.ras import ask_ras
 from gpubench.hardware.watchdog.messages import (
     END_SIGNAL,
     ChannelSender,
@@ -47,60 +47,6 @@ from gpubench.model.terms.ranks import (
 )
 from gpubench.model.terms.units import error_text, printable_line
 
-_DEFAULT_ADDRESS = "localhost:28028"
-_QUESTION = b"TIMEOUT 1\nVERBOSE STATUS\n"
-_CONNECTIONS = 4
-"""Every process of a host listens on the same port, and the kernel picks one: perhaps the one that hangs."""
-
-MOST_BYTES = 1 << 16
-"""Of an answer. What sends more is cut there: any program may listen on that port, and send without end."""
-
-
-def ask_ras(seconds: float, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The lines of the first answer on NCCL_RAS_ADDR, or NCCL's own port; empty where nobody listens or answers.
-
-    It takes `seconds` at most, whatever listens there, and 64 KiB of an answer.
-    """
-    host, _, port = environment.get("NCCL_RAS_ADDR", _DEFAULT_ADDRESS).rpartition(":")
-    if not port.isdecimal():
-        return []
-    deadline = time.monotonic() + seconds
-    answers: dict[socket.socket, bytes] = {}
-    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for _ in range(_CONNECTIONS):
-            try:
-                connection = stack.enter_context(socket.create_connection((host.strip("[]"), int(port)), 0.5))
-                connection.sendall(_QUESTION)
-            except (OSError, OverflowError, ValueError):  # names and ports that cannot be
-                break
-            answers[connection] = b""
-            selector.register(connection, selectors.EVENT_READ)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                connection = key.fileobj  # type: ignore[assignment]
-                data = _read(connection, MOST_BYTES - len(answers[connection]))
-                answers[connection] += data
-                if data and len(answers[connection]) < MOST_BYTES:
-                    continue
-                selector.unregister(connection)
-                if lines := _lines(answers[connection]):
-                    return lines
-    return max(map(_lines, answers.values()), key=len, default=[])
-
-
-def _read(connection: socket.socket, most_bytes: int) -> bytes:
-    try:
-        return connection.recv(most_bytes)
-    except OSError:
-        return b""
-
-
-def _lines(answer: bytes) -> list[str]:
-    """An answer without empty lines, and without the OK to the time-out that was asked for."""
-    lines = [line.rstrip() for line in answer.decode(errors="replace").splitlines()]
-    return [line for line in lines if line and line != "OK"]
-
-
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
 _SECONDS_OF_SLEEP = 1.0
@@ -115,6 +61,7 @@ _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_REPORT = 0.5
 _MOST_RAS_LINES = 24
+_MOST_RAS_BYTES = 1 << 16
 
 
 class FailureReporter(Protocol):
@@ -275,7 +222,8 @@ class Watchdog:
         return True
 
     def _ras_lines(self) -> list[str]:
-        lines = ask_ras(_SECONDS_FOR_RAS) if self._rank_answers else []
+        answer = ask_ras(_SECONDS_FOR_RAS, most_bytes=_MOST_RAS_BYTES) if self._rank_answers else None
+        lines = [line for line in (answer or b"").decode(errors="replace").splitlines() if line.strip()]
         more = [f"({len(lines) - _MOST_RAS_LINES} lines more)"] if len(lines) > _MOST_RAS_LINES else []
         return [f"  NCCL RAS: {line}" for line in [*lines[:_MOST_RAS_LINES], *more]]
 

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
-from gpubench.model.paths.hang import Hang, HangReason, RankRecord, RasCommunicator, RecordedCall
+from gpubench.model.paths.hang import Hang, HangReason, RankRecord, RasCommunicator, RasRank, RecordedCall
+from gpubench.model.terms.units import counted
 
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
 """Operations whose sizes may differ between ranks, by their beginnings."""
@@ -152,7 +154,7 @@ def _at(place: str) -> str:
 
 def _since(there: Mapping[int, RecordedCall], waiting: Mapping[int, int], first: int) -> str:
     times = [call.called_ns for rank, call in there.items() if waiting.get(rank) == first and call.called_ns]
-    return "" if not times else datetime.fromtimestamp(min(times) / _NS, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return _utc(min(times) / _NS) if times else ""
 
 
 def _slowest(group: str, calls: Calls) -> Hang | None:
@@ -187,41 +189,196 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
 def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
     """Ranks of a communicator that are missing, left, or launched fewer operations than the others.
 
-    Fewer operations, and ranks that leave, are sure where two answers agree; where counts differ there is progress.
+    Of several answers the last two count, and ranks that are the same in both: who moves keeps nobody waiting. A rank
+    that is behind or left is sure only then.
     """
     communicator = answers[-1]
-    if len(answers) > 1 and any(each.ranks != communicator.ranks for each in answers):
-        return
-    is_sure = len(answers) > 1
+    before = {each.rank: each for each in answers[-2].ranks} if len(answers) > 1 else None
+    still = [each for each in communicator.ranks if before is None or _is_same(each, before.get(each.rank))]
     size = communicator.size or len(communicator.ranks) + 1
-    for reason, ranks in (
-        (HangReason.DEAD, [each for each in communicator.ranks if each.dead]),
-        (HangReason.SILENT, [each for each in communicator.ranks if each.silent and not each.dead]),
-        (HangReason.LEFT, [each for each in communicator.ranks if each.left and not each.dead]),
-    ):
-        if ranks and len(ranks) < size:
-            names = [_named(each.rank, each.host, each.pid) for each in ranks]
-            yield _of_ras(communicator, reason, names, is_sure=is_sure or reason is not HangReason.LEFT)
-    names = sorted({name for each in communicator.ranks for name in each.counts})
-    for name in names:
-        launched = [each for each in communicator.ranks if name in each.counts]
-        most = max(each.counts[name] for each in launched)
-        behind = [each for each in launched if each.counts[name] < most and each.rank >= 0]
-        if behind:
-            theirs = f"launched {min(each.counts[name] for each in behind)}"
-            operation = f"{name} number {most}"
-            late = [_named(each.rank, each.host, each.pid) for each in behind]
-            yield _of_ras(communicator, HangReason.ABSENT, late, operation, theirs, is_sure=is_sure)
+
+    def found(reason: HangReason, ranks: Sequence[RasRank]) -> Iterator[Hang]:
+        if 0 < len(ranks) < size:
+            is_sure = before is not None or reason is not HangReason.LEFT
+            theirs = "; ".join(dict.fromkeys(each.error for each in ranks if each.error))
+            yield _of_ras(communicator, reason, ranks, theirs=theirs, is_sure=is_sure)
+
+    gone = [
+        *found(HangReason.DEAD, [each for each in still if each.dead]),
+        *found(HangReason.SILENT, [each for each in still if each.silent and not each.dead]),
+    ]
+    # Where a rank is gone others fail, leave, and stop wherever they are.
+    left = [
+        *found(HangReason.ERROR, [each for each in still if each.error and not each.left]),
+        *found(HangReason.LEFT, [each for each in still if each.left]),
+    ]
+    yield from gone or left or _behind(communicator, {each.rank for each in still}, is_sure=before is not None)
 
 
-def _named(rank: int, host: str, pid: int | None) -> str:
-    return f"rank {rank}" + (f" ({host}:{pid})" if pid is not None else "")
+def _is_same(now: RasRank, before: RasRank | None) -> bool:
+    """True if a rank has not moved; one that is silent is dead after a minute."""
+    return before == now or (before is not None and before.silent and now.silent)
+
+
+class RasCourse:
+    """What RAS answered one time after the other, of one job or of several in turn, and who hangs at the end."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[RasCommunicator, ...]] = {}
+        self._seen: dict[str, dict[int, tuple[RasRank, float]]] = {}
+        self._jobs: list[_Job] = []
+        self._silent = 0
+        self.asked = 0
+
+    def add(self, answer: Sequence[RasCommunicator], now: float) -> None:
+        """Add an answer, at a time in seconds since 1970; an empty one where those that listen did not answer."""
+        self.asked += 1
+        self._silent = 0 if answer else self._silent + 1
+        for each in answer:
+            self._answers[each.id] = (*self._answers.get(each.id, ())[-1:], each)
+            seen = self._seen.get(each.id, {})
+            before = {rank.rank: seen.get(rank.rank, (rank, now)) for rank in each.ranks}
+            self._seen[each.id] = {
+                rank.rank: (rank, since if _is_same(rank, was) else now)
+                for rank in each.ranks
+                for was, since in [before[rank.rank]]
+            }
+        counts = {each.id: [rank.counts for rank in each.ranks] for each in answer if any(r.counts for r in each.ranks)}
+        if counts:
+            job = next((each for each in self._jobs if not each.counts.keys().isdisjoint(counts)), None)
+            if job is None:
+                self._jobs.append(job := _Job(counts, now, now))
+            job.moved |= job.counts != counts
+            job.since = now if job.counts != counts else job.since
+            job.counts, job.until = counts, now
+
+    @property
+    def communicators(self) -> tuple[RasCommunicator, ...]:
+        """The last of each."""
+        return tuple(each[-1] for each in self._answers.values())
+
+    @property
+    def is_judged(self) -> bool:
+        """True if a job was seen to launch operations."""
+        return any(each.moved for each in self._jobs)
+
+    def hangs(self) -> tuple[Hang, ...]:
+        """Who keeps others waiting, in two answers at least; then jobs that launch nothing."""
+        found = [self._dated(each) for each in hangs_of((), self._last_two()) if each.is_sure]
+        hanging = {each.group for each in found}
+        idle = [each for each in self._jobs if each.since < each.until and hanging.isdisjoint(each.counts)]
+        found += [self._idle(each) for each in idle]
+        if self._silent > 1:
+            found.append(
+                Hang(
+                    group="-",
+                    reason=HangReason.SILENT,
+                    ranks=("every process that was asked",),
+                    waiting=0,
+                    operation="",
+                )
+            )
+        return tuple(found)
+
+    def _last_two(self) -> list[RasCommunicator]:
+        return [each for answers in self._answers.values() if len(answers) > 1 for each in answers]
+
+    def _dated(self, hang: Hang) -> Hang:
+        seen = self._seen[hang.group].values()
+        return replace(hang, since=_utc(min(since for rank, since in seen if _named(rank) in hang.ranks)))
+
+    def _idle(self, job: "_Job") -> Hang:
+        largest = max((self._answers[name][-1] for name in job.counts), key=lambda each: len(each.ranks))
+        counts = {name: count for each in largest.ranks for name, count in each.counts.items() if count}
+        last = ", ".join(f"{name} number {count}" for name, count in counts.items())
+        return Hang(
+            group=largest.id,
+            reason=HangReason.IDLE,
+            ranks=(counted(len(largest.ranks), "rank"),),
+            waiting=0,
+            operation="",
+            theirs=f"all wait in the last one ({last or 'none yet'}), or compute, are idle or replay CUDA graphs",
+            since=_utc(job.since),
+            is_sure=False,
+        )
+
+
+@dataclass(slots=True)
+class _Job:
+    """Communicators that one answer had together, when their numbers last changed, and the time of the last answer."""
+
+    counts: Mapping[str, Sequence[Mapping[str, int]]]
+    since: float
+    until: float
+    moved: bool = False
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+_OTHERS = -1
+"""The ranks of an answer that it does not name, together."""
+
+_MOST_OPERATIONS = 3
+
+
+def _behind(communicator: RasCommunicator, still: set[int], *, is_sure: bool) -> Iterator[Hang]:
+    """The ranks that launched least of everything that ranks launched differently: others may run ahead of each other.
+
+    Where one launched less of one and more of another, it called something else.
+    """
+    named = {each.rank: each for each in communicator.ranks if not each.left}
+    least: dict[str, set[int]] = {}
+    most: dict[str, set[int]] = {}
+    fewest: dict[str, int] = {}
+    for name in sorted({name for each in named.values() for name in each.counts}):
+        others = communicator.unnamed.get(name, ())[:1]
+        counts = dict.fromkeys([*named, _OTHERS], others[0]) if others else {}
+        counts |= {rank: each.counts[name] for rank, each in named.items() if name in each.counts}
+        low, high = min(counts.values()), max(counts.values())
+        if low < high:
+            fewest[name] = low
+            least[name] = {rank for rank, count in counts.items() if count == low}
+            most[name] = {rank for rank, count in counts.items() if count == high}
+    if not fewest:
+        return
+    behind = set.intersection(*least.values())
+    if behind:
+        operations = [f"{name} number {low + 1}" for name, low in fewest.items()][:_MOST_OPERATIONS]
+        theirs = f"launched {', '.join(f'{fewest[name]} {name}' for name in fewest)}"
+        yield from _blamed(
+            communicator, HangReason.ABSENT, behind & still, ", ".join(operations), theirs, is_sure=is_sure
+        )
+        return
+    lacked = min(least, key=lambda name: len(least[name]))
+    odd = least[lacked]
+    called = [name for name in most if most[name] == odd]
+    if called and _OTHERS not in odd and len(odd) * 2 < (communicator.size or len(named)):
+        theirs = f"{', '.join(called)} instead"
+        operation = f"{lacked} number {fewest[lacked] + 1}"
+        yield from _blamed(communicator, HangReason.TYPE, odd & still, operation, theirs, is_sure=is_sure)
+    elif still >= set(named):
+        theirs = f"different numbers of {', '.join(fewest)}"
+        yield from _blamed(communicator, HangReason.UNKNOWN, set(named), "", theirs, is_sure=is_sure)
+
+
+def _blamed(
+    communicator: RasCommunicator, reason: HangReason, ranks: set[int], operation: str, theirs: str, *, is_sure: bool
+) -> Iterator[Hang]:
+    found = [each for each in communicator.ranks if each.rank in ranks]
+    if found:
+        yield _of_ras(communicator, reason, found, operation, theirs, is_sure=is_sure)
+
+
+def _named(rank: RasRank) -> str:
+    return f"rank {rank.rank}" + (f" ({rank.host}:{rank.pid})" if rank.pid is not None else "")
 
 
 def _of_ras(
     communicator: RasCommunicator,
     reason: HangReason,
-    names: Sequence[str],
+    ranks: Sequence[RasRank],
     operation: str = "",
     theirs: str = "",
     *,
@@ -230,9 +387,10 @@ def _of_ras(
     return Hang(
         group=communicator.id,
         reason=reason,
-        ranks=tuple(dict.fromkeys(names)),
-        waiting=max((communicator.size or 0) - len(set(names)), 0),
+        ranks=tuple(map(_named, ranks)),
+        waiting=max((communicator.size or 0) - len(ranks), 0),
         operation=operation,
         theirs=theirs,
         is_sure=is_sure,
+        process=None if ranks[0].pid is None else (ranks[0].host, ranks[0].pid),
     )

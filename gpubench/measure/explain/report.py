@@ -18,6 +18,7 @@ from gpubench.measure.explain.pairs import (
     summarise,
 )
 from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.hang import Hang
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind
 from gpubench.model.paths.transport import MULTICAST
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
@@ -470,6 +471,18 @@ def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) ->
     heard = [Verdict.PASS] if was_told else []
     verdict = overall([*heard, *(finding.severity for finding in findings)])
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PATHS_SECTION)
+
+
+WATCHED_SECTIONS = (HANGS_SECTION, FINDINGS_SECTION)
+
+
+def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
+    """The report on who hangs now; SKIP where nobody does and no progress was seen."""
+    facts = LogFacts(hangs=tuple(hangs))
+    findings = failures_of(facts)
+    verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
+    sections = {HANGS_SECTION: Table(HangRow.columns(), lambda: hang_rows(facts))}
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HANGS_SECTION)
 
 
 def path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:

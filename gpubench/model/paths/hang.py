@@ -37,7 +37,10 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class RasRank:
-    """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it."""
+    """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it.
+
+    `error` is what NCCL reported in it.
+    """
 
     rank: int
     host: str = ""
@@ -46,15 +49,20 @@ class RasRank:
     left: bool = False
     silent: bool = False
     dead: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RasCommunicator:
-    """A communicator in an answer of NCCL's RAS: the ranks that it names, of `size`."""
+    """A communicator in an answer of NCCL's RAS: the ranks that it names, of `size`.
+
+    `unnamed` are the numbers of a collective that ranks launched which are not named, those of most ranks first.
+    """
 
     id: str
     size: int | None
     ranks: tuple[RasRank, ...]
+    unnamed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class HangReason(StrEnum):
@@ -66,11 +74,13 @@ class HangReason(StrEnum):
     SIZE = "called something else: another size"
     DTYPE = "called something else: another data type"
     LEFT = "left early"
+    ERROR = "reported an error"
     DEAD = "is dead, or left no dump"
     ELSEWHERE = "waits in another group"
-    SILENT = "does not answer: stopped, or stuck outside NCCL"
+    SILENT = "does not answer: stopped, dead, or its host is cut off"
     SLOW = "is slow"
     TOGETHER = "everybody waits in the same operation"
+    IDLE = "no rank launches an operation"
     UNKNOWN = "cannot tell which rank"
 
 
@@ -80,7 +90,8 @@ class Hang:
 
     `operation` has the type, the size and the data type that the waiting ranks called, `theirs` what the blamed ranks
     did instead or last. `since` is a time in UTC by a waiting rank's clock, empty where it is not known. `is_sure` is
-    False where a job that makes progress may look like this for a moment.
+    False where a job that makes progress may look like this for a moment. `process` is the host and process of the
+    first rank to blame, where they are known.
     """
 
     group: str
@@ -92,3 +103,4 @@ class Hang:
     theirs: str = ""
     since: str = ""
     is_sure: bool = True
+    process: tuple[str, int] | None = None

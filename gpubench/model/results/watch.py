@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.facts.traffic import FOREIGN_GB_S
+from gpubench.model.results.fallback import HANGS_SECTION
 from gpubench.model.results.last_line import LinePart, part
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
@@ -148,7 +149,13 @@ _MOST_JOBS = 3
 
 
 def watch_part(report: Report) -> LinePart:
-    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged."""
+    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged.
+
+    Of a watch for ranks that hang, that there are none.
+    """
+    if HANGS_SECTION in report.sections:
+        seen = "RAS does not show whether operations go on: " if report.verdict is not Verdict.PASS else ""
+        return part(f"{seen}no rank keeps others waiting")
     rows = report.rows(JOBS_SECTION, JobRow)
     main: dict[tuple[str, str], JobRow] = {}
     for row in rows:

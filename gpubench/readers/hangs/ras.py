@@ -2,47 +2,71 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.paths.hang import RasCommunicator, RasRank
 from gpubench.readers.documents import load_json
 
-_HEADER = re.compile(rb"\s*(?:OK\s+)?NCCL version \S+ compiled with CUDA")
-_JSON_WORDS = (b'"nccl_version"', b'"communicators')
-_COMMUNICATOR = re.compile(r"^#\d+-\d+ \((?P<id>[0-9a-f]{1,16})\) (?P<kind>[A-Z,]+)")
-_DIFFERENT = re.compile(r"Communicator ranks have different (?:status|(?P<name>.+?) ?operation counts)")
-_MOST = re.compile(r"^\d+ ranks have (?:launched up to operation (?P<count>\d+)|not launched any operations)")
+_BEFORE = re.compile(r"(?:\s*(?:OK|SERVER PROTOCOL \d+|ERROR: [^\n]{0,200})\r?\n)*\s*")
+"""What the service says before an answer: to the time-out and format that were asked for."""
+
+_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
+_JSON_WORDS = ('"nccl_version"', '"communicators')
+_GROUP = re.compile(
+    r"^(?P<group>\d+) +\d+ +\d+ +\d+(?:-\d+)? +(?P<size>\d+) +\d+"
+    r" +(?:NOCOMM|INIT|RUNNING|FINALIZE|ABORT) +(?P<errors>[A-Z,]+)$"
+)
+_COMMUNICATOR = re.compile(r"^#(?P<group>\d+)-\d+ \((?P<id>[0-9a-f]{1,16})\) [A-Z]+")
+_DIFFERENT = re.compile(r"^Communicator ranks have different (?:status|(?P<name>.+?) ?operation counts)")
+_SEVERAL = re.compile(
+    r"^\d+ ranks (?:have launched up to operation (?P<count>\d+)|(?P<none>have not launched any operations)"
+    r"|have status (?P<status>\w+)|reported (?P<error>.+))"
+)
 _RANK = re.compile(
-    r"^Rank (?P<rank>\d{1,7})(?: has (?:launched up to operation (?P<count>\d+)|(?P<none>not launched any operations)"
-    r"|status (?P<status>\w+)))?"
+    r"^Rank (?P<rank>\d{1,7})(?: has launched up to operation (?P<count>\d+)|(?P<none> has not launched any operations)"
+    r"| has status (?P<status>\w+)| reported (?P<error>[^-]+?))?(?= --|$)"
 )
 _MANAGED = re.compile(r" managed by process (?P<pid>\d+) on node (?P<host>\S+)")
 _MISSING = re.compile(r"^The missing ranks?: (?P<ranks>[\d, -]+)")
 _PROCESS = re.compile(r"^Process (?P<pid>\d+) on node (?P<host>\S+)")
 _SECTION = re.compile(r"^(?P<kind>INCOMPLETE|DEAD|TIMEOUT)$")
-_GONE = ("NOCOMM", "FINALIZE", "ABORT", "UNKNOWN")
+_GONE = ("NOCOMM", "FINALIZE", "ABORT")
+_ERRORS = {
+    1: "Unhandled CUDA error",
+    2: "System error",
+    3: "Internal error",
+    4: "Invalid argument",
+    5: "Invalid usage",
+    6: "Remote process error",
+}
+"""Values of ncclResult_t, in the words of the text."""
 
 
 def recognises(beginning: bytes) -> bool:
     """True if a file begins as an answer of RAS."""
-    text = beginning.lstrip()
-    return _HEADER.match(beginning) is not None or (text.startswith(b"{") and all(word in text for word in _JSON_WORDS))
+    text = _answer(beginning)
+    return _HEADER.match(text) is not None or (text.startswith("{") and all(word in text for word in _JSON_WORDS))
+
+
+def _answer(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    before = _BEFORE.match(text)
+    return text[before.end() :] if before else text
 
 
 def read(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
-    """The communicators of an answer, of text those alone with which something is wrong.
+    """The communicators of an answer; in text, those with which nothing is wrong have no ranks and no id.
 
     Raises UsageError for JSON that is damaged, or no answer of RAS.
     """
-    text = data.decode("utf-8", "replace")
-    if not text.lstrip().startswith("{"):
+    text = _answer(data)
+    if not text.startswith("{"):
         answer = _Text()
         for line in text.splitlines():
             answer.add(line.strip())
-        return tuple(
-            RasCommunicator(f"0x{id_}", None, tuple(ranks.values())) for id_, ranks in answer.found.items() if ranks
-        )
+        return answer.communicators
     try:
         return tuple(_of_json(each) for each in load_json(text)["communicators"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -61,69 +85,106 @@ def _of_json(found: Mapping[str, Any]) -> RasCommunicator:
             host=str(each["host"]),
             pid=int(each["pid"]),
             counts={str(name): int(count) for name, count in each["collective_counts"].items()},
-            left=bool(each["status"]["finalize_called"] or each["status"]["destroy_flag"]),
-            dead=bool(each["status"]["abort_flag"]),
+            left=any(bool(each["status"][flag]) for flag in ("finalize_called", "destroy_flag", "abort_flag")),
+            error=_ERRORS.get(each["status"].get("async_error"), _ERRORS.get(each["status"].get("init_state"), "")),
         )
         for each in found["ranks"]
     ]
+    # A missing rank that does respond is not of this communicator any more.
     ranks += [
         RasRank(
             rank=int(each["rank"]),
             host=str(each["host"]),
             pid=int(each["pid"]),
-            silent=True,
+            silent=bool(each["status"]["unresponsive"]),
             dead=bool(each["status"]["considered_dead"]),
+            left=not each["status"]["unresponsive"],
         )
         for each in found["missing_ranks"]
     ]
+    ranks.sort(key=lambda each: each.rank)
     return RasCommunicator(str(found["hash"]), int(found["size"]), tuple(ranks))
 
 
 class _Text:
-    """The communicators below Errors and Warnings. What most ranks launched has the rank -1."""
+    """The groups of communicators in the table, and those that have a paragraph below Errors and Warnings."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[tuple[int, str], RasRank]] = {}
-        self._own: dict[tuple[int, str], RasRank] = {}
-        self._section = self._function = self._kind = ""
-        self._count: int | None = None
-        self._dead: set[tuple[str, int]] = set()
+        self._found: dict[str, RasCommunicator] = {}
+        self._ranks: dict[str, dict[int, RasRank]] = {}
+        self._sizes: dict[str, int] = {}
+        self._id = self._section = self._function = ""
+        self._of_several: Mapping[str, str | None] = {}
+        self._dead: set[tuple[str, int | None]] = set()
+
+    @property
+    def communicators(self) -> tuple[RasCommunicator, ...]:
+        """What was read."""
+        return tuple(
+            replace(each, ranks=tuple(ranks[number] for number in sorted(ranks)))
+            for name, each in self._found.items()
+            for ranks in [self._ranks.get(name, {})]
+        )
 
     def add(self, line: str) -> None:
         """Take a line."""
-        if heading := _SECTION.match(line):
-            self._section, self._own = heading["kind"], {}
+        if group := _GROUP.match(line):
+            self._sizes[group["group"]] = int(group["size"])
+            if group["errors"] == "OK":
+                name = f"group {group['group']}"
+                self._found[name] = RasCommunicator(name, int(group["size"]), ())
+        elif heading := _SECTION.match(line):
+            self._section, self._id = heading["kind"], ""
         elif heading := _COMMUNICATOR.match(line):
-            self._section, self._kind, self._function = "", heading["kind"], ""
-            self._own = self.found.setdefault(heading["id"], {})
+            self._section, self._function, self._of_several = "", "", {}
+            self._id = f"0x{heading['id']}"
+            self._found.setdefault(self._id, RasCommunicator(self._id, self._sizes.get(heading["group"]), ()))
         elif self._section == "DEAD" and (process := _PROCESS.match(line)):
             self._dead.add((process["host"], int(process["pid"])))
-        elif not self._section:
+        elif self._id:
             self._of_communicator(line)
 
     def _of_communicator(self, line: str) -> None:
         if heading := _DIFFERENT.search(line):
-            self._function, self._count = heading["name"] or "", None
-        elif heading := _MOST.match(line):
-            self._count = int(heading["count"] or 0)
-            self._own[-1 - self._count, self._function] = RasRank(-1, counts={self._function: self._count})
-        elif heading := _MISSING.match(line):
-            self._own |= {(number, self._kind): RasRank(number, silent=True) for number in _numbers(heading["ranks"])}
+            self._function, self._of_several = heading["name"] or "", {}
+        elif several := _SEVERAL.match(line):
+            self._of_several = several.groupdict()
+            if self._function and (several["count"] or several["none"]):
+                found = self._found[self._id]
+                launched = (*found.unnamed.get(self._function, ()), int(several["count"] or 0))
+                self._found[self._id] = replace(found, unnamed={**found.unnamed, self._function: launched})
+        elif missing := _MISSING.match(line):
+            for number in _numbers(missing["ranks"]):
+                self._add(RasRank(number, silent=True))
         elif rank := _RANK.match(line):
-            self._add_rank(rank)
+            process = _MANAGED.search(line)
+            host, pid = (process["host"], int(process["pid"])) if process else ("", None)
+            said = rank.groupdict() if any(rank.group("count", "none", "status", "error")) else self._of_several
+            counts = {self._function: int(said["count"] or 0)} if said and (said["count"] or said["none"]) else {}
+            self._add(
+                RasRank(
+                    int(rank["rank"]),
+                    host,
+                    pid,
+                    counts,
+                    left=bool(said) and said["status"] in _GONE,
+                    silent=not said,
+                    dead=(host, pid) in self._dead,
+                    error=(said["error"] or "") if said else "",
+                )
+            )
 
-    def _add_rank(self, rank: re.Match[str]) -> None:
-        process = _MANAGED.search(rank.string)
-        host, pid = (process["host"], int(process["pid"])) if process else ("", None)
-        launched = 0 if rank["none"] else self._count if rank["count"] is None else int(rank["count"])
-        self._own[int(rank["rank"]), self._function or self._kind] = RasRank(
-            int(rank["rank"]),
-            host,
-            pid,
-            {self._function: launched} if self._function and launched is not None else {},
-            left=rank["status"] in _GONE,
-            silent="INCOMPLETE" in self._kind,
-            dead=(host, pid) in self._dead,
+    def _add(self, rank: RasRank) -> None:
+        """Join it with what other paragraphs say of the same rank."""
+        own = self._ranks.setdefault(self._id, {})
+        seen = own.get(rank.rank, rank)
+        own[rank.rank] = replace(
+            rank,
+            counts={**seen.counts, **rank.counts},
+            left=seen.left or rank.left,
+            silent=seen.silent or rank.silent,
+            dead=seen.dead or rank.dead,
+            error=seen.error or rank.error,
         )
 
 

@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 
 import pytest
 
-from gpubench.hardware.watchdog import main as nccl_ras
-from gpubench.hardware.watchdog.main import ask_ras
+from gpubench.hardware.ras import AS_JSON, ask_ras
+
+MOST = 1 << 16
 
 
 @pytest.fixture
@@ -20,22 +20,27 @@ def listener() -> Iterator[socket.socket]:
 
 
 @contextmanager
-def served(listener: socket.socket, answers: list[tuple[bytes, bool]]) -> Iterator[list[bytes]]:
-    """Answer one connection after another, and hang up or not; what was asked."""
+def served(listener: socket.socket, answer: bytes, *, silent: int = 0, hangs_up: bool = True) -> Iterator[list[bytes]]:
+    """Accept all connections, of which the first say nothing, and answer one question; what was asked."""
     asked: list[bytes] = []
     kept: list[socket.socket] = []
 
-    def answer() -> None:
-        for text, hangs_up in answers:
+    def serve() -> None:
+        for number in range(8):
             connection, _ = listener.accept()
+            kept.append(connection)
             asked.append(connection.recv(100))
-            connection.sendall(text)
-            if hangs_up:
-                connection.close()
-            else:
-                kept.append(connection)
+            if number >= silent:
+                connection.sendall(b"OK\n")
+        with suppress(OSError):
+            question = kept[silent].recv(100)
+            asked.append(question)
+            if question:
+                kept[silent].sendall(answer)
+        if hangs_up and silent < 8:
+            kept[silent].close()
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=serve)
     thread.start()
     yield asked
     thread.join(20)
@@ -47,35 +52,36 @@ def environment(listener: socket.socket) -> dict[str, str]:
     return {"NCCL_RAS_ADDR": f"localhost:{listener.getsockname()[1]}"}
 
 
-def test_the_first_answer_counts_though_others_hang(listener: socket.socket) -> None:
-    answer = b"OK\nNCCL version 2.28.9\n\nJob summary\n"
-    with served(listener, [(b"", False), (b"", False), (answer, True), (b"", False)]) as asked:
-        assert ask_ras(20, environment(listener)) == ["NCCL version 2.28.9", "Job summary"]
-    assert asked[0] == b"TIMEOUT 1\nVERBOSE STATUS\n"
+def test_the_first_that_is_ready_is_asked_though_others_hang(listener: socket.socket) -> None:
+    with served(listener, b"NCCL version 2.28.9\n\nJob summary\n", silent=7) as asked:
+        answer = ask_ras(20, environment(listener), most_bytes=MOST)
+    assert answer == b"NCCL version 2.28.9\n\nJob summary\n"
+    assert asked == [b"TIMEOUT 1\n"] * 8 + [b"VERBOSE STATUS\n"]
 
 
-def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is over when all have been heard, and none has hung up."""
-    heard: list[bytes] = []
-    read = nccl_ras._read
-
-    def hear(connection: socket.socket, most_bytes: int) -> bytes:
-        heard.append(read(connection, most_bytes))
-        return heard[-1]
-
-    monkeypatch.setattr(nccl_ras, "_read", hear)
-    monkeypatch.setattr(nccl_ras, "time", SimpleNamespace(monotonic=lambda: 0.1 if len(heard) == 4 else 0.0))
-    with served(listener, [(b"OK\nNCCL version 2.28.9\n", False)] * 4):
-        assert ask_ras(0.1, environment(listener)) == ["NCCL version 2.28.9"]
+def test_json_is_asked_for_before_the_status(listener: socket.socket) -> None:
+    with served(listener, b"OK\n{}\n") as asked:
+        assert ask_ras(20, environment(listener), question=AS_JSON, leg_seconds=3, most_bytes=MOST) == b"{}\n"
+    assert (asked[0], asked[-1]) == (b"TIMEOUT 3\n", b"SET FORMAT json\nVERBOSE STATUS\n")
 
 
-def test_where_nobody_listens_or_the_address_is_none_nothing_is_said(listener: socket.socket) -> None:
+def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket) -> None:
+    with served(listener, b"NCCL version 2.28.9\n", hangs_up=False):
+        assert ask_ras(1, environment(listener), most_bytes=MOST) == b"NCCL version 2.28.9\n"
+
+
+def test_processes_that_listen_and_do_not_answer_are_told_from_none(listener: socket.socket) -> None:
+    assert ask_ras(0.2, environment(listener), most_bytes=MOST) == b""
     port = listener.getsockname()[1]
     listener.close()
-    assert ask_ras(5, {"NCCL_RAS_ADDR": f"localhost:{port}"}) == []
-    assert ask_ras(5, {"NCCL_RAS_ADDR": "somewhere"}) == []
-    for address in ("localhost:99999", f"localhost:{'9' * 5000}", f"{'x' * 100}:1", "\0:1", "\ud800:1"):
-        assert ask_ras(5, {"NCCL_RAS_ADDR": address}) == []
+    assert ask_ras(5, {"NCCL_RAS_ADDR": f"localhost:{port}"}, most_bytes=MOST) is None
+
+
+@pytest.mark.parametrize(
+    "address", ["somewhere", "localhost:99999", f"localhost:{'9' * 5000}", f"{'x' * 100}:1", "\0:1", "\ud800:1"]
+)
+def test_an_address_that_cannot_be_is_nobody(address: str) -> None:
+    assert ask_ras(5, {"NCCL_RAS_ADDR": address}, most_bytes=MOST) is None
 
 
 @contextmanager
@@ -84,7 +90,7 @@ def endless(listener: socket.socket, piece: bytes, seconds: float) -> Iterator[N
     over = threading.Event()
 
     def send() -> None:
-        connections = [listener.accept()[0] for _ in range(4)]
+        connections = [listener.accept()[0] for _ in range(8)]
         while not over.is_set():
             for connection in connections:
                 with suppress(OSError):
@@ -101,17 +107,18 @@ def endless(listener: socket.socket, piece: bytes, seconds: float) -> Iterator[N
     thread.join(20)
 
 
-def test_an_answer_without_end_is_cut_at_64_kib(listener: socket.socket) -> None:
+def test_an_answer_without_end_is_cut(listener: socket.socket) -> None:
     with endless(listener, b"x" * 1000 + b"\n", 0.0):
         began = time.monotonic()
-        lines = ask_ras(20, environment(listener))
+        answer = ask_ras(20, environment(listener), most_bytes=MOST)
         assert time.monotonic() - began < 10, "it does not wait for an end"
-    assert sum(len(line) + 1 for line in lines) in range(2**16 - 1000, 2**16 + 2)
+    assert answer is not None
+    assert len(answer) == MOST
 
 
 def test_an_answer_that_drips_is_over_with_the_time(listener: socket.socket) -> None:
     with endless(listener, b"x", 0.02):
         began = time.monotonic()
-        (line,) = ask_ras(0.5, environment(listener))
+        answer = ask_ras(0.5, environment(listener), most_bytes=MOST)
         assert time.monotonic() - began < 5
-    assert set(line) == {"x"}
+    assert set(answer or b"") == {ord("x")}

@@ -1,0 +1,39 @@
+"""Who keeps the others waiting: the table of `explain` and `watch --hang`, and a line for every answer of RAS."""
+
+from collections.abc import Sequence
+
+from gpubench.formats.lines import Column, fitted_lines
+from gpubench.formats.table import Page
+from gpubench.model.paths.hang import Hang
+from gpubench.model.results.fallback import HANGS_SECTION, HangRow
+from gpubench.model.terms.units import counted, some_of
+
+_MOST_LINES = 10
+
+
+def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
+    """Who, why, and in which operation the others wait."""
+    if not hangs:
+        return
+    shown = hangs[:_MOST_LINES]
+    page.print("")
+    columns = [
+        Column("group", [row.group for row in shown]),
+        Column("who", [some_of(row.ranks) for row in shown]),
+        Column("what", [row.reason for row in shown]),
+        Column("waiting", [str(row.waiting) for row in shown], right=True),
+        Column("in", [row.operation or "-" for row in shown], 1),
+        Column("since (UTC)", [row.since or "?" for row in shown], 2),
+    ]
+    page.table(fitted_lines(columns, page.width))
+    if len(hangs) > _MOST_LINES:
+        page.wrap(f"and {len(hangs) - _MOST_LINES} more: --format csv --section {HANGS_SECTION}")
+
+
+def status_line(seconds: float, communicators: int, hangs: Sequence[Hang]) -> str:
+    """'   20.0 s  rank 2 (10.0.0.1:4711) did not join: AllReduce number 6650', or that nobody hangs."""
+    said = [f"{some_of(each.ranks)}: {', '.join(filter(None, (each.reason.value, each.operation)))}" for each in hangs]
+    if not said:
+        told = f"{counted(communicators, 'communicator')}, no rank keeps others waiting"
+        said = [told if communicators else "no answer"]
+    return f"{seconds:8.1f} s  {'; '.join(said)}"

@@ -1,0 +1,144 @@
+"""Ask NCCL's RAS of running jobs again and again, and name the rank that keeps the others waiting."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpubench.errors import CouldNotMeasureError, UsageError, unwritable_output
+from gpubench.formats.delivery import say
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.registry import TABLE
+from gpubench.hardware.ras import ADDRESS, AS_JSON, address_of, ask_ras
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import presenting
+from gpubench.jobs.watch import NAME, Interrupts
+from gpubench.measure.explain.hangs import RasCourse
+from gpubench.measure.explain.report import WATCHED_SECTIONS as SECTIONS
+from gpubench.measure.explain.report import report_on_hangs
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.paths.hang import RasCommunicator
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers import limits
+from gpubench.readers.hangs import ras
+
+if TYPE_CHECKING:
+    from gpubench.model.results.report import Metadata
+
+__all__ = ["INTERVAL_SECONDS", "SECTIONS", "HangPlan", "run"]
+
+INTERVAL_SECONDS = 10.0
+
+_SECONDS_OF_A_LEG = 3
+"""After which a process that does not answer another counts as silent."""
+
+_SECONDS_TO_ANSWER = 9.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangPlan:
+    """How often RAS is asked, for how long (None: until somebody ends it), and the folder for what it says."""
+
+    interval_s: float
+    seconds: float | None
+    strict: bool
+    record: Path | None
+    presentation: Presentation
+
+
+def run(plan: HangPlan, arguments: Sequence[str]) -> int:
+    """Ask until the time is up, the jobs have ended, or Ctrl-C; the exit code.
+
+    Raises GpubenchError: nobody listens, or something else than RAS does, or an output cannot be written.
+    """
+    launch = launched_by(os.environ)
+    if launch is not None and launch.size > 1:
+        raise UsageError(
+            f"{NAME} --hang under {launch.launcher}",
+            expected="one process: each process of a job knows of all others",
+            next_step=launch.without_it,
+        )
+    with presenting(plan.presentation, is_rank=launch is not None) as presenter:
+        course = RasCourse()
+        with suppress(KeyboardInterrupt), Interrupts() as interrupts:
+            _ask_again(plan, course, interrupts)
+        presenter.begin(_metadata(plan, arguments, course), ())
+        presenter.end(report_on_hangs(course.hangs(), is_judged=course.is_judged))
+    return presenter.exit_code
+
+
+def _ask_again(plan: HangPlan, course: RasCourse, interrupts: Interrupts) -> None:
+    from gpubench.formats.text.hangs import status_line
+
+    begun = time.monotonic()
+    while True:
+        asked = time.monotonic()
+        answer = _answer(plan.record, course.asked + 1)
+        if answer is None:
+            if not course.asked:
+                raise _no_ras()
+            say(f"{asked - begun:8.1f} s  nobody listens any more: the jobs have ended")
+            return
+        course.add(answer, time.time())
+        if plan.presentation.format is TABLE:
+            say(status_line(asked - begun, len(answer), course.hangs()))
+        left = float("inf") if plan.seconds is None else begun + plan.seconds - time.monotonic()
+        if left <= 0 or interrupts.asked:
+            return
+        time.sleep(max(min(asked + plan.interval_s - time.monotonic(), left), 0.0))
+
+
+def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | None:
+    """The communicators of which a process told; none where none of them answers in time, None where none listens."""
+    data = ask_ras(
+        _SECONDS_TO_ANSWER, question=AS_JSON, leg_seconds=_SECONDS_OF_A_LEG, most_bytes=limits.MOST_DUMP_BYTES
+    )
+    if not data:
+        return None if data is None else ()
+    name = f"the answer of {address_of()}"
+    if not ras.recognises(data):
+        raise UsageError(
+            f"{name} is not one of NCCL's RAS: {data[:60].decode(errors='replace')!r}",
+            expected=f"{ADDRESS} as the job has it",
+            reason="another program listens there",
+        )
+    if record is not None:
+        path = record / f"ras-{number:05}"
+        try:
+            record.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise unwritable_output(path, error) from error
+    return ras.read(data, name)
+
+
+def _no_ras() -> CouldNotMeasureError:
+    return CouldNotMeasureError(
+        f"nobody listens on {address_of()}, the port of NCCL's RAS",
+        expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
+        reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
+        next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang asks elsewhere; in a container, run it there",
+    )
+
+
+def _metadata(plan: HangPlan, arguments: Sequence[str], course: RasCourse) -> "Metadata":
+    hosts = dict.fromkeys(rank.host for each in course.communicators for rank in each.ranks if rank.host)
+    return metadata_of(
+        arguments,
+        NAME,
+        origin=Origin.MEASURED,
+        hosts=list(hosts) or ["unknown"],
+        options={
+            "strict": plan.strict,
+            "hang": True,
+            "interval_s": plan.interval_s,
+            "seconds": plan.seconds,
+            "answers": course.asked,
+            "communicators": len(course.communicators),
+            "ranks": max((each.size or 0 for each in course.communicators), default=0),
+        },
+        source=f"NCCL's RAS on {address_of()}",
+    )

@@ -1,0 +1,44 @@
+"""A rank that reduces again and again, and at a sign does something else: `ras_rank.py RANK RANKS FOLDER FAULT`.
+
+The folder has the id of the communicator, how far each rank is, and the sign. A rank whose NCCL fails stays as it is.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def main(rank: int, ranks: int, folder: Path, fault: str) -> None:
+    import cupy
+    from cupy.cuda import nccl
+
+    cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+    id_file = folder / "id"
+    if rank == 0:
+        (folder / "id.new").write_text(json.dumps([nccl.get_version(), nccl.get_unique_id()]))
+        (folder / "id.new").rename(id_file)
+    while not id_file.exists():
+        time.sleep(0.05)
+    communicator = nccl.NcclCommunicator(ranks, tuple(json.loads(id_file.read_text())[1]), rank)
+    data, stream = cupy.ones(2**16, dtype="f4"), cupy.cuda.Stream()
+    done = 0
+    while True:
+        if fault and (folder / "sign").exists():
+            if fault == "other":
+                communicator.bcast(data.data.ptr, data.size, nccl.NCCL_FLOAT32, 0, stream.ptr)
+                stream.synchronize()
+            time.sleep(600)
+        communicator.allReduce(data.data.ptr, data.data.ptr, data.size, nccl.NCCL_FLOAT32, nccl.NCCL_MAX, stream.ptr)
+        stream.synchronize()
+        done += 1
+        (folder / f"done-{rank}").write_text(str(done))
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    except Exception as error:  # noqa: BLE001
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        time.sleep(600)
