@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from gpubench.conditions.definition.condition import Condition, Family, Sighting, joined, nothing_in_facts
-from gpubench.model.paths.hang import HangReason
+from gpubench.model.paths.hang import Hang, HangReason
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
@@ -15,7 +15,7 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
     def find(facts: LogFacts) -> Iterator[Sighting]:
         for each in facts.hangs:
             if each.reason in reasons:
-                theirs = f": {each.theirs}" if each.theirs else ""
+                theirs = "".join(f"{mark}{said}" for mark, said in ((": ", each.theirs), ("; ", each.now)) if said)
                 operation = f"; {counted(each.waiting, 'rank')} in {each.operation}" if each.operation else ""
                 place = f" at {each.place}" if each.place else ""
                 since = f" since {each.since} UTC" if each.since else ""
@@ -24,13 +24,16 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
                     names=each.ranks,
                     seen=f"{each.reason.value}{theirs}{operation}{place}{since}",
                     severity=None if each.is_sure else Verdict.WARN,
-                    cure=_where_it_is(*each.process) if each.reason is HangReason.ABSENT and each.process else "",
+                    cure=_where_it_is(each) if each.reason is HangReason.ABSENT else "",
                 )
 
     return find
 
 
-def _where_it_is(host: str, pid: int) -> str:
+def _where_it_is(hang: Hang) -> str:
+    if hang.process is None or hang.now:
+        return ""
+    host, pid = hang.process
     return f"py-spy dump --pid {pid}. Run it on {host}: it shows the line where that rank is"
 
 
@@ -40,7 +43,7 @@ def _hang(
     return Condition(
         id=id_,
         title=title,
-        detection="dumps of PyTorch's Flight Recorder, one of every rank, or answers of NCCL's RAS",
+        detection="dumps of PyTorch's Flight Recorder, lines of its watchdog, or answers of NCCL's RAS",
         expected=expected,
         likely=likely,
         cure=cure,
@@ -68,6 +71,7 @@ HANGS = Family.of(
         "rank-is-gone",
         "A rank is dead, left early, reported an error, or does not answer, and the others wait for it",
         HangReason.DEAD,
+        HangReason.NO_DUMP,
         HangReason.LEFT,
         HangReason.SILENT,
         HangReason.ERROR,

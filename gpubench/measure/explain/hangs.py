@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
-from gpubench.model.paths.hang import Hang, HangReason, RankRecord, RasCommunicator, RasRank, RecordedCall
+from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
+from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import counted
 
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
@@ -28,6 +29,46 @@ def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> t
         answers.setdefault(answer.id, []).append(answer)
     found = [*_in_records(records), *(hang for each in answers.values() for hang in _in_ras(each))]
     return tuple(sorted(found, key=lambda each: each.reason in (HangReason.ELSEWHERE, HangReason.SLOW)))
+
+
+def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
+    """Who hangs by dumps and answers of RAS; without dumps also by what PyTorch printed."""
+    sizes = [each.size for each in facts.communicators if each.size]
+    printed = () if facts.records else _printed(facts.watchdogs, max(sizes, default=None))
+    missed = [
+        Hang(
+            group="default",
+            reason=HangReason.ABSENT,
+            ranks=tuple(f"rank {rank}" for rank in facts.missed_barrier),
+            waiting=max(max(sizes, default=0) - len(facts.missed_barrier), 0),
+            operation="monitoredBarrier",
+        )
+    ]
+    found = (*hangs_of(facts.records, facts.ras), *printed, *(missed if facts.missed_barrier else ()))
+    return tuple(replace(each, now=_now(each, facts.stacks)) for each in found)
+
+
+def _now(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
+    """Where the first rank to blame is that py-spy looked at."""
+    process = None if hang.process is None else hang.process[1]
+    ranks = [name.partition(" (")[0] for name in hang.ranks]
+    for each in stacks:
+        if each.pid == process or (process is None and each.rank is not None and f"rank {each.rank}" in ranks):
+            who = "" if len(ranks) == 1 else f"{next(iter(ranks))} "
+            return f"{who}is at {', called from '.join(each.places)}" if each.places else ""
+    return ""
+
+
+def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
+    """Who hangs by lines of PyTorch's watchdog, each of which tells of its own rank; others may be in another log."""
+    for hang in sorted(_in_records(records), key=lambda each: each.reason is HangReason.ELSEWHERE):
+        if hang.reason is HangReason.NO_DUMP:
+            yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
+        elif hang.reason is HangReason.TOGETHER:
+            if len(hang.ranks) > 1 and size in (None, len(hang.ranks)):
+                yield replace(hang, theirs="" if size else "all ranks in this log", is_sure=size is not None)
+        else:
+            yield hang
 
 
 def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
@@ -85,7 +126,7 @@ def _in_group(
         return hang(reason, odd, theirs)
     lost = [rank for rank in absent if rank not in have_dumps]
     if lost:
-        return hang(HangReason.DEAD, lost, "")
+        return hang(HangReason.NO_DUMP, lost, "")
     if not absent:
         others = _elsewhere(group, by_group) if len(there) == 1 else {}
         theirs = "; ".join(f"{_described(call)} of group {call.group}" for call in others.values())
@@ -130,22 +171,29 @@ def _difference(call: RecordedCall, shown: RecordedCall) -> HangReason | None:
 
 
 def _reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> HangReason:
-    """How the call of a rank differs; it is the order where either makes the other's call next."""
+    """How the call of a rank differs.
+
+    It is the order where either makes the other's call next, or where this call followed the others' one before.
+    """
     call = calls[rank][first]
     others_next = [each for at in calls.values() if (each := at.get(first + 1)) is not None]
     own_next = calls[rank].get(first + 1)
+    followed = any(
+        _signature(each) == _signature(shown) and number < first and _signature(at[number + 1]) == _signature(call)
+        for at in calls.values()
+        for number, each in at.items()
+        if number + 1 in at
+    )
     swapped = any(_signature(each) == _signature(call) for each in others_next) or (
         own_next is not None and _signature(own_next) == _signature(shown)
     )
-    reason = _difference(call, shown) or HangReason.UNKNOWN
-    return HangReason.ORDER if reason is HangReason.TYPE and swapped else reason
+    return HangReason.ORDER if swapped or followed else _difference(call, shown) or HangReason.UNKNOWN
 
 
 def _described(call: RecordedCall) -> str:
     size = ", ".join("×".join(map(str, each)) or "1" for each in call.sizes)
-    return (
-        f"{call.operation} number {call.sequence} of {size or 'no'} {'/'.join(dict.fromkeys(call.types)) or 'elements'}"
-    )
+    of_size = f" of {size} {'/'.join(dict.fromkeys(call.types)) or 'elements'}" if size else ""
+    return f"{call.operation} number {call.sequence}{of_size}"
 
 
 def _at(place: str) -> str:

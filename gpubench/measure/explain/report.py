@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpubench.conditions.definition.condition import Complained, joined
 from gpubench.conditions.registry import CAUSES, CONDITIONS
-from gpubench.measure.explain.hangs import hangs_of
+from gpubench.measure.explain.hangs import hangs_in
 from gpubench.measure.explain.pairs import (
     Examples,
     JobSummary,
@@ -455,7 +455,7 @@ SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "membe
 
 def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) -> Report:
     """The report on a job; `logs` are the names of the files that were read, `tables` those that hold results."""
-    facts = replace(facts, hangs=hangs_of(facts.records, facts.ras))
+    facts = replace(facts, hangs=hangs_in(facts))
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
     findings = findings_of(facts, summary, logs, tables)

@@ -36,6 +36,18 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStack:
+    """Where a process is, by py-spy: the innermost line of its main thread, then the innermost of the program's own.
+
+    `rank` is None where the name of the file has no number.
+    """
+
+    pid: int
+    rank: int | None
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RasRank:
     """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it.
 
@@ -70,12 +82,13 @@ class HangReason(StrEnum):
 
     ABSENT = "did not join"
     TYPE = "called something else: another operation"
-    ORDER = "called something else: in another order"
+    ORDER = "called something else: in another order, or left one out"
     SIZE = "called something else: another size"
     DTYPE = "called something else: another data type"
     LEFT = "left early"
     ERROR = "reported an error"
-    DEAD = "is dead, or left no dump"
+    DEAD = "is dead"
+    NO_DUMP = "is dead or left early: there is no dump of it"
     ELSEWHERE = "waits in another group"
     SILENT = "does not answer: stopped, dead, or its host is cut off"
     SLOW = "is slow"
@@ -91,7 +104,7 @@ class Hang:
     `operation` has the type, the size and the data type that the waiting ranks called, `theirs` what the blamed ranks
     did instead or last. `since` is a time in UTC by a waiting rank's clock, empty where it is not known. `is_sure` is
     False where a job that makes progress may look like this for a moment. `process` is the host and process of the
-    first rank to blame, where they are known.
+    first rank to blame, where they are known. `now` is the line where that rank is, by py-spy.
     """
 
     group: str
@@ -104,3 +117,4 @@ class Hang:
     since: str = ""
     is_sure: bool = True
     process: tuple[str, int] | None = None
+    now: str = ""

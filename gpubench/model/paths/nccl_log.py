@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
-from gpubench.model.paths.hang import Hang, RankRecord, RasCommunicator
+from gpubench.model.paths.hang import Hang, ProcessStack, RankRecord, RasCommunicator
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
 
 MOST_CHANNELS = 1024
@@ -338,7 +338,9 @@ class LogFacts:
     text, maybe of another machine. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
     connections that were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files`
     are those that end before their end, `limits` those behind which something was left unread. `records` are dumps of
-    PyTorch's Flight Recorder, `ras` answers of NCCL's RAS, `hangs` what these show together.
+    PyTorch's Flight Recorder, `watchdogs` what its watchdog printed of each rank, `missed_barrier` the ranks that a
+    monitored barrier names, `ras` answers of NCCL's RAS, `stacks` what py-spy says of
+    processes, `hangs` what these show together.
     """
 
     versions: tuple[str, ...] = ()
@@ -359,5 +361,8 @@ class LogFacts:
     cut_files: tuple[str, ...] = ()
     limits: tuple[ReachedLimit, ...] = ()
     records: tuple[RankRecord, ...] = ()
+    watchdogs: tuple[RankRecord, ...] = ()
+    missed_barrier: tuple[int, ...] = ()
     ras: tuple[RasCommunicator, ...] = ()
+    stacks: tuple[ProcessStack, ...] = ()
     hangs: tuple[Hang, ...] = ()

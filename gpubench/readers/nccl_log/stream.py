@@ -18,7 +18,8 @@ from gpubench.errors import UsageError
 from gpubench.model.paths.nccl_log import LogFacts, channel_code
 from gpubench.readers import limits
 from gpubench.readers.documents import SilentPipeError, opened, unreadable
-from gpubench.readers.hangs import ras, recorder
+from gpubench.readers.hangs import ras, recorder, stacks
+from gpubench.readers.hangs.watchdog import WatchdogLines
 from gpubench.readers.limits import ReachedLimits
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
 from gpubench.readers.nccl_log.communicators import communicators
@@ -26,7 +27,7 @@ from gpubench.readers.nccl_log.lines import INFO, NAMELESS, cleaned, parse_chann
 from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, OwnGpu, may_be_noted, parse_failed_call
 
 if TYPE_CHECKING:
-    from gpubench.model.paths.hang import RankRecord, RasCommunicator
+    from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator
 
 _MOST_LINES = 2**16
 _TIMES_REPEATED = 4
@@ -131,6 +132,8 @@ class NcclLogReader:
         self._left_out = 0
         self.records: list[RankRecord] = []
         self.ras: list[RasCommunicator] = []
+        self.stacks: list[ProcessStack] = []
+        self._watchdogs = WatchdogLines()
 
     @property
     def nccl_lines(self) -> int:
@@ -205,7 +208,10 @@ class NcclLogReader:
             cut_files=cut_files,
             limits=self.reached.found(),
             records=tuple(self.records),
+            watchdogs=self._watchdogs.records(),
+            missed_barrier=tuple(self._watchdogs.missed_barrier),
             ras=tuple(self.ras),
+            stacks=tuple(self.stacks),
         )
 
     def _read_lines(self, block: bytes) -> None:
@@ -282,6 +288,8 @@ class NcclLogReader:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
             self._notes.add_other(line)
+            if b" collective: " in line or b"monitoredBarrier" in line:
+                self._watchdogs.add(line)
             return
         if b"[0m" in line:
             line = without_colors(line)
@@ -305,6 +313,7 @@ class NcclLogReader:
         if not found:
             self._other_lines += 1
             self._notes.add_other(line)
+            self._watchdogs.add(line)
         before = line[: found[0].start()] if found else line
         self._unreadable += _REMNANT in before
         for number, each in enumerate(found, 1):
@@ -580,12 +589,14 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
 
 
 def _is_of_hang(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
-    """Read a dump of Flight Recorder, or an answer of RAS; False of any other file."""
+    """Read a dump of Flight Recorder or py-spy, or an answer of RAS; False of any other file."""
     beginning = stream.peek()
     if recorder.recognises(beginning):
         reader.records.append(recorder.read(_whole(stream, name), name))
     elif ras.recognises(beginning):
         reader.ras.extend(ras.read(_whole(stream, name), name))
+    elif stacks.recognises(beginning):
+        reader.stacks.append(stacks.read(_whole(stream, name), name))
     else:
         return False
     return True

@@ -38,7 +38,7 @@ def report_of(*paths: Path) -> Report:
         ("other", Verdict.FAIL, "rank-calls-other", ("rank 2",), HangReason.TYPE),
         ("size", Verdict.FAIL, "rank-calls-other", ("rank 2",), HangReason.SIZE),
         ("dtype", Verdict.FAIL, "rank-calls-other", ("rank 2",), HangReason.DTYPE),
-        ("dead", Verdict.FAIL, "rank-is-gone", ("rank 1",), HangReason.DEAD),
+        ("dead", Verdict.FAIL, "rank-is-gone", ("rank 1",), HangReason.NO_DUMP),
         ("slow", Verdict.WARN, "rank-is-slow", ("rank 1",), HangReason.SLOW),
     ],
 )
@@ -126,6 +126,16 @@ def test_a_rank_that_calls_two_operations_in_another_order_is_told_so() -> None:
     assert reasons(*others, record(2, call("broadcast"))) == [(HangReason.ORDER, ("rank 2",))]
 
 
+@pytest.mark.parametrize("size", [8, 16])
+def test_a_call_that_usually_follows_is_another_order(size: int) -> None:
+    """Ranks that wait for each operation have called nothing after it, but have done so before."""
+    usual = (call("all_reduce", 1, done=True), call("broadcast", 2, size, done=True))
+    others = [record(rank, *usual, call("all_reduce", 3)) for rank in range(2)]
+    assert reasons(*others, record(2, *usual, call("broadcast", 3, size))) == [(HangReason.ORDER, ("rank 2",))]
+    never = record(2, *usual, call("all_gather", 3))
+    assert reasons(*others, never) == [(HangReason.TYPE, ("rank 2",))]
+
+
 def test_a_call_that_ended_elsewhere_is_not_waited_for() -> None:
     ahead = [record(rank, call("all_reduce", done=True), call("all_reduce", 2)) for rank in range(2)]
     assert reasons(*ahead, record(2, call("all_reduce"))) == [(HangReason.ABSENT, ("rank 2",))]
@@ -211,3 +221,33 @@ def test_two_answers_of_ras_tell_a_hang_from_progress() -> None:
     assert [each.is_sure for each in hangs_of((), (first, first))] == [True]
     moved = replace(first.ranks[0], counts={"AllReduce": 6648})
     assert hangs_of((), (replace(first, ranks=(moved,)), first)) == ()
+
+
+PY_SPY = b"""Process 4711: /usr/bin/python train.py --epochs 3
+Python v3.11.4 (/usr/bin/python3.11)
+
+Thread 4712 (idle): "Thread-1"
+    wait (threading.py:324)
+    other (elsewhere.py:1)
+Thread 4711 (idle): "MainThread"
+    _wait (multiprocessing/connection.py:948)
+    next_batch (data.py:12)
+    <module> (train.py:90)
+"""
+
+
+def test_py_spy_beside_the_dumps_says_where_the_rank_is(tmp_path: Path) -> None:
+    for number, text in ((0, b"Process 1: a\nPython v3.11\n"), (1, PY_SPY)):
+        (tmp_path / f"py-spy-{number}.txt").write_bytes(text)
+    (finding,) = report_of(DUMPS / "never", tmp_path).findings
+    assert "; is at multiprocessing/connection.py:948 (_wait), called from data.py:12 (next_batch); 3 ranks in" in (
+        finding.seen
+    )
+
+
+def test_py_spy_and_ras_meet_by_the_process(tmp_path: Path) -> None:
+    (tmp_path / "ras.txt").write_bytes(RAS_TEXT)
+    (tmp_path / "stuck.txt").write_bytes(PY_SPY.replace(b"4711", b"483074"))
+    (finding,) = report_of(tmp_path).findings
+    assert "is at multiprocessing/connection.py:948 (_wait), called from data.py:12 (next_batch)" in finding.seen
+    assert "py-spy dump --pid 483074" not in finding.next_command
