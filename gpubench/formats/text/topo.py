@@ -372,6 +372,7 @@ class TopoView(ReportView):
             self._page.table(matrix_lines("path", kind.matrix, gpus, gpus, self._page.width))
             self._peer_access(kind, gpus)
             self._limits(kind, gpus)
+        self._network(kind, gpus)
 
     def _peer_access(self, kind: KindRow, gpus: Sequence[str]) -> None:
         words = {
@@ -411,6 +412,17 @@ class TopoView(ReportView):
         self._page.table(matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
         self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
 
+    def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
+        """GB/s towards other nodes, of a GPU and of the node; nothing where no NIC of known rate is near."""
+        rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
+        if not rates or kind.network_gb_s is None:
+            return
+        of_a_gpu = " to ".join(_rounded(value) for value in dict.fromkeys((rates[0], rates[-1])))
+        node = f"{_rounded(kind.network_gb_s)} GB/s per node"
+        if len(gpus) == 1:
+            self._page.print("")
+        self._page.wrap(f"network      {of_a_gpu} GB/s per direction from each GPU over its nearest NICs, {node}", 13)
+
     def _ranks(self, ranks: Sequence[RankRow]) -> None:
         if len(ranks) > 1:
             shm = {(rank.node, rank.shm_device) for rank in ranks}
@@ -427,7 +439,7 @@ def _machine(node: NodeRow) -> Iterator[str]:
         module = {True: ", open kernel module", False: ", closed kernel module", None: ""}[node.open_kernel_module]
         yield f"driver {node.driver}{cuda}{module}"
     cpus = [node.cpu, node.cpus and counted(node.cpus, "CPU"), node.sockets and counted(node.sockets, "socket")]
-    if node.numa_nodes:
+    if node.numa_nodes and node.numa_nodes != node.sockets:
         cpus.append(counted(node.numa_nodes, "NUMA node"))
     if any(cpus):
         yield ", ".join(str(each) for each in cpus if each)

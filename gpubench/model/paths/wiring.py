@@ -412,6 +412,14 @@ def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] 
     return min(sum(rates), most), min(rate)
 
 
+def to_other_nodes(node: Topology) -> tuple[list[Limit], float | None]:
+    """The ceiling of each GPU of a node over its nearest NICs, and GB/s that leave the node over all of them."""
+    places = [GpuPlace(node.snapshot.host, 0, gpu.bus_id or gpu.device) for gpu in node.gpus]
+    wiring = Wiring(places, {0: node})
+    carried = _node_gb_s(wiring, range(len(places)))
+    return [wiring.to_network(position) for position in range(len(places))], None if carried is None else carried[0]
+
+
 def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> Limit:
     """The ceiling of busbw between nodes, in GB/s: what leaves the busiest node passes its NICs.
 

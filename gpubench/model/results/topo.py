@@ -32,6 +32,7 @@ from gpubench.model.paths.topology import (
     pcie_text,
     rounded,
 )
+from gpubench.model.paths.wiring import to_other_nodes
 from gpubench.model.results.report import PairRow, Record, RowsOfNode, Section, Table, made_of
 from gpubench.model.terms.verdict import Origin
 
@@ -179,6 +180,7 @@ class KindRow(Record):
     matrix: Mapping[str, Mapping[str, str]]  #: path classes
     peer_access: Mapping[str, Mapping[str, Any]]  #: what CUDA and NVML say
     limits: Mapping[str, Mapping[str, float | None]]  #: GB/s per direction
+    network_gb_s: float | None  #: GB/s per direction that leave a node over the NICs nearest to its GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,14 +455,16 @@ def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
 
 
 def limits(node: Topology) -> dict[str, dict[str, float | None]]:
-    """GB/s per direction from every GPU to every other device, and towards everybody: all its NVLinks, its PCIe."""
+    """GB/s per direction from every GPU to every other device, all its NVLinks, its PCIe, its nearest NICs."""
+    network, _ = to_other_nodes(node)
     return {
         gpu.device: {
             **{each.device: rounded(node.limit(gpu, each).gb_s) for each in node.devices if each is not gpu},
             "nvlink": rounded(node.nvlink_total(gpu).gb_s),
             "pcie": rounded(node.pcie_total(gpu).gb_s),
+            "network": rounded(towards_nodes.gb_s),
         }
-        for gpu in node.gpus
+        for gpu, towards_nodes in zip(node.gpus, network, strict=True)
     }
 
 
@@ -478,6 +482,7 @@ def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
             matrix=node.matrix,
             peer_access=peer_access(node),
             limits=limits(node),
+            network_gb_s=rounded(to_other_nodes(node)[1]),
         )
 
 

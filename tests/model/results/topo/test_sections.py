@@ -241,6 +241,7 @@ def test_limits_are_of_gpus_towards_everything() -> None:
         *(nic.device for nic in HEALTHY.nics),
         "nvlink",
         "pcie",
+        "network",
     ]
     assert (row["GPU0"], row["mlx5_0"], row["nvlink"], row["pcie"]) == (450.0, 50.0, 450.0, 63.015)
 
@@ -252,6 +253,14 @@ def test_a_row_a_kind_by_its_first_node() -> None:
     assert row.matrix == nodes[1].matrix
     assert row.limits["GPU5"]["nvlink"] == 450.0
     assert row.peer_access == peer_access(nodes[1])
+    assert (row.limits["GPU5"]["network"], row.network_gb_s) == (50.0, 400.0), "one NIC a GPU, eight a node"
+
+
+def test_a_node_sends_no_more_than_the_nics_near_its_gpus() -> None:
+    (node,) = cluster("hgx-h100-8", "node0.nic3:rate=200")
+    (row,) = kind_rows([node], group([node]))
+    assert (row.limits["GPU2"]["network"], row.limits["GPU3"]["network"]) == (50.0, 25.0)
+    assert row.network_gb_s == 375.0
 
 
 def test_a_row_a_rank() -> None:
