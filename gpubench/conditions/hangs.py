@@ -43,7 +43,7 @@ def _hang(
     return Condition(
         id=id_,
         title=title,
-        detection="dumps of PyTorch's Flight Recorder, lines of its watchdog, or answers of NCCL's RAS",
+        detection="PyTorch's Flight Recorder dumps and watchdog lines, answers of NCCL's RAS, times of its Inspector",
         expected=expected,
         likely=likely,
         cure=cure,

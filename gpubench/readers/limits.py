@@ -97,6 +97,9 @@ MOST_BYTES_WITHOUT_LINE_END = 2**26
 MOST_DUMP_BYTES = 2**26
 """Of what one rank recorded: 2,000 calls with their frames take four megabytes."""
 
+MOST_INSPECTED = 2**21
+"""Lines of NCCL's Inspector, an operation of a rank each: half a gigabyte of JSON, and as much in memory."""
+
 MOST_LOG_RANKS = 2**18
 """Of a communicator; the largest clusters known have some 100,000 GPUs."""
 

@@ -82,6 +82,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
     FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("told",)),
     FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("told",)),
+    FileKind("gpubench.readers.results.nccl_inspector", "the JSON of NCCL's Inspector"),
     FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON"),
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("told",)),
 )

@@ -29,8 +29,8 @@ Any program that uses NCCL writes such logs (PyTorch, nccl-tests, ...). One log 
 collects it, works too, and so does gzip. NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING adds more about the causes.
 
 It also reads dumps of PyTorch's Flight Recorder (TORCH_NCCL_DUMP_ON_TIMEOUT=1; one a rank, named after it), answers of
-NCCL's RAS (ncclras -v, as text or JSON) and dumps of py-spy beside them, and names the rank that keeps the others
-waiting.
+NCCL's RAS (ncclras -v, as text or JSON), dumps of py-spy beside them and files of NCCL's Inspector, and names the rank
+that keeps the others waiting.
 
 If a log is incomplete, a WARN says what is missing, and the result is about the rest.
 

@@ -5,14 +5,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines
 from gpubench.formats.table import ReportView
 from gpubench.formats.text.hangs import print_hangs
-from gpubench.model.results.fallback import HANGS_SECTION, CommunicatorRow, HangRow, MemberRow, TransportRow, either
+from gpubench.model.results.fallback import (
+    HANGS_SECTION,
+    OPERATIONS_SECTION,
+    CommunicatorRow,
+    HangRow,
+    MemberRow,
+    OperationRow,
+    TransportRow,
+    either,
+)
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import compress_names, counted, grouped
+from gpubench.model.terms.units import compress_names, counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_KINDS = 10
 _MOST_RANK_LINES = 16
 _MOST_WARNINGS = 3
+_MOST_SIZES = 16
 _PLACES = {"node": "inside a node", "network": "between nodes", "unknown": "?"}
 _WORDS = {True: "yes", False: "no", None: "?"}
 _VERDICTS = {Verdict.SKIP: "by design"}
@@ -37,6 +47,7 @@ class ExplainView(ReportView):
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
                 self._page.wrap(f"and {counted(left, 'communicator')} more: --format csv --section transports")
             self._ranks(communicators, report.rows("members", MemberRow))
+            self._operations(report.rows(OPERATIONS_SECTION, OperationRow))
             print_hangs(self._page, report.rows(HANGS_SECTION, HangRow))
             self._page.print("")
             if transports:
@@ -71,6 +82,24 @@ class ExplainView(ReportView):
         width = self._page.width
         tables = [list(lines(fitting(_columns(transports, examples), width))) for examples in (8, 4, 3, 2, 1, 0)]
         self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
+
+    def _operations(self, rows: Sequence[OperationRow]) -> None:
+        """What collectives took in the job, the largest sizes where there are many."""
+        if not rows:
+            return
+        shown = sorted(sorted(rows, key=lambda row: -row.size_bytes)[:_MOST_SIZES], key=rows.index)
+        self._page.print("", "collectives of the job, by NCCL's Inspector")
+        columns = [
+            Column("collective", [row.collective for row in shown]),
+            Column("ranks", [str(row.ranks) for row in shown], right=True),
+            Column("size", [format_size(row.size_bytes) for row in shown], right=True),
+            Column("operations", [str(row.operations) for row in shown], right=True),
+            Column("time µs", [f"{row.time_us:.1f}" for row in shown], right=True),
+            Column("busbw GB/s", [_gb_s(row.busbw_gb_s) for row in shown], right=True),
+        ]
+        self._page.table(fitted_lines(columns, self._page.width))
+        if len(rows) > len(shown):
+            self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OPERATIONS_SECTION}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
         """The ranks of the largest communicator with their GPUs; of many, their hosts alone."""
@@ -148,6 +177,10 @@ def _total(transports: Sequence[TransportRow]) -> str:
         return f"through host memory: none of {total}, by NCCL's own word{unknown}"
     by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
     return f"through host memory: {staged} of {total}{by_design}{unknown}"
+
+
+def _gb_s(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _natural(name: str) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
+from gpubench.model.paths.inspected import InspectedOperation
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import counted
 
@@ -44,7 +45,12 @@ def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
             operation="monitoredBarrier",
         )
     ]
-    found = (*hangs_of(facts.records, facts.ras), *printed, *(missed if facts.missed_barrier else ()))
+    found = (
+        *hangs_of(facts.records, facts.ras),
+        *printed,
+        *(missed if facts.missed_barrier else ()),
+        *_always_last(facts.inspected),
+    )
     return tuple(replace(each, now=_now(each, facts.stacks)) for each in found)
 
 
@@ -69,6 +75,44 @@ def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
                 yield replace(hang, theirs="" if size else "all ranks in this log", is_sure=size is not None)
         else:
             yield hang
+
+
+_SYMMETRIC = ("allreduce", "allgather", "reducescatter")
+_FEWEST_OPERATIONS = 20
+_LAST_SHARE, _TIMES_THEIR_TURN = 0.5, 3
+"""Of the operations in which a rank comes last; of two ranks each comes last in half of them by chance."""
+
+_WAITED_SHARE, _WAITED_US = 0.2, 20.0
+"""What the middle rank waits, of the time of all operations, and in one operation, for it to matter."""
+
+
+def _always_last(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
+    """The rank of a communicator for which the others wait again and again: its kernels are the shortest."""
+    by_communicator: dict[str, list[InspectedOperation]] = {}
+    for each in operations:
+        if each.collective in _SYMMETRIC and len(each.times) == each.ranks > 1:
+            by_communicator.setdefault(each.communicator, []).append(each)
+    for name, own in by_communicator.items():
+        waits = [each for each in own if median(each.times.values()) - min(each.times.values()) >= _WAITED_US]
+        last = Counter(_last(each) for each in waits).most_common(1)
+        slow, times = last[0] if last else (0, 0)
+        waited = [median(each.times.values()) - each.times[slow] for each in waits if _last(each) == slow]
+        share, lost = times / max(len(waits), 1), sum(waited) / sum(median(each.times.values()) for each in own)
+        by_chance = _TIMES_THEIR_TURN / own[0].ranks
+        if times >= _FEWEST_OPERATIONS and share >= min(max(_LAST_SHARE, by_chance), 0.9) and lost >= _WAITED_SHARE:
+            yield Hang(
+                group=name,
+                reason=HangReason.SLOW,
+                ranks=(f"rank {slow}",),
+                waiting=own[0].ranks - 1,
+                operation="",
+                theirs=f"came last in {times} of {len(own)} operations, {median(waited):.0f} µs after the others "
+                f"(median): {100 * lost:.0f} % of the time of all operations",
+            )
+
+
+def _last(operation: InspectedOperation) -> int:
+    return min(operation.times, key=lambda rank: operation.times[rank])
 
 
 def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
@@ -230,7 +274,7 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
         waiting=len(calls) - 1,
         operation=_described(call),
         place=call.place,
-        theirs=f"came {late[slowest]:.1f} s after the others",
+        theirs=f"came {late[slowest]:.1f} s after the others to the last call, which a checkpoint does too",
     )
 
 

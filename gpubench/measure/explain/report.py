@@ -19,16 +19,19 @@ from gpubench.measure.explain.pairs import (
 )
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.hang import Hang
+from gpubench.model.paths.inspected import by_size
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind
 from gpubench.model.paths.transport import MULTICAST
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.fallback import (
     HANGS_SECTION,
+    OPERATIONS_SECTION,
     PATHS_SECTION,
     CommunicatorRow,
     Explanation,
     HangRow,
     MemberRow,
+    OperationRow,
     PathRow,
     TransportRow,
     either,
@@ -187,7 +190,7 @@ def _expected(explanation: Explanation, staged: StagedPaths) -> str:
 def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str]) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
         yield from said_without_connections(facts)
-        if facts.nccl_lines or not (facts.records or facts.ras):
+        if facts.nccl_lines or not _is_of_no_log(facts):
             yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
         if len(facts.records) == 1 and not facts.ras:
             yield _doubt(
@@ -450,7 +453,8 @@ def _numbers(numbers: Sequence[int]) -> str:
     return some_of(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
 
-SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", HANGS_SECTION, FINDINGS_SECTION)
+_OF_OTHERS = (HANGS_SECTION, OPERATIONS_SECTION)
+SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", *_OF_OTHERS, FINDINGS_SECTION)
 
 
 def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) -> Report:
@@ -466,8 +470,9 @@ def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) ->
         "communicators": Table(CommunicatorRow.columns(), lambda: communicator_rows(summary)),
         "members": Table(MemberRow.columns(), lambda: member_rows(facts)),
         HANGS_SECTION: Table(HangRow.columns(), lambda: hang_rows(facts)),
+        OPERATIONS_SECTION: Table(OperationRow.columns(), lambda: operation_rows(facts)),
     }
-    was_told = facts.records or facts.ras or any(part.pairs for part in summary.parts)
+    was_told = _is_of_no_log(facts) or any(part.pairs for part in summary.parts)
     heard = [Verdict.PASS] if was_told else []
     verdict = overall([*heard, *(finding.severity for finding in findings)])
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PATHS_SECTION)
@@ -483,6 +488,26 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
     sections = {HANGS_SECTION: Table(HangRow.columns(), lambda: hang_rows(facts))}
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HANGS_SECTION)
+
+
+def _is_of_no_log(facts: LogFacts) -> bool:
+    """True if something else than a log was read that tells of a job: dumps, answers of RAS, or times."""
+    return bool(facts.records or facts.ras or facts.inspected)
+
+
+def operation_rows(facts: LogFacts) -> Iterator[OperationRow]:
+    """What NCCL's Inspector timed, by collective and size."""
+    for each in by_size(facts.inspected):
+        yield OperationRow(
+            collective=each.collective,
+            ranks=each.ranks,
+            nodes=each.nodes,
+            size_bytes=each.size_bytes,
+            operations=each.operations,
+            time_us=each.time_us,
+            algbw_gb_s=each.algbw_gb_s,
+            busbw_gb_s=each.busbw_gb_s,
+        )
 
 
 def path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cache
 
 from gpubench.model.paths.hang import Hang, ProcessStack, RankRecord, RasCommunicator
+from gpubench.model.paths.inspected import InspectedOperation
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
 
 MOST_CHANNELS = 1024
@@ -340,7 +341,7 @@ class LogFacts:
     are those that end before their end, `limits` those behind which something was left unread. `records` are dumps of
     PyTorch's Flight Recorder, `watchdogs` what its watchdog printed of each rank, `missed_barrier` the ranks that a
     monitored barrier names, `ras` answers of NCCL's RAS, `stacks` what py-spy says of
-    processes, `hangs` what these show together.
+    processes, `inspected` operations that NCCL's Inspector timed, `hangs` what these show together.
     """
 
     versions: tuple[str, ...] = ()
@@ -365,4 +366,5 @@ class LogFacts:
     missed_barrier: tuple[int, ...] = ()
     ras: tuple[RasCommunicator, ...] = ()
     stacks: tuple[ProcessStack, ...] = ()
+    inspected: tuple[InspectedOperation, ...] = ()
     hangs: tuple[Hang, ...] = ()

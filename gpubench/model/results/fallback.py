@@ -279,6 +279,23 @@ class HangRow(Record):
     waiting: int  #: ranks that wait
 
 
+OPERATIONS_SECTION = "operations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationRow(Record):
+    """What the collectives of one size took in a job, by NCCL's Inspector."""
+
+    collective: str  #: allreduce, allgather, reducescatter, broadcast or reduce
+    ranks: int  #: ranks of the communicator
+    nodes: int  #: its hosts
+    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank
+    operations: int  #: how many there were
+    time_us: float  #: median of their times, each from the arrival of its last rank
+    algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
+    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank, which has no bus
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRow(Record):
     """Pairs of a communicator that are connected alike."""

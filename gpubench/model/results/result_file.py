@@ -31,7 +31,7 @@ from gpubench.model.results.compare import (
     HistoryRow,
     MachineRow,
 )
-from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.plan import (
     CURVES_SECTION,
@@ -392,6 +392,7 @@ TABLES: Mapping[str, type] = {
     "communicators": CommunicatorRow,
     "members": MemberRow,
     "hangs": HangRow,
+    "operations": OperationRow,
     "checks": CheckRow,
     "verdicts": VerdictRow,
     "comparison": ComparisonRow,

@@ -29,7 +29,13 @@ from gpubench.model.results.compare import (
     bandwidth_lost,
 )
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
-from gpubench.model.results.fallback import PATHS_SECTION, CommunicatorRow, TransportRow
+from gpubench.model.results.fallback import (
+    OPERATIONS_SECTION,
+    PATHS_SECTION,
+    CommunicatorRow,
+    OperationRow,
+    TransportRow,
+)
 from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
 from gpubench.model.results.last_line import LATER, SOON, LinePart, first_command, last_line, part
 from gpubench.model.results.overlap import overlap_parts
@@ -252,6 +258,8 @@ def _machine(metadata: Metadata, report: Report) -> str:
         return "no GPU"
     if not names:
         dumps = metadata.options.get("dumps")
+        if timed := sum(row.operations for row in report.rows(OPERATIONS_SECTION, OperationRow)):
+            return f"no rank keeps the others waiting in {counted(timed, 'operation')}"
         return _job(report) or (f"no collective hangs in the dumps of {counted(dumps, 'rank')}" if dumps else "")
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""

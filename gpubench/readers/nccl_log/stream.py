@@ -25,6 +25,8 @@ from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.lines import INFO, NAMELESS, cleaned, parse_channel, parse_head, without_colors
 from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, OwnGpu, may_be_noted, parse_failed_call
+from gpubench.readers.results import nccl_inspector
+from gpubench.readers.results.nccl_inspector import InspectorLines
 
 if TYPE_CHECKING:
     from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator
@@ -133,6 +135,7 @@ class NcclLogReader:
         self.records: list[RankRecord] = []
         self.ras: list[RasCommunicator] = []
         self.stacks: list[ProcessStack] = []
+        self.inspector = InspectorLines()
         self._watchdogs = WatchdogLines()
 
     @property
@@ -212,6 +215,7 @@ class NcclLogReader:
             missed_barrier=tuple(self._watchdogs.missed_barrier),
             ras=tuple(self.ras),
             stacks=tuple(self.stacks),
+            inspected=self.inspector.operations(),
         )
 
     def _read_lines(self, block: bytes) -> None:
@@ -419,6 +423,7 @@ _UNPACKERS = {
     b"\xfe\xff": "iconv -f UTF-16 -t UTF-8",
 }
 _LONGEST_MAGIC = 6
+_LONGEST_BEGINNING = 2**12
 _PACKED_BYTES = 2**10
 """Little at a time: what is unpacked together with the damage is lost."""
 
@@ -589,7 +594,7 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
 
 
 def _is_of_hang(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
-    """Read a dump of Flight Recorder or py-spy, or an answer of RAS; False of any other file."""
+    """Read what is no log: a dump of Flight Recorder or py-spy, an answer of RAS, times of NCCL's Inspector."""
     beginning = stream.peek()
     if recorder.recognises(beginning):
         reader.records.append(recorder.read(_whole(stream, name), name))
@@ -597,6 +602,9 @@ def _is_of_hang(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> 
         reader.ras.extend(ras.read(_whole(stream, name), name))
     elif stacks.recognises(beginning):
         reader.stacks.append(stacks.read(_whole(stream, name), name))
+    elif nccl_inspector.recognises(beginning[:_LONGEST_BEGINNING].decode("utf-8", "replace")):
+        while line := stream.readline(_LONGEST_LINE + 1):
+            reader.inspector.add(line.decode("utf-8", "replace"))
     else:
         return False
     return True

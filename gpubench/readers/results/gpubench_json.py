@@ -52,7 +52,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, check_text, finite, lines_of, load_json, read_text, whole
-from gpubench.readers.results import nvbandwidth
+from gpubench.readers.results import nccl_inspector, nvbandwidth
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 
 R = TypeVar("R", bound=CollectiveRow | PairRow)
@@ -410,8 +410,9 @@ def stored_of(text: str, name: str) -> StoredRun:
 
 
 def is_stored(text: str) -> bool:
-    """True of a text that is gpubench's JSON, whole or damaged; nccl-tests and nvbandwidth write JSON too."""
-    return text.lstrip().startswith("{") and not (is_of_nccl_tests(text) or nvbandwidth.is_json(text))
+    """True of a text that is gpubench's JSON, whole or damaged; nccl-tests, nvbandwidth and NCCL write JSON too."""
+    is_of_others = is_of_nccl_tests(text) or nvbandwidth.is_json(text) or nccl_inspector.recognises(text)
+    return text.lstrip().startswith("{") and not is_of_others
 
 
 def _no_result(name: str, text: str) -> UsageError:

@@ -1,0 +1,135 @@
+"""The JSON of NCCL's Inspector (plugins/profiler/inspector), format v4.0: a line an operation, a file a process."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.paths.inspected import INSPECTED, InspectedOperation, InspectedSize, by_size
+from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.statistics import Mode
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers import limits
+from gpubench.readers.documents import lines_of
+
+_BEGINNING = re.compile(r'\s*\{\s*"header"\s*:\s*\{[^{}]{0,400}"n_ranks"')
+_LONGEST_LINE = 2**17
+"""Event traces of 64 channels are 10 kB."""
+
+_TIMES_RANKS = ("allgather", "reducescatter")
+_REDUCES = ("allreduce", "reducescatter", "reduce")
+_ROOTED = ("broadcast", "reduce")
+
+
+def recognises(text: str) -> bool:
+    """True if a text begins with an operation as the Inspector writes it."""
+    return _BEGINNING.match(text) is not None
+
+
+class InspectorLines:
+    """Joins the lines of all processes by communicator and number of the operation."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, int], tuple[int, int, int, dict[int, float]]] = {}
+        self.hosts: dict[str, None] = {}
+        self.damaged = self.lines = self.left_out = 0
+
+    def add(self, line: str) -> None:
+        """Take a line; one that is damaged, or of something else than a collective with a time, is counted."""
+        self.lines += 1
+        if self.lines > limits.MOST_INSPECTED or len(line) > _LONGEST_LINE:
+            self.left_out += 1
+            return
+        try:
+            record = json.loads(line)
+            self._add(record["header"], record.get("coll_perf"), str(record["metadata"]["hostname"]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.damaged += 1
+
+    def _add(self, header: Any, operation: Any, host: str) -> None:
+        name = None if operation is None else INSPECTED.get(operation["coll"])
+        if name is None or not operation["coll_exec_time_us"] > 0:
+            self.left_out += 1
+            return
+        ranks, nodes, size = int(header["n_ranks"]), int(header["nnodes"]), int(operation["coll_msg_size_bytes"])
+        key = str(header["id"]), name[0], int(operation["coll_sn"])
+        whole = size * ranks if name[0] in _TIMES_RANKS else size
+        if min(ranks, nodes, whole) < 1:
+            raise ValueError("sizes and ranks are counted from 1")
+        times = self._found.setdefault(key, (whole, ranks, nodes, {}))[3]
+        times[int(header["rank"])] = float(operation["coll_exec_time_us"])
+        self.hosts[host] = None
+
+    def operations(self) -> tuple[InspectedOperation, ...]:
+        """All that were read."""
+        return tuple(
+            InspectedOperation(communicator, collective, size, ranks, nodes, times)
+            for (communicator, collective, _), (size, ranks, nodes, times) in self._found.items()
+        )
+
+    def remarks(self) -> Iterable[str]:
+        """What was not taken."""
+        if self.damaged:
+            yield f"{counted(self.damaged, 'damaged line')} left out"
+        if self.left_out:
+            yield f"{counted(self.left_out, 'line')} left out: sends, operations without a time, or beyond a limit"
+
+
+def read(text: str, name: str) -> ResultFile:
+    """A row for each collective and size of a text, which may hold the files of several processes.
+
+    Raises UsageError where no operation in it can be read.
+    """
+    found = InspectorLines()
+    for line in lines_of(text, name):
+        if line.strip():
+            found.add(line)
+    rows = tuple(_row(each) for each in by_size(found.operations()))
+    if not rows:
+        raise UsageError(
+            f"{name} has no collective with a time",
+            expected="lines with coll_perf",
+            reason=f"{counted(found.damaged, 'line')} damaged, {found.left_out} of something else",
+            next_step="NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=0 keeps operations that are timed by the CPU",
+        )
+    return ResultFile(
+        name=name,
+        kind="NCCL Inspector",
+        circumstances=FileCircumstances(tool="NCCL Inspector", hosts=tuple(found.hosts)),
+        rows=rows,
+        complete=not found.damaged,
+        remarks=tuple(found.remarks()),
+    )
+
+
+def _row(found: InspectedSize) -> CollectiveRow:
+    return CollectiveRow(
+        collective=found.collective,
+        backend="nccl",
+        origin=Origin.RECORDED,
+        ranks=found.ranks,
+        nodes=found.nodes,
+        size_bytes=found.size_bytes,
+        count=found.size_bytes,
+        dtype=DataType.INT8,
+        op=ReduceOp.SUM if found.collective in _REDUCES else None,
+        root=0 if found.collective in _ROOTED else None,
+        placement=Placement.OUT_OF_PLACE,
+        mode=Mode.THROUGHPUT,
+        graph=0,
+        iterations=found.operations,
+        time_us=found.time_us,
+        time_us_fastest_rank=None,
+        time_us_slowest_rank=None,
+        slowest_rank=None,
+        algbw_gb_s=found.algbw_gb_s,
+        busbw_gb_s=found.busbw_gb_s,
+        wrong=None,
+        verified=Verified.NO,
+        verdict=None,
+        note="element type not recorded; median of a job's operations, each timed from the last rank's arrival",
+    )
