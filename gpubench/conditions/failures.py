@@ -44,6 +44,8 @@ def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
             )
 
 
+_PLACE_OF_NIC = re.compile(r"^NET/IB ?: (?:\w+: )?")
+_MIXED = "mixed local Net device counts"
 _LINK_LAYER = re.compile(r":\d+/(IB|RoCE)\b")
 
 
@@ -56,7 +58,13 @@ def _devices(facts: LogFacts) -> dict[str, list[str]]:
 
 
 def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
-    """Ranks with fewer RDMA devices than others."""
+    """Ranks with fewer RDMA devices than others, or NCCL 2.30's word for it."""
+    mixed = [each for each in facts.remarks if each.note.kind is RemarkKind.NICS_MIXED]
+    warned = [each for each in facts.complaints if each.processes and _MIXED in each.text]
+    if mixed or warned:
+        said = [(each.processes, each.note.text) for each in mixed] + [(each.processes, each.text) for each in warned]
+        yield Sighting(subject=joined(said[0][0]), seen=said[0][1])
+        return
     found = _devices(facts)
     counts = {devices: len(devices.split()) for devices in found}
     fewer = [devices for devices, count in counts.items() if count < max(counts.values())]
@@ -275,7 +283,7 @@ _HARMLESS = re.compile(
     r"|NET/OFI (?:Initializing plugin failed|No eligible)|SHARP .*datatypes? not supported"
     r"|NET/IB ?: (?:\S+ )?Got (?:non-fatal )?async event ?: (?:communication established|send queue drained|last WQE"
     r"|path migrated\b|port active|LID change|P_Key change|SM change|client reregistration|GID table change|SRQ limit)"
-    r"|NET/IB : \S+ GID table changed"
+    r"|NET/IB : \S+ GID table changed|Detected mixed local Net device counts"
     r"|(?:RMA|GIN)/Socket : \w+ requires GDRCopy"
     r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
     r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
@@ -363,6 +371,31 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
         detection="completion status 12 in NCCL's log",
         refined=_with_mixed_fabrics,
+    ),
+    complaint(
+        "nic-failed-over",
+        "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
+        r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
+        expected="NICs that do not fail",
+        likely="a cable, a port or its switch; NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX ends recovery",
+        cure="ibstat. Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow",
+        link="https://github.com/NVIDIA/nccl/issues/2157",
+        seen_as=("NET/IB: Device 0 marked as failed. Initiating recovery?",),
+        detection="a warning of NCCL's resiliency (2.29 and later)",
+        refined=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
+    ),
+    complaint(
+        "gin-not-enabled",
+        "GPU-initiated networking (GIN) was asked for, and NCCL cannot enable it",
+        r"\bGIN (?:is disabled|not supported|\w+ signals are required)|GIN-capable|support GIN|(?:use|requested) GIN",
+        expected="GIN on all ranks, or a program that does without",
+        likely="NCCL_GIN_ENABLE=0; no RDMA NIC or plugin with GIN on some ranks; neither nvidia-peermem nor DMA-BUF; "
+        "GPUs that reach each other over NVLink alone",
+        cure="export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV. Lines of GIN/Plugin then say which plugin was "
+        "left out and why; NCCL_GIN_TYPE=2 goes by way of the CPU",
+        link="https://github.com/NVIDIA/nccl/issues/2237",
+        seen_as=("User requested GIN but not all ranks in the communicator support GIN", "GIN is disabled."),
+        detection="a warning of NCCL's (2.28 and later)",
     ),
     complaint(
         "rdma-completion-error",

@@ -272,6 +272,8 @@ SEVERITIES: Mapping[str, Grade] = {
     "collective-stuck": Grade(FAIL, "the job hangs", "WARN of RAS alone: jobs that compute look the same"),
     "rank-waits-elsewhere": Grade(FAIL, "the job hangs"),
     "rank-is-slow": Grade(WARN, "the job makes progress"),
+    "nic-failed-over": Grade(WARN, "the job goes on with fewer NICs (nccl#2157)"),
+    "gin-not-enabled": Grade(WARN, "collectives do not need GIN; a program that asks for it may end"),
     "nccl-nics-differ": Grade(WARN, "some jobs run with it, and others hang (nccl#2428)"),
     "rdma-nic-not-opened": Grade(WARN, "jobs run on the other devices, or over sockets"),
     "nccl-init-unfinished": Grade(FAIL, "the job hangs", "WARN where the log may end before it"),

@@ -228,6 +228,7 @@ class RemarkKind(StrEnum):
     RDMA_DEVICES = "rdma-devices"
     """(devices, or the provider of a plugin)"""
     RDMA_UNOPENED = "rdma-unopened"
+    NICS_MIXED = "nics-mixed"
     """(device)"""
     NO_VERBS_LIBRARY = "no-verbs-library"
     GDR_ENABLED = "gdr-enabled"

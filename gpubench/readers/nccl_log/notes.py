@@ -51,6 +51,12 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "Bootstrap": (_form(RemarkKind.BOOTSTRAP, _BOOTSTRAP),),
     "Bootstrap:": (_form(RemarkKind.BOOTSTRAP, _BOOTSTRAP),),
     "NET/Socket": (_form(RemarkKind.SOCKET_INTERFACES, r"NET/Socket ?: Using \[\d+\]"),),
+    "Detected": (
+        _form(
+            RemarkKind.NICS_MIXED,
+            r"Detected mixed local Net device counts across ranks \(min (\d{1,5}), max (\d{1,5})\)",
+        ),
+    ),
     "Failed": (_form(RemarkKind.NO_VERBS_LIBRARY, r"Failed to open libibverbs\.so"),),
     "DMA-BUF": (_form(RemarkKind.DMA_BUF, r"DMA-BUF is available on GPU device (\d{1,6})"),),
     "Check": (

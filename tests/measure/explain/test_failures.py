@@ -65,6 +65,16 @@ FAILED = {
         f"{WARNED}Message truncated : received 1024 bytes instead of 256",
         f"{WARNED}AllReduce : invalid root 9 (root should be in the 0..4 range)",
     ],
+    "nic-failed-over": [
+        f"{WARNED}NET/IB: ncclIbResiliencyHandleDeviceFailure: Device 0 marked as failed. Initiating recovery? Yes",
+        f"{WARNED}NET/IB: Device 1 marked as failed. Initiating recovery? No (recv comm=0x7f, outstandingRecovery=1)",
+    ],
+    "gin-not-enabled": [
+        f"{WARNED}GIN not supported.",
+        f"{WARNED}User requested GIN but not all ranks in the communicator support GIN",
+        f"{WARNED}Unable to use GIN: Peermem is not supported, and device 0 does not support DMA-BUF.",
+        f"{WARNED}No GIN-capable devices found.",
+    ],
     "rdma-registration-failed": [f"{WARNED}Call to ibv_reg_mr failed with error Cannot allocate memory"],
     "network-plugin-failed": [
         "nodeA:1:2 [0] int cm_error(nccl_net_ofi_context_t*, fid_cq*):46 NCCL WARN NET/OFI Request failed. RC: 103",
@@ -234,7 +244,7 @@ DOUBTS = (
         "nccl-diag-ranks-differ",
         "program-exception",
     ),
-    *("pcie-error-doubt", "network-link-down"),
+    *("pcie-error-doubt", "network-link-down", "nic-failed-over", "gin-not-enabled"),
     *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
 )
 WITHOUT_LINES = {

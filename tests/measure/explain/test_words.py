@@ -86,6 +86,10 @@ def test_ranks_with_fewer_adapters_are_a_doubt() -> None:
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["nccl-nics-differ"])
     assert report.findings[0].subject == "nodeA:100, nodeA:101"
     assert ids(report_of(*Job(notes=[TWO]).logs())) == []
+    ignored = (
+        "Detected mixed local Net device counts across ranks (min 1, max 2). Ignoring due to NCCL_IGNORE_NET_MISMATCH."
+    )
+    assert ids(report_of(*Job(notes=[ignored]).logs())) == ["nccl-nics-differ"]
 
 
 def test_an_adapter_that_does_not_open_is_a_doubt() -> None:
