@@ -71,7 +71,8 @@ def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
         if hang.reason is HangReason.NO_DUMP:
             yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
         elif hang.reason is HangReason.TOGETHER:
-            if len(hang.ranks) > 1 and size in (None, len(hang.ranks)):
+            is_whole = hang.ranks == tuple(f"rank {rank}" for rank in range(len(hang.ranks)))
+            if is_whole and len(hang.ranks) > 1 and size in (None, len(hang.ranks)):
                 yield replace(hang, theirs="" if size else "all ranks in this log", is_sure=size is not None)
         else:
             yield hang

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpubench.model.paths.hang import RankRecord, RecordedCall
 
@@ -80,6 +81,17 @@ class WatchdogLines:
             if all(each.operation.upper() not in _BETWEEN_TWO for each in own):
                 calls.setdefault(rank, []).extend(own)
                 members.setdefault(group, set()).add(rank)
+        for group, ranks in members.items():
+            waited = {each.sequence for rank in ranks for each in calls[rank] if each.group == group and not each.done}
+            for rank in ranks:
+                # A rank that completed a later one has passed those that others wait in.
+                passed = [number for number in waited if number < self._status[rank, group][2]]
+                calls[rank] += [RecordedCall(group, number, "operation", done=True) for number in passed]
+        if not self._status and len({number for _, number in self._caught}) == 1:
+            # PyTorch before 2.3 names no group.
+            for (rank, _), call in self._caught.items():
+                calls.setdefault(rank, []).append(replace(call, group=_DEFAULT[0]))
+                members.setdefault(_DEFAULT[0], set()).add(rank)
         for rank, call in self._fingerprints.items():
             calls.setdefault(rank, []).append(call)
             members.setdefault(WRAPPER, set()).add(rank)
