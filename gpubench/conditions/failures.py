@@ -287,13 +287,16 @@ _HARMLESS = re.compile(
     r"|(?:RMA|GIN)/Socket : \w+ requires GDRCopy"
     r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
     r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
-    r"|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
+    r"|NCCL_WORK_FIFO_\w+=\d+ is being ignored|CollNet is not supported or fails to initialize, ignoring"
+    r"|graphStreamOrdering=0 with graphUsageMode=2|Warning: remote FLID configured as zero"
+    r"|NCCL_DEVICE_UNPACK plugin has incompatible version|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
     re.ASCII | re.IGNORECASE,
 )
 """Warnings after which NCCL goes on, another way or just so: by their beginnings, since the same words end others.
 
 NCCL 2.32 tries one-sided operations over sockets whenever it has no other network, and warns where GDRCopy is not
-installed (its ncclRmaSocketProxyInit); collectives do not need them.
+installed (its ncclRmaSocketProxyInit); collectives do not need them. Of settings that it leaves out it warns in
+init.cc (2.18 to 2.30) and goes on with its own: the size of the FIFO, CollNet, graphStreamOrdering.
 """
 
 

@@ -92,6 +92,7 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
             "lines": facts.lines,
             "nccl_lines": facts.nccl_lines,
             "dumps": len(facts.records),
+            "ras": len({each.id for each in facts.ras}),
             "warnings": {each.text: each.count for each in facts.complaints if each.processes},
         },
         source=", ".join(_names(plan.logs)),

@@ -257,10 +257,11 @@ def _machine(metadata: Metadata, report: Report) -> str:
     if not names and any(not row.gpus and not row.failures for row in report.rows("nodes", NodeRow)):
         return "no GPU"
     if not names:
-        dumps = metadata.options.get("dumps")
+        dumps, of_ras = metadata.options.get("dumps"), metadata.options.get("ras")
         if timed := sum(row.operations for row in report.rows(OPERATIONS_SECTION, OperationRow)):
             return f"no rank keeps the others waiting in {counted(timed, 'operation')}"
-        return _job(report) or (f"no collective hangs in the dumps of {counted(dumps, 'rank')}" if dumps else "")
+        answered = f"no rank is behind in {counted(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
+        return _job(report) or (f"no collective hangs in the dumps of {counted(dumps, 'rank')}" if dumps else answered)
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
     gpus = ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())

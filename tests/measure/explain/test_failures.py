@@ -280,6 +280,11 @@ def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str)
     [
         f"{WARNED}Failed to open libibverbs.so[.1]",
         f"{WARNED}NET/OFI Only EFA provider is supported",
+        f"{WARNED}NCCL_WORK_FIFO_BYTES=3000 is being ignored because it is not a power of 2.",
+        f"{WARNED}CollNet is not supported or fails to initialize, ignoring NCCL_ALGO=COLLNET",
+        f"{WARNED}graphStreamOrdering=0 with graphUsageMode=2 (graph mixing) is not supported; falling back to 1",
+        f"{WARNED}Warning: remote FLID configured as zero even when endpoints are on different subnets, using dlid",
+        f"{WARNED}NCCL_DEVICE_UNPACK plugin has incompatible version 2, this NCCL build is compatible with 1",
         f'{WARNED}Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
         f"{WARNED}NET/IB : mlx5_0:1 Got non-fatal async event: port active(9)",
         f"{WARNED}NET/IB : Got async event : client reregistration",

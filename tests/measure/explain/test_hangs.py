@@ -6,6 +6,7 @@ In tests/dumps the frames are cut to three and their paths are made up; all else
 import io
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.hangs import ras, recorder
 from gpubench.readers.nccl_log.stream import NcclLogReader, read_logs
+from tests.cli.running import gpubench
+from tests.fakes.ras import FakeRank, as_json, as_text
 from tests.measure.explain.test_report import ids, rows
 
 DUMPS = Path(__file__).parents[2] / "dumps"
@@ -243,6 +246,14 @@ def test_py_spy_beside_the_dumps_says_where_the_rank_is(tmp_path: Path) -> None:
     assert "; is at multiprocessing/connection.py:948 (_wait), called from data.py:12 (next_batch); 3 ranks in" in (
         finding.seen
     )
+
+
+@pytest.mark.parametrize("form", [as_json, as_text])
+def test_an_answer_of_ras_in_which_nobody_is_behind_passes(form: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "ras").write_text(f"OK\nOK\n{form([FakeRank(rank, {'AllReduce': 7}) for rank in range(4)])}")
+    done = gpubench("explain", str(tmp_path))
+    last = done.stdout.splitlines()[-1]
+    assert (done.returncode, last) == (0, "PASS: no rank is behind in 1 communicator of NCCL's RAS")
 
 
 def test_py_spy_and_ras_meet_by_the_process(tmp_path: Path) -> None:
