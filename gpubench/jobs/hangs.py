@@ -76,15 +76,16 @@ def _ask_again(plan: HangPlan, course: RasCourse, interrupts: Interrupts) -> Non
     begun = time.monotonic()
     while True:
         asked = time.monotonic()
-        answer = _answer(plan.record, course.asked + 1)
-        if answer is None:
+        try:
+            answer = _answer(plan.record, course.asked + 1)
+        except NobodyListensError:
             if not course.asked:
-                raise _no_ras()
+                raise
             say(f"{asked - begun:8.1f} s  nobody listens any more: the jobs have ended")
             return
         course.add(answer, time.time())
         if plan.presentation.format is TABLE:
-            say(status_line(asked - begun, len(answer), course.hangs()))
+            say(status_line(asked - begun, None if answer is None else len(answer), course.hangs()))
         left = float("inf") if plan.seconds is None else begun + plan.seconds - time.monotonic()
         if left <= 0 or interrupts.asked:
             return
@@ -92,12 +93,17 @@ def _ask_again(plan: HangPlan, course: RasCourse, interrupts: Interrupts) -> Non
 
 
 def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | None:
-    """The communicators of which a process told; none where none of them answers in time, None where none listens."""
+    """The communicators of which a process told; None where none of them answers in time.
+
+    Raises NobodyListensError, and UsageError where another program answers.
+    """
     data = ask_ras(
         _SECONDS_TO_ANSWER, question=AS_JSON, leg_seconds=_SECONDS_OF_A_LEG, most_bytes=limits.MOST_DUMP_BYTES
     )
+    if data is None:
+        raise _no_ras()
     if not data:
-        return None if data is None else ()
+        return None
     name = f"the answer of {address_of()}"
     if not ras.recognises(data):
         raise UsageError(
@@ -112,11 +118,18 @@ def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | N
             path.write_bytes(data)
         except OSError as error:
             raise unwritable_output(path, error) from error
-    return ras.read(data, name)
+    try:
+        return ras.read(data, name)
+    except UsageError:  # JSON that was cut off by the end of the time
+        return None
 
 
-def _no_ras() -> CouldNotMeasureError:
-    return CouldNotMeasureError(
+class NobodyListensError(CouldNotMeasureError):
+    """No process of a job has the port open."""
+
+
+def _no_ras() -> NobodyListensError:
+    return NobodyListensError(
         f"nobody listens on {address_of()}, the port of NCCL's RAS",
         expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
         reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",

@@ -102,6 +102,19 @@ def test_text_of_a_healthy_job_does_not_show_progress() -> None:
     assert done.stdout.splitlines()[-1].startswith("SKIP: RAS does not show whether operations go on")
 
 
+@pytest.mark.parametrize("text", [as_json([], communicators=0), "NCCL version 2.27.7 compiled with CUDA 12.9\n"])
+def test_a_job_without_communicators_is_not_judged(text: str) -> None:
+    done = told([text])
+    assert (done.returncode, "0 communicators" in done.stdout) == (3, True), done.stdout
+
+
+def test_answers_that_are_cut_off_are_none() -> None:
+    done = told([PROGRESS[0][:-40]])
+    assert done.returncode == 1, done.stdout
+    assert "no answer in time" in done.stdout.splitlines()[0]
+    assert "WARN rank-is-gone: every process that was asked" in done.stdout
+
+
 def test_one_answer_alone_judges_nothing() -> None:
     done = told([as_json(four(20, counts={"AllReduce": 19}))], "--for", "0s", "--strict")
     assert done.returncode == 3, done.stdout

@@ -36,7 +36,7 @@ class FakeRank:
         return 100 + self.number
 
 
-def as_json(ranks: Sequence[FakeRank], id_: str = "0xae") -> str:
+def as_json(ranks: Sequence[FakeRank], id_: str = "0xae", communicators: int = 1) -> str:
     """As rasDumpCommsToJSON writes it."""
 
     def where(each: FakeRank) -> dict[str, object]:
@@ -68,8 +68,11 @@ def as_json(ranks: Sequence[FakeRank], id_: str = "0xae") -> str:
             where(each) | {"status": {"unresponsive": each.silent, "considered_dead": each.dead}} for each in missing
         ],
     }
-    head = {"nccl_version": "2.28.9", "timestamp": "2026-11-24 12:00:00", "communicators_count": 1}
-    return json.dumps(head | {"communicators": [communicator], "ras": {"timeouts_count": 0}}, indent=2) + "\n"
+    head = {"nccl_version": "2.28.9", "timestamp": "2026-11-24 12:00:00", "communicators_count": communicators}
+    return (
+        json.dumps(head | {"communicators": [communicator] * communicators, "ras": {"timeouts_count": 0}}, indent=2)
+        + "\n"
+    )
 
 
 def as_text(ranks: Sequence[FakeRank], version: str = "2.27.7") -> str:

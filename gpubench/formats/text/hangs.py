@@ -30,10 +30,14 @@ def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
         page.wrap(f"and {len(hangs) - _MOST_LINES} more: --format csv --section {HANGS_SECTION}")
 
 
-def status_line(seconds: float, communicators: int, hangs: Sequence[Hang]) -> str:
-    """'   20.0 s  rank 2 (10.0.0.1:4711) did not join: AllReduce number 6650', or that nobody hangs."""
+def status_line(seconds: float, communicators: int | None, hangs: Sequence[Hang]) -> str:
+    """'   20.0 s  rank 2 (10.0.0.1:4711): did not join, AllReduce number 6650', or that nobody hangs.
+
+    `communicators` is None where nobody answered.
+    """
     said = [f"{some_of(each.ranks)}: {', '.join(filter(None, (each.reason.value, each.operation)))}" for each in hangs]
     if not said:
-        told = f"{counted(communicators, 'communicator')}, no rank keeps others waiting"
-        said = [told if communicators else "no answer"]
+        said = ["no answer in time"]
+        if communicators is not None:
+            said = [f"{counted(communicators, 'communicator')}, no rank keeps others waiting"]
     return f"{seconds:8.1f} s  {'; '.join(said)}"

@@ -323,11 +323,11 @@ class RasCourse:
         self._silent = 0
         self.asked = 0
 
-    def add(self, answer: Sequence[RasCommunicator], now: float) -> None:
-        """Add an answer, at a time in seconds since 1970; an empty one where those that listen did not answer."""
+    def add(self, answer: Sequence[RasCommunicator] | None, now: float) -> None:
+        """Add an answer, at a time in seconds since 1970; None where those that listen did not answer."""
         self.asked += 1
-        self._silent = 0 if answer else self._silent + 1
-        for each in answer:
+        self._silent = self._silent + 1 if answer is None else 0
+        for each in answer or ():
             self._answers[each.id] = (*self._answers.get(each.id, ())[-1:], each)
             seen = self._seen.get(each.id, {})
             before = {rank.rank: seen.get(rank.rank, (rank, now)) for rank in each.ranks}
@@ -336,7 +336,9 @@ class RasCourse:
                 for rank in each.ranks
                 for was, since in [before[rank.rank]]
             }
-        counts = {each.id: [rank.counts for rank in each.ranks] for each in answer if any(r.counts for r in each.ranks)}
+        counts = {
+            each.id: [rank.counts for rank in each.ranks] for each in answer or () if any(r.counts for r in each.ranks)
+        }
         if counts:
             job = next((each for each in self._jobs if not each.counts.keys().isdisjoint(counts)), None)
             if job is None:
@@ -369,6 +371,7 @@ class RasCourse:
                     ranks=("every process that was asked",),
                     waiting=0,
                     operation="",
+                    is_sure=False,
                 )
             )
         return tuple(found)
