@@ -11,10 +11,12 @@ from gpubench.hardware.torch import distributed
 from gpubench.hardware.torch.distributed import TorchDistributed, TorchGroup, torch_refused
 from gpubench.jobs import rank as ranks_of_jobs
 from gpubench.model.facts.environment import TORCHRUN, LaunchedBy
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.group import NativeBarrier
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
 from tests.fakes.torch_on_numpy import Torch
 
+GLOO_LOST_A_RANK = "[gloo/transport/tcp/pair.cc:1] Read error [::1]:9: Connection reset by peer"
 OF_TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "40321", "LOCAL_RANK": "0"}
 
 
@@ -101,14 +103,15 @@ def test_what_needs_mpi_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "waited", "told"),
+    ("broken", "sm_percent", "waited", "told"),
     [
-        (RuntimeError("[gloo/transport/tcp/pair.cc:1] Read error [::1]:9: Connection reset by peer"), [3.0], "is gone"),
-        (RuntimeError("an illegal memory access"), [], "RuntimeError: an illegal memory access"),
+        (RuntimeError(GLOO_LOST_A_RANK), None, [3.0], "is gone"),
+        (RuntimeError("an illegal memory access"), None, [], "RuntimeError: an illegal memory access"),
+        (RuntimeError("an illegal memory access"), 50.0, [3.0], "RuntimeError: an illegal memory access"),
     ],
 )
 def test_a_rank_that_lost_a_connection_lets_the_watchdog_of_the_lost_one_speak_first(
-    monkeypatch: pytest.MonkeyPatch, broken: Exception, waited: list[float], told: str
+    monkeypatch: pytest.MonkeyPatch, broken: Exception, sm_percent: float | None, waited: list[float], told: str
 ) -> None:
     done: list[object] = []
     said: list[str] = []
@@ -129,7 +132,9 @@ def test_a_rank_that_lost_a_connection_lets_the_watchdog_of_the_lost_one_speak_f
     def abort(_group: object, code: int) -> None:
         raise SystemExit(code)
 
-    job = SimpleNamespace(identity="rank 0 on n0", run=run)
+    job = SimpleNamespace(
+        identity=RankIdentity(rank=0, host="n0", node=0, local_rank=0, pid=1, sm_percent=sm_percent), run=run
+    )
     rendezvous = ranks_of_jobs.Rendezvous(lambda *_: None, lambda: None, cast("Any", abort))
     with pytest.raises(SystemExit, match="3"):
         ranks_of_jobs.run(lambda *_: cast("Any", job), LaunchedBy(TORCHRUN, 0, 2), 5.0, {}, (), rendezvous)
