@@ -387,7 +387,9 @@ def _in_use(run: Circumstances) -> Found:
         if idle is not None:
             yield from _used_while_idle(run, position, idle)
         else:
-            others = _others(run, position, gpu)
+            node = run.wiring.gpus[position].node
+            own = {each.pid for each in run.facts if each.node == node}
+            others = [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
             if others and is_busy(gpu):
                 yield of_gpu(run, position, f"in use by {', '.join(each.label for each in others)}")
 
@@ -405,13 +407,6 @@ def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
         sure = Confidence.LIKELY if moved else Confidence.WEAK
         did = "its links carry traffic of another job" if moved else "idle when read"
         yield of_gpu(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
-
-
-def _others(run: Circumstances, position: int, gpu: GpuFacts) -> list[GpuProcess]:
-    """The processes on a GPU other than ranks of this job and MPS servers."""
-    node = run.wiring.gpus[position].node
-    own = {each.pid for each in run.facts if each.node == node}
-    return [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
 
 
 @in_each_node

@@ -228,14 +228,10 @@ def _log_p2p(staged: Staged) -> LoggedReason | None:
 def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
     yield from _other_than(staged, P2P_DISABLE, OFF)
     for value in staged.settings(P2P_LEVEL):
-        if _is_below_default(level(value), staged.path):
+        limit = level(value)
+        is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
+        if is_low and (staged.path is None or not is_within(staged.path, limit or "")):
             yield P2P_LEVEL, value
-
-
-def _is_below_default(limit: str | None, path: str | None) -> bool:
-    """True if a limit excludes paths that NCCL uses by default, and may have excluded this one."""
-    is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
-    return is_low and (path is None or not is_within(path, limit or ""))
 
 
 def _log_shm(staged: Staged) -> LoggedReason | None:

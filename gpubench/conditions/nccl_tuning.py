@@ -62,20 +62,15 @@ def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
     return (gpu for _, _, gpu in run.gpus())
 
 
-def _own_channels(run: Circumstances) -> int:
-    """The fewest channels that NCCL chooses for these GPUs, by their NVLinks; many if the links are unknown."""
-    links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
-    most = max(links, default=_OWN_CHANNELS)
-    return min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
-
-
 def _few_channels(run: Circumstances) -> Found:
     """Fewer channels than NCCL chooses.
 
     If a minimum is above the maximum, NCCL takes the minimum. It takes 1 for values below 1, except for NCCL_MAX_CTAS,
     where it ignores them.
     """
-    own = _own_channels(run)
+    links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
+    most = max(links, default=_OWN_CHANNELS)
+    own = min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
     least = max((count for name in _LEAST for value in run.values(name) if (count := nccl_number(value))), default=0)
 
     def few(count: int) -> Confidence | None:

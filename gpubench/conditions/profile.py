@@ -94,15 +94,10 @@ def _model(run: Circumstances) -> Found:
         if profile is not None and gpu.name and gpu.name not in profile.match.gpus:
             expected = " or ".join(profile.match.gpus)
             yield of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
-        usual = _usual_model(node)
+        models = Counter(each.name for each in node.gpus if each.name).most_common(2)
+        usual = models[0][0] if len(models) == 1 or (models and models[0][1] > models[1][1]) else ""
         if gpu.name and usual and gpu.name != usual:
             yield of_gpu(run, position, gpu.name, expected=f"{usual}, like its siblings")
-
-
-def _usual_model(node: Topology) -> str:
-    """The model of most GPUs; empty where there are as many of another one, as of two in a workstation."""
-    models = Counter(each.name for each in node.gpus if each.name).most_common(2)
-    return models[0][0] if len(models) == 1 or (models and models[0][1] > models[1][1]) else ""
 
 
 @in_each_node

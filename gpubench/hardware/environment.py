@@ -164,7 +164,10 @@ def read_library(library: Any) -> MpiFacts:
 
 def cuda_built(library: Any) -> bool | None:
     """Whether Open MPI was built for memory of GPUs, by a variable that holds it before MPI is started too."""
-    return _boolean(library, "opal_built_with_cuda_support")
+    try:
+        return bool(ctypes.c_bool.in_dll(library, "opal_built_with_cuda_support").value)
+    except ValueError:
+        return None
 
 
 def _silent(reason: str, version: str | None = None) -> MpiFacts:
@@ -198,13 +201,6 @@ def _cuda_aware(library: Any) -> bool | None:
         return None
     answer = ctypes.c_int(0)
     return None if query(_CUDA, ctypes.byref(answer)) else bool(answer.value)
-
-
-def _boolean(library: Any, name: str) -> bool | None:
-    try:
-        return bool(ctypes.c_bool.in_dll(library, name).value)
-    except ValueError:
-        return None
 
 
 def _component(library: Any, name: str, kind: bytes) -> str | None:

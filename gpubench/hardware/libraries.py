@@ -271,17 +271,6 @@ def _package_folder(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def own_prefix() -> Path:
-    """The environment that this Python belongs to."""
-    return Path(sys.prefix)
-
-
-def loaded_of(maps: Mapping[str, str]) -> dict[str, str]:
-    """Files of mapped libraries by library, from `mapped_libraries`."""
-    names = {"libnccl": NCCL_LIB, "libucp": UCX_LIB, "libmpi": MPI_LIB, "libmpich": MPI_LIB}
-    return {names[name]: path for name, path in maps.items() if name in names}
-
-
 SEARCH, CUPY, MPI4PY, VERSION = "search", "cupy", "mpi4py", "version"
 _MAPS = Path("/proc/self/maps")
 
@@ -294,7 +283,7 @@ def found(root: Path, environment: Mapping[str, str]) -> Answer:
     find = finder(search_path, root)
     torch = torch_user(find)
     return {
-        "files": [*wheel_files(), *conda_files(own_prefix())],
+        "files": [*wheel_files(), *conda_files(Path(sys.prefix))],
         "users": [*([torch] if torch else []), loader_user(search_path, root)],
         "modules": kernel_modules(root),
     }
@@ -337,7 +326,9 @@ def mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
         version = printable(group.load())
     except (RuntimeError, ImportError, OSError) as error:
         return {"user": replace(user, unread=printable(str(error)))}
-    loads = loaded_of(mapped_libraries(_MAPS))
+    maps = mapped_libraries(_MAPS)
+    names = {"libnccl": NCCL_LIB, "libucp": UCX_LIB, "libmpi": MPI_LIB, "libmpich": MPI_LIB}
+    loads = {names[name]: path for name, path in maps.items() if name in names}
     library = ctypes.CDLL(loads[MPI_LIB]) if MPI_LIB in loads else None
     find = finder(environment.get("LD_LIBRARY_PATH", ""), root)
     through = mpi_component(Path(loads[MPI_LIB]), find) if MPI_LIB in loads else None

@@ -140,7 +140,9 @@ class NvmlUse:
         self._library = open_library()
         self._before: dict[str, tuple[tuple[GpuProcess, ...], int | None]] = {}
         for name, answers in self._every_gpu():
-            self._before[name] = read_processes(answers) or (), _used_bytes(answers)
+            ways = ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
+            memory = answers.ask_in_turn("memory_used_bytes", *ways)
+            self._before[name] = read_processes(answers) or (), None if memory is None else int(memory.used)
 
     def of(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OthersOnGpus":
         """The use of GPUs with these PCI bus ids, without that of these processes."""
@@ -215,12 +217,6 @@ class OthersOnGpus:
     def read(self, gpu: int) -> GpuUse:
         """The use of the GPU at that position."""
         return self._use.read(self._bus_ids[gpu], self._own_pids)
-
-
-def _used_bytes(answers: Answers) -> int | None:
-    ways = ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
-    memory = answers.ask_in_turn("memory_used_bytes", *ways)
-    return None if memory is None else int(memory.used)
 
 
 _MODULE = "gpubench.hardware.node.gpu_child"
@@ -402,7 +398,8 @@ class Tasks:
         started = _started(stat)
         status = text_of(folder / "status")
         name = process_name(pid, self._root)
-        if status is None or not self._is_it(folder):
+        # NVML may count the host's processes, and the one with that number here uses no GPU.
+        if status is None or not (self._sees_all or _GPU_FILE in (text_of(folder / "maps") or _GPU_FILE)):
             unseen = TaskFacts(pid=pid, unread=f"process {pid} is not visible here")
             return _KnownTask(unseen, stat, started, launched=False)
         user = int(found[1]) if (found := _UID.search(status)) else None
@@ -424,10 +421,6 @@ class Tasks:
             unread="" if environment is not None else f"process {pid} belongs to {_user_name(user)}",
         )
         return _KnownTask(task, stat, started, launched=bool(launched))
-
-    def _is_it(self, folder: Path) -> bool:
-        """False where NVML may count the host's processes, and the one with that number here uses no GPU."""
-        return self._sees_all or _GPU_FILE in (text_of(folder / "maps") or _GPU_FILE)
 
     def _siblings(self, parent: int) -> Iterator[str]:
         """Processes of one Python parent, as multiprocessing and torchrun start them; a shell joins nothing."""

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gpubench.hardware.mpi import group as mpi
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.jobs.machines import Machines
-    from gpubench.measure.watch.report import Course, NodeWatch
+    from gpubench.measure.watch.report import NodeWatch
     from gpubench.model.paths.topology import Topology
     from gpubench.model.results.report import Metadata, Report
     from gpubench.ports.traffic import TrafficReader
@@ -363,12 +363,8 @@ def watch(
         assert read_all is not None
         loop = WatchLoop(plan, pace, Intervals(course, keep), limits, origin, screen, presenter.row)
         loop.run(read_all)
-    return report_on(course, origin, missing=_missing(plan, course)), metadata
-
-
-def _missing(plan: WatchPlan, course: "Course") -> str:
-    """Whose traffic was to be watched, where nothing of it was seen."""
-    return "" if plan.selection.is_all or course.jobs else plan.selection.text
+    missing = "" if plan.selection.is_all or course.jobs else plan.selection.text
+    return report_on(course, origin, missing=missing), metadata
 
 
 def _reading(

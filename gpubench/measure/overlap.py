@@ -109,7 +109,8 @@ class StepMeter:
     def measure(self, phase: StepPhase, seconds: float) -> PhaseSample:
         """Run a phase until it has settled, and then measure it for so many seconds."""
         period, spent = self._batch(phase, _FEWEST_STEPS)[1:]
-        count = _steps_a_batch(period, phase.operations)
+        fitting = math.ceil(_SECONDS_A_BATCH / period) if period > 0 else _FEWEST_STEPS
+        count = max(_FEWEST_STEPS, min(fitting, _MOST_QUEUED // (phase.operations + _BESIDE_OPERATIONS)))
         before = math.inf
         while spent < _MOST_SETTLING_SECONDS and abs(period - before) > _SETTLED_SHARE * period:
             before = period
@@ -147,12 +148,6 @@ class StepMeter:
         if now - self._read_at >= _SECONDS_BETWEEN_READINGS:
             self._read_at = now
             self._readings.append(self.read_load())
-
-
-def _steps_a_batch(period: float, operations: int) -> int:
-    """As many steps as fit into a batch, and into the queue of a stream."""
-    fitting = math.ceil(_SECONDS_A_BATCH / period) if period > 0 else _FEWEST_STEPS
-    return max(_FEWEST_STEPS, min(fitting, _MOST_QUEUED // (operations + _BESIDE_OPERATIONS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +206,7 @@ class StepSample:
 def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
     """The row of a case."""
     times, checked = sample.times, sample.wrong is not None
+    noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
     return OverlapRow(
         collective=case.collective,
         backend=job.backend,
@@ -236,7 +232,7 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
         communication_slowdown=times.communication_slowdown,
         waiting_slowdown=times.waiting_slowdown,
         sharing_slowdown=times.sharing_slowdown,
-        hidden_share=_hidden_share(sample),
+        hidden_share=None if sample.times.communication_alone < noise else sample.times.hidden_share,
         step_us=_us(times.step),
         step_ci95_percent=sample.step_ci95_percent,
         steps=sample.steps,
@@ -249,12 +245,6 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
         verdict=(Verdict.FAIL if sample.wrong else Verdict.PASS) if checked else None,
         note=sample.note,
     )
-
-
-def _hidden_share(sample: StepSample) -> float | None:
-    """What computation hides of the collective; None where it is shorter than what steps differ by."""
-    noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
-    return None if sample.times.communication_alone < noise else sample.times.hidden_share
 
 
 def _us(seconds: float) -> float:

@@ -100,17 +100,15 @@ class _Pipe(io.RawIOBase):
             most = limits.SECONDS_SILENT if self._had_writer else limits.SECONDS_WITHOUT_WRITER
             left = begun + most - time.monotonic()
             if left <= 0:
-                return self._give_up(self._silent(most))
+                error = self._silent(most)
+                if not self._has_given:
+                    raise error
+                # The end, so that nothing is lost of what a buffer holds; every later reading is the error.
+                self._given_up = error
+                return 0
             for _, event in self._poll.poll(left * _MS):
                 # Of a named pipe the kernel says so once a writer was there and went.
                 self._had_writer = self._had_writer or bool(event & select.POLLHUP)
-
-    def _give_up(self, error: SilentPipeError) -> int:
-        """An end, so that nothing is lost of what a buffer holds; every later reading is the error."""
-        if not self._has_given:
-            raise error
-        self._given_up = error
-        return 0
 
     def _silent(self, seconds: float) -> SilentPipeError:
         what = "whose writer says nothing" if self._had_writer else "that nobody writes"
@@ -335,7 +333,9 @@ def load_json(text: str) -> Any:
     Raises ValueError where it is no JSON, holds such a number or one of too many digits, is nested too deeply, or would
     take too much memory.
     """
-    if (size_bytes := _bytes_in_memory(text)) > limits.MOST_JSON_BYTES:
+    # At least what its values take in CPython: a dictionary of one name, an empty list, a number in a list.
+    size_bytes = text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
+    if size_bytes > limits.MOST_JSON_BYTES:
         most = limits.MOST_JSON_BYTES // 2**20
         raise ValueError(
             f"some {size_bytes // 2**20} MiB of values in memory, and {most} MiB are the most that is read"
@@ -346,11 +346,6 @@ def load_json(text: str) -> Any:
         raise _too_deep() from None
     _check_depth(value)
     return value
-
-
-def _bytes_in_memory(text: str) -> int:
-    """At least what its values take in CPython: a dictionary of one name, an empty list, a number in a list."""
-    return text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
 
 
 def _check_depth(value: Any) -> None:

@@ -22,11 +22,6 @@ _OF_MELLANOX = re.compile(r"MF\d+;(.+):[^:]*")
 _SHARED = 0.5
 
 
-def is_discovery(text: str) -> bool:
-    """True for what ibnetdiscover wrote."""
-    return any(_SWITCH.match(line) for line in text.splitlines())
-
-
 def leaves_of_discovery(text: str) -> dict[str, str]:
     """The leaf of every host that is named on a switch's port: the first switch of those of the leaf."""
     switches: dict[str, dict[str, str]] = {}
@@ -80,7 +75,7 @@ def read_leaves(path: Path) -> dict[str, str]:
     Raises UsageError where it cannot be read, is of another kind, or names a host twice with different leaves.
     """
     text = read_text(path, _WANTED)
-    if is_discovery(text):
+    if any(_SWITCH.match(line) for line in text.splitlines()):
         discovered = leaves_of_discovery(text)
         if not discovered:
             raise _WANTED.unfit(f"{path} names no host", reason="ports are described by rdma-ndd, which does not run")

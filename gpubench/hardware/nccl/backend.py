@@ -174,11 +174,6 @@ class CommunicatorConfig(ctypes.Structure):
     )
 
 
-def not_blocking() -> CommunicatorConfig:
-    """Of a communicator whose calls return at once; as long as NCCL 2.14 had it."""
-    return CommunicatorConfig(_BYTES_OF_2_14, _MAGIC, 21400, 0)
-
-
 def capped(most_ctas: int) -> CommunicatorConfig:
     """Of a communicator whose kernels have no more CTAs than that."""
     size = ctypes.sizeof(CommunicatorConfig)
@@ -224,7 +219,8 @@ class BoundedCommunicator:
     def __init__(self, library: CFunctions, unique_id: bytes, rank: int, ranks: int, deadline: float) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
-        config = not_blocking()
+        # Its calls return at once; as long as NCCL 2.14 had it.
+        config = CommunicatorConfig(_BYTES_OF_2_14, _MAGIC, 21400, 0)
         begin = library.function(INITIALISE, ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p)
         handle, settings = ctypes.addressof(self._handle), ctypes.addressof(config)
         self._settle(begin(handle, ranks, UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)

@@ -137,7 +137,7 @@ class Watchdog:
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._report_loss(LostRank(self.state(), self._clock(), _exit_status(self._watched.pid)))
+                self._report_loss(LostRank(self.state(), self._clock(), int(_stat(self._watched.pid)[-1] or 0)))
 
     def state(self) -> RankState:
         """The rank at this moment."""
@@ -326,11 +326,6 @@ def _is_parent(pid: int) -> bool:
 
 def _parent_of(pid: int) -> str:
     return _stat(pid)[1]
-
-
-def _exit_status(pid: int) -> int:
-    """The exit status of a process that is just ending, as wait(2) has it; 0 where its launcher has taken it."""
-    return int(_stat(pid)[-1] or 0)
 
 
 def _stat(pid: int) -> list[str]:

@@ -281,7 +281,12 @@ def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str
         machines = source.machines()
         lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
         found, rows = read_recorded(lines, collective, source.text)
-        found = _as_asked(found, plan)
+        evidence = found.options.evidence
+        if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
+            evidence = plan.evidence
+        found = replace(
+            found, options=replace(found.options, strict=found.options.strict or plan.strict, evidence=evidence)
+        )
         circumstances = _circumstances(found, machines, source.text)
         topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
         metadata = collective_metadata(found, collective, arguments, topology=topology, replayed=source.text)
@@ -300,14 +305,6 @@ def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str
         report = with_gpu_count(with_presence(report, machines.nodes, plan), working, plan)
         presenter.end(report)
     return presenter.exit_code
-
-
-def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollective:
-    """The recording with what may be asked of it anew: to be stricter, and to show evidence where there is any."""
-    evidence = found.options.evidence
-    if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
-        evidence = plan.evidence
-    return replace(found, options=replace(found.options, strict=found.options.strict or plan.strict, evidence=evidence))
 
 
 def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:

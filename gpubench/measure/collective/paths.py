@@ -395,9 +395,10 @@ class _Paths:
             return Evidence(seen="no counter here sees what passes between nodes")
         if len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) > 1:
             return Evidence(seen=_OF_SEVERAL_KINDS)
+        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
         flow = Flow(
             ends=self._ends(pair),
-            most_shares=self._most_shares(pair),
+            most_shares=tuple(most_share(each) for each in (sent, received) if each),
             foreign_gb_s=self._foreign_gb_s(pair),
             speed=self._speed(pair),
             has_nvlinks=self._wiring.has_nvlinks(pair),
@@ -415,11 +416,6 @@ class _Paths:
         source, destination = (self._observed.traffic[rank] for rank in pair)
         sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
         return (*([source.sent] if sent else []), *([destination.received] if received else []))
-
-    def _most_shares(self, pair: Pair) -> tuple[float, ...]:
-        """How often the bytes that had to pass, at least, can have passed at each of these ends."""
-        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
-        return tuple(most_share(each) for each in (sent, received) if each)
 
     def _foreign_gb_s(self, pair: Pair) -> float:
         """What others sent from the one GPU or to the other over NVLink while this job was idle."""

@@ -337,17 +337,6 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
         raise UsageError(f"{where}: {row.sample.own.iterations} iterations", expected="at least 1")
 
 
-def check_idle(idle: Sequence[IdleGpu], found: RecordedCollective, where: str) -> None:
-    """Refuse GPUs after the last row that are not those of the ranks.
-
-    Raises UsageError: they are of other ranks, or were not looked at before the first row.
-    """
-    for each in idle:
-        _check_values(each, where)
-    if idle and (found.testimony is None or len(idle) != len(found.ranks)):
-        raise UsageError(f"{where}: {len(idle)} GPUs after the last row", expected=_OF_RANKS)
-
-
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
     """Refuse numbers so large that results would overflow, and texts that no output can show.
 
@@ -517,7 +506,10 @@ def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[Rec
             line = read_json_line(RecordingLine, text, where)
             if line.row is None:
                 _check_end(line, len(rows), where, is_last=(text, where) == lines[-1])
-                check_idle(line.idle, found, where)
+                for each in line.idle:
+                    _check_values(each, where)
+                if line.idle and (found.testimony is None or len(line.idle) != len(found.ranks)):
+                    raise UsageError(f"{where}: {len(line.idle)} GPUs after the last row", expected=_OF_RANKS)
                 return found, RecordedRows(tuple(rows), is_whole=True, idle=line.idle)
             check_row(line.row, found, by_group, where)
             rows.append(line.row)

@@ -167,11 +167,13 @@ class SpeedJudge:
         cause = None if explained is None else _first_cause(explained, slowness)
         if cause is None:
             return found
+        is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
+        is_told = all(each.subject in each.seen for each in cause.sightings)
         return replace(
             found,
             id=cause.cause.id,
             severity=overall((found.severity, cause.gravity)),
-            seen=_seen_where(cause),
+            seen=f"{cause.subject}: {cause.seen}" if is_on_device and not is_told else cause.seen,
             cause=cause.cause.title,
             next_command=cause.with_ids(cause.cure),
             consequences=(str(slowness),),
@@ -202,13 +204,6 @@ def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
     """The likeliest cause of slowness; a weak one explains nothing by itself."""
     found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
-
-
-def _seen_where(cause: "Named") -> str:
-    """The evidence for a cause, with the device that it is on."""
-    is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
-    is_told = all(each.subject in each.seen for each in cause.sightings)
-    return f"{cause.subject}: {cause.seen}" if is_on_device and not is_told else cause.seen
 
 
 def _not_explained(explained: "Explained") -> str:

@@ -301,11 +301,6 @@ class Sweep:
         count = min(_MOST_TO_SET_TO_WORK, ceil(_SECONDS_TO_SET_TO_WORK / seconds)) - 1 if launch and seconds else 0
         self.backend.seconds(self.backend.bind(in_turn(launch, count), 0))
 
-    def _warm_up_row(self, launches: Sequence[Launch]) -> float:
-        """Seconds an operation took; 0 without a warm-up."""
-        seconds = self.backend.seconds(self.backend.bind(in_turn(launches, self.request.warmup), 0))
-        return seconds / self.request.warmup if self.request.warmup else 0.0
-
     def rotated(self, case: Case) -> int:
         """nccl-tests' rotation: as many buffers as fit into the largest size, no more than are sure to be used."""
         return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
@@ -336,7 +331,8 @@ class Sweep:
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         self.fill(row, case, len(launches))
         timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
-        seconds_each = timer.learn(launches, self._warm_up_row(launches))
+        seconds = self.backend.seconds(self.backend.bind(in_turn(launches, self.request.warmup), 0))
+        seconds_each = timer.learn(launches, seconds / self.request.warmup if self.request.warmup else 0.0)
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
         self.observers.progress.enter(Phase.OPERATION, case.label, operations)
         return timer.time(launches, seconds_each, lambda: self.poison(case, len(launches)))

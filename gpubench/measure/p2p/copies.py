@@ -84,7 +84,9 @@ class ManagedBench:
         self._pass(copy)
         samples = []
         for _ in range(self._request.method.samples - 1):
-            self._ready_again(copy)
+            # Pages that shall stay were not to move: to put them back would hide that they did.
+            if copy.way.is_migration:
+                self._ready(copy)
             samples.append(self._pass(copy))
         if self._request.check:
             self._fresh(copy)
@@ -106,11 +108,6 @@ class ManagedBench:
             self._managed.prefetch(self._pages, HOST, copy.by)
         if copy.way.is_managed:
             self._managed.prefetch(self._pages, self._home(copy), copy.by)
-
-    def _ready_again(self, copy: ManagedCopy) -> None:
-        """Pages that shall stay were not to move: to put them back would hide that they did."""
-        if copy.way.is_migration:
-            self._ready(copy)
 
     def _pass(self, copy: ManagedCopy) -> float:
         """Seconds of one pass over all bytes."""

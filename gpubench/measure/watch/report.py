@@ -171,7 +171,9 @@ class Course:
 
     def observe(self, rates: NodeRates) -> tuple[Observed, ...]:
         """The jobs of a node over one interval, before it counts."""
-        return observe(rates, self._joined_of(rates.host))
+        if rates.host not in self._joined:
+            self._joined[rates.host] = joined_by(self._topology(rates.host))
+        return observe(rates, self._joined[rates.host])
 
     def add(self, rates: NodeRates, observed: Sequence[Observed], now: float) -> None:
         """Count an interval of a node, which ended `now`, in seconds since the watch began."""
@@ -206,12 +208,6 @@ class Course:
         node = self._topology(host)
         if node is not None:
             course.explanation, course.explained = explain(observed.job, way, node, observed.seen.staged_ends), way
-
-    def _joined_of(self, host: str) -> Joined:
-        if host not in self._joined:
-            node = self._topology(host)
-            self._joined[host] = joined_by(node)
-        return self._joined[host]
 
 
 def joined_by(node: Topology | None) -> Joined:

@@ -556,7 +556,7 @@ def decide(seen: Signals) -> tuple[Way, str]:
 
     Unequal rails are reported before a direct path, and an idle GPU that others wait for before no traffic.
     """
-    rule = _rule(seen)
+    rule = next((rule for rule in RULES if rule.fits(seen)), _none())
     may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
     if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:
         return Way.UNBALANCED, "a rail carries at least 30 % less or more than its siblings"
@@ -570,7 +570,3 @@ def decide(seen: Signals) -> tuple[Way, str]:
 @cache
 def _none() -> WayRule:
     return WayRule((), (), (), (), Way.UNKNOWN, "the counters do not show it")
-
-
-def _rule(seen: Signals) -> WayRule:
-    return next((rule for rule in RULES if rule.fits(seen)), _none())

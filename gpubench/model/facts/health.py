@@ -261,18 +261,13 @@ HIDDEN_GPUS = "hidden_gpus"
 """The option in the metadata of a report that says how many GPUs were hidden from it, and so not judged."""
 
 
-def is_hidden(gpu: GpuFacts) -> bool:
-    """True of a GPU that CUDA_VISIBLE_DEVICES hides from the process that read the node."""
-    return gpu.unknown.get("cuda_index") == HIDDEN
-
-
 def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
     """The node without its hidden GPUs, which count as those of others, as in a container that lacks them.
 
     `processes` are those on the node. Where each has a setting of its own, as of one GPU a rank, what one of them does
     not see another may have: hidden is what none of them names.
     """
-    hidden = {gpu.device for gpu in node.gpus if is_hidden(gpu)}
+    hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
     settings = {each.visible_devices for each in processes}
     if len(settings) > 1:
         hidden -= {device for each in settings for device in _named(node, each)}

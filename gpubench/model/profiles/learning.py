@@ -38,17 +38,14 @@ def of_copy(
     if profile is None:
         return None
     if profile.match.generic is not None:
-        return _of_limit(profile.typical(quantity.removesuffix("_gb_s") + SHARE), limit_gb_s)
+        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
+        if share is None or limit_gb_s is None:
+            return None
+        return Expectation(share * limit_gb_s, whose=f"{share:.0%} of the limit")
     value = profile.typical(quantity, path)
     if value is None:
         return None
     return Expectation(value, f"profile {profile.name}")
-
-
-def _of_limit(share: float | None, limit_gb_s: float | None) -> Expectation | None:
-    if share is None or limit_gb_s is None:
-        return None
-    return Expectation(share * limit_gb_s, whose=f"{share:.0%} of the limit")
 
 
 def judge_bandwidth(

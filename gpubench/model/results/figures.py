@@ -193,12 +193,8 @@ class SpeedFigures:
         if verdict not in _BAD or figure.expected_percent is None:
             return
         known = self.slowest
-        if known is None or _slower(figure, known):
+        if known is None or _rank(figure) < _rank(known):
             self.slowest = figure
-
-
-def _slower(one: SpeedFigure, other: SpeedFigure) -> bool:
-    return _rank(one) < _rank(other)
 
 
 def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:

@@ -221,6 +221,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
     """The GPUs of a node."""
     for gpu in node.gpus:
         active = [link for link in gpu.nvlinks or () if link.active]
+        counted = [count for link in gpu.nvlinks or () for count in link.errors.values()]
         yield made_of(
             GpuRow,
             gpu,
@@ -235,7 +236,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             nvlink_gb_s_per_link=nvlink_gb_s(active[0]) if active else None,
             nvlink_gb_s=rounded(node.nvlink_total(gpu).gb_s),
             nvlink_peers=sorted({_far_end(node, link) for link in active}),
-            nvlink_errors=_errors(gpu.nvlinks or ()),
+            nvlink_errors=sum(counted) if counted else None,
             **_fabric(gpu.fabric),
             **_remapped(gpu.remapped_rows),
             users=None if gpu.processes is None else [_user(each) for each in gpu.processes],
@@ -349,12 +350,6 @@ def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:
 def _pcie(link: PcieLink) -> dict[str, int | None]:
     names = ("generation", "width", "max_generation", "max_width")
     return {f"pcie_{name}": getattr(link, name) for name in names}
-
-
-def _errors(links: Sequence[NvLink]) -> int | None:
-    """Of all counters that could be read; None where none could."""
-    counted = [count for link in links for count in link.errors.values()]
-    return sum(counted) if counted else None
 
 
 def _fabric(fabric: Fabric | None) -> dict[str, Any]:

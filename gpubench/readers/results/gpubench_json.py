@@ -451,14 +451,6 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     )
 
 
-def _check_figures(row: Any, where: str) -> None:
-    """Refuse times, rates and sizes below 0."""
-    for each in fields(row):
-        value = getattr(row, each.name)
-        if isinstance(value, int | float) and value < 0 and each.name.endswith(_NEVER_NEGATIVE):
-            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=EDITED)
-
-
 def _stored_section(key: str, value: Any, name: str) -> Section:
     if key in MATRICES:
         value = value or {}  # of lines that name sections without a row
@@ -475,7 +467,10 @@ def _stored_section(key: str, value: Any, name: str) -> Section:
 
 def _row(kind: type, record: Any, where: str) -> Any:
     row: Any = from_plain(kind, record, where)
-    _check_figures(row, where)
+    for each in fields(row):
+        value = getattr(row, each.name)
+        if isinstance(value, int | float) and value < 0 and each.name.endswith(_NEVER_NEGATIVE):
+            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=EDITED)
     return row
 
 
