@@ -63,10 +63,7 @@ class UsageError(GpubenchError):
 
 
 class NotSaidError(UsageError):
-    """A file of results does not say of how many `ranks` its rows are, or of which of several `collectives`.
-
-    `likely_ranks` are those that its figures tell, None where they do not.
-    """
+    """A results file lacks the number of `ranks` or names several `collectives`; its figures suggest `likely_ranks`."""
 
     ranks = False
     collectives: Sequence[str] = ()

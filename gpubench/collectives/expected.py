@@ -203,10 +203,7 @@ class Inside:
 
     @classmethod
     def of(cls, profile: Profile, collective: Collective, ranks: int, share: float = 1.0) -> "Inside":
-        """By a profile, for so many ranks of a node.
-
-        Raises UsageError where the profile expects no time of the collective.
-        """
+        """A profile's times for so many ranks of a node. Raises UsageError where it expects none of the collective."""
         if ranks == 1:
             return cls(nvlink=profile.nvlink is not None)
         large = 2**33
@@ -382,10 +379,7 @@ def from_network(
 
 
 def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> ExpectedTime | None:
-    """The time of CPU buffers between nodes, by what their links carry to whoever takes a ring.
-
-    None on one node, and for small buffers, whose time is that of the hosts' cores and not of their links.
-    """
+    """The time of CPU buffers over the links between nodes; None on one node and for small, core-bound buffers."""
     limit = network_limit("RING", collective, network).gb_s
     if row.nodes < 2 or network.ranks != row.ranks or not limit or row.size_bytes < _OVER_LINKS_FROM_BYTES:
         return None
@@ -405,10 +399,7 @@ _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 
 
 def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | None:
-    """The longest time of healthy machines with such links; None where the limit is not known.
-
-    Nothing is known of what goes through host memory: where that is by design, links are no measure of it.
-    """
+    """The longest time of healthy machines with such links; None for an unknown limit, or paths through host memory."""
     factor = collective.busbw_factor(row.ranks)
     if not row.limit_gb_s or not factor or row.host_staged:
         return None

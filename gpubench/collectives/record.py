@@ -164,10 +164,7 @@ def _from(region: Region, elements: int, dtype: DataType) -> Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The request for any collective, as plain data.
-
-    `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce.
-    """
+    """The request for any collective. 0 `graph_replays` launches plainly; `ops` is for collectives that reduce."""
 
     sizes: tuple[int, ...]
     dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)

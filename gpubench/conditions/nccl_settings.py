@@ -48,10 +48,7 @@ _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
 
 
 def nccl_number(value: str) -> int | None:
-    """The number at the beginning of a value, as NCCL reads it: hexadecimal after 0x, octal after 0; '4M' is 4.
-
-    A text without a leading number is 0; an empty one counts as not set (None).
-    """
+    """The number at the beginning of a value, as NCCL reads it: 0x10, 010, '4M' is 4; 0 without one, None if empty."""
     if not value:
         return None
     match = _NUMBER.match(value)
@@ -69,10 +66,7 @@ def _unsigned(digits: str) -> int:
 
 
 def chosen(value: str, known: frozenset[str]) -> Chosen:
-    """The names that a value of NCCL_ALGO or NCCL_PROTO allows: 'ring,tree', '^ll', 'ring;allreduce:tree'.
-
-    Parts without a known name are ignored.
-    """
+    """The known names that a value of NCCL_ALGO or NCCL_PROTO allows: 'ring,tree', '^ll', 'ring;allreduce:tree'."""
     found: dict[str, frozenset[str]] = {}
     for part in value.lower().split(";"):
         collective, _, names = part.rpartition(":")

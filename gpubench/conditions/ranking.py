@@ -118,10 +118,7 @@ class Diagnosis:
         return tuple(named for named, _ in ranked)
 
     def slowing(self, *slowed: Slowed) -> tuple[Named, ...]:
-        """The causes of slow operations, the likeliest first; `slowed` is what they consist of, the most of it first.
-
-        Weak ones come last; before them those that slow down the most of it, of these the surest.
-        """
+        """The causes of slow operations, the likeliest first; `slowed` is what they consist of."""
 
         def place(named: Named) -> int:
             slows = named.cause.explains.slows

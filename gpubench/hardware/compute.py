@@ -215,10 +215,7 @@ _ONE_TENSOR_MB = 0.001
 
 
 def time_host(model: TransformerModel) -> dict[Sharding | None, float]:
-    """Seconds of a block, forward and backward: without parallelism (None), in DDP and in FSDP.
-
-    Raises CouldNotMeasureError: this PyTorch has no GPU, no NCCL, or cannot do one of them.
-    """
+    """Seconds of a block, forward and backward: alone (None), in DDP and FSDP. Raises CouldNotMeasureError."""
     torch = import_torch()
     if not torch.cuda.is_available():
         raise CouldNotMeasureError(f"PyTorch {torch.__version__} finds no GPU", expected="a PyTorch built for CUDA")

@@ -116,10 +116,7 @@ class CopyDevice:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Make the device and its stream current, and wait for what was enqueued: copies use other streams.
-
-        Raises CouldNotMeasureError where CUDA fails.
-        """
+        """Make the device and its stream current and wait for other streams. Raises CouldNotMeasureError."""
         with cuda_errors(f"filling or checking memory of {self.name}"):
             self._runtime.setDevice(self.index)
             with self._stream:
@@ -561,10 +558,7 @@ class CudaRankCopies:
             return self._seconds(queue, copy, repeats, gated=True)
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Seconds in which NCCL sent `own` to a rank so often, or received it.
-
-        Nothing waits behind the gate: NCCL's own threads, and the other rank, may need what would wait there.
-        """
+        """Seconds in which NCCL sent `own` so often, or received it; ungated, as NCCL's own threads need the stream."""
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
         self._runtime.setDevice(self._device.index)

@@ -141,10 +141,7 @@ compute mode that another process uses."""
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """A GPU by its names: CUDA's index is this process's own count, bus id and UUID are the hardware's.
-
-    `mps` is whether this process uses it through an MPS server.
-    """
+    """A GPU by CUDA's index in this process, bus id and UUID; `mps`: this process uses it through an MPS server."""
 
     name: str
     index: int
@@ -179,10 +176,7 @@ class CudaDevice:
         return library_versions(self.cupy, self._driver)
 
     def free_bytes(self) -> int:
-        """Memory that buffers may take: what is free, less the headroom, or half of it on a small or busy GPU.
-
-        Of what is free a rank may take its equal share.
-        """
+        """Bytes that buffers may take: what is free less the headroom, or half of it on a small or busy GPU."""
         free: int = self._runtime.memGetInfo()[0] // self.sharing
         return max(free - _HEADROOM_BYTES, free // 2)
 
@@ -197,10 +191,7 @@ class CudaDevice:
         return memory
 
     def capture(self, launch: Launch, replays: int) -> Launch:
-        """A launch that replays, `replays` times, a CUDA graph of what `launch` puts on the stream.
-
-        Capture is thread-local, as in nccl-tests: NCCL may allocate while it connects.
-        """
+        """A launch that replays a CUDA graph of `launch`; capture is thread-local, as NCCL may allocate meanwhile."""
         self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
         try:
             launch()
@@ -445,10 +436,7 @@ class GatedLaunch:
 
 
 class GatedClock:
-    """Times operations on a stream of CuPy's from the opening of a gate, by the GPU's clock.
-
-    `in_one` makes one launch of several; `until_idle` waits for the stream, and calls what it is given meanwhile.
-    """
+    """Times operations on a stream from the opening of a gate, by the GPU's clock."""
 
     def __init__(
         self,

@@ -36,10 +36,7 @@ _SHARED_OBJECT = re.compile(r"[\w.+-]+\.so(?:\.[\w.]+)?", re.ASCII)
 
 
 def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """The libraries whose absence changes a path, with the network plugins that NCCL's settings ask for.
-
-    NCCL_NET_PLUGIN names files, or what stands in libnccl-net-NAME.so; several with commas between them (NCCL 2.27).
-    """
+    """The libraries whose absence changes a path, with the network plugins that NCCL_NET_PLUGIN names."""
     named = settings.get(_PLUGIN_SETTING)
     if not named:
         return (*_LIBRARIES, _NET_PLUGIN)
@@ -52,10 +49,7 @@ def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
 def find_libraries(
     names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
 ) -> dict[str, str | None]:
-    """The file that the loader would take for each name, None for none; a path stands for itself.
-
-    `loaded` are the files of loaded libraries by name without suffix, `search_path` is LD_LIBRARY_PATH.
-    """
+    """The file that the loader would take for each name; `search_path` is LD_LIBRARY_PATH."""
     cache = _cache(root)
     machine = f"{platform.machine()}-linux-gnu"
     folders = [*search_path.split(":")[:_MOST_FOLDERS], *_FOLDERS, f"/lib/{machine}", f"/usr/lib/{machine}"]
@@ -227,10 +221,7 @@ REFUSALS = {"NCCL_SHM_DISABLE": "1", "NCCL_NET_DISABLE_INTRA": "1"}
 
 
 def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, str]:
-    """Variables by name. `files` are the configuration files in NCCL's order, by default those that NCCL reads.
-
-    What is set first counts: NCCL never overwrites a variable that is there.
-    """
+    """NCCL's variables by name, from `environment` and then `files` in NCCL's order: what is set first counts."""
     found = {name: value for name, value in environment.items() if name.startswith("NCCL_")}
     for path in configuration_files(environment) if files is None else files:
         for line in (text_of(path) or "").splitlines():
@@ -241,10 +232,7 @@ def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None =
 
 
 def configuration_files(environment: Mapping[str, str], user: int | None = None) -> tuple[Path, ...]:
-    """The file that NCCL_CONF_FILE names, else ~/.nccl.conf of the user as the system knows him; then the system's.
-
-    `user` is a process's, by default this one's.
-    """
+    """The file that NCCL_CONF_FILE names, else ~/.nccl.conf of `user`; then the system's."""
     named = environment.get(_CONF_FILE)
     if named:
         return Path(named), _SYSTEM_CONF
@@ -258,10 +246,7 @@ def configuration_files(environment: Mapping[str, str], user: int | None = None)
 def read_nccl_files(
     environment: Mapping[str, str], root: Path, user: int | None = None
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The NCCL_ variables of each file that is there, in NCCL's order, and why one that is there cannot be read.
-
-    What the environment sets counts before any file, and an earlier file before a later one.
-    """
+    """The NCCL_ variables of each configuration file in NCCL's order, and why one cannot be read."""
     found, unknown = {}, {}
     for path in configuration_files(environment, user):
         name = _OF_HOME if path.name == ".nccl.conf" and str(path) != environment.get("NCCL_CONF_FILE") else str(path)

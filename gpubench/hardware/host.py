@@ -163,10 +163,7 @@ def sees_all_pids(root: Path = Path("/")) -> bool:
 
 
 def leave_core() -> None:
-    """Let this thread, and what it starts from now on, run on any core that the job may use.
-
-    mpirun binds a rank to a core by default: what is done beside its work would take time from it.
-    """
+    """Let this thread, and what it starts, run on any core of the job, not only on the one that mpirun bound it to."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
@@ -176,10 +173,7 @@ SHARE = 0.8
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can still be taken: what the kernel calls available, and no more than the control group allows.
-
-    `root` is where /proc and /sys are found, so that a recorded tree is a test.
-    """
+    """Bytes that can still be taken: the kernel's MemAvailable, within the control group's limits."""
     available = re.search(r"^MemAvailable:\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE)
     return max(0, min([int(available[1]) * 1024 if available else 0, *_control_group_limits(root)]))
 

@@ -38,20 +38,12 @@ _PARENT = Path(__file__).resolve().parents[2]
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of this package.
-
-    -P keeps Python from importing out of the current directory, as -m does without it: a json.py that lies there would
-    be run.
-    """
+    """The command line that runs a module of this package; -P keeps a json.py in the current directory out."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which such a child finds the package.
-
-    Where `python -m gpubench` found it in the current directory, in a checkout that is not installed, that folder comes
-    first on PYTHONPATH.
-    """
+    """The environment in which a child finds the package, also from a checkout that is not installed."""
     found_in = Path(sys.path[0]).resolve() if sys.path and sys.path[0] else Path.cwd()
     if found_in != _PARENT:
         return dict(environment)
@@ -126,11 +118,7 @@ class Launcher:
         *,
         measures_mpi: bool = True,
     ) -> dict[str, str]:
-        """The environment of the job: this host only, whatever allocation this is; the user's own settings win.
-
-        `also` are settings that its ranks need beside the launcher's own. Where a job `measures_mpi`, MPI carries
-        messages as it chooses to.
-        """
+        """The environment of the job: this host only, the user's settings first, then `also`."""
         inner = as_if_alone(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
@@ -144,10 +132,7 @@ class Launcher:
 
 
 def find_launcher(search_path: str | None = None) -> Launcher:
-    """The mpirun beside this Python, which belongs to an MPI wheel in the same environment, else the first on PATH.
-
-    Raises CouldNotMeasureError where there is none, or it does not say what it is.
-    """
+    """The mpirun beside this Python, else the first on PATH. Raises CouldNotMeasureError."""
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)
     if path is None:
@@ -176,10 +161,7 @@ DAEMON_FAILED = 213
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """Start the job in a session of its own, so that Ctrl-C reaches this process alone, which then ends the job.
-
-    All that it prints goes to `output`.
-    """
+    """Start the job in a session of its own, so that Ctrl-C reaches only this process; output goes to `output`."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -197,10 +179,7 @@ def die_with_parent() -> None:
 
 
 class RankWatch:
-    """Notices a launcher that stays although the ranks of its job are gone.
-
-    Open MPI 5's prterun can wait forever for ranks that failed in MPI_Init: no process of the job is left but itself.
-    """
+    """Notices a launcher that outlives its ranks, as prterun of Open MPI 5 can after a failed MPI_Init."""
 
     def __init__(self, job: subprocess.Popen[bytes], seconds_to_follow: float = 5.0) -> None:
         self._job = job
@@ -462,10 +441,7 @@ class EndedJob(NamedTuple):
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]) -> EndedJob:
-    """Run a launcher, and hand `tell` the lines of stderr as they come; whatever ends the wait ends the job too.
-
-    Ranks read no defaults, which this process has read: all options are in the command.
-    """
+    """Run a launcher, hand `tell` the lines of stderr as they come, and end the job whatever ends the wait."""
     own = with_package({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     last = deque[str](maxlen=_MOST_LINES_KEPT)
 
@@ -507,12 +483,7 @@ def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
 
 
 def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
-    """The command that starts so many ranks on every node of this allocation, each with all GPUs of its node in sight.
-
-    Raises:
-        UsageError: there is no allocation.
-        CouldNotMeasureError: there is no srun, or none that speaks to an MPI.
-    """
+    """The command that starts so many ranks on every allocated node. Raises UsageError, CouldNotMeasureError."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")
     if not environment.get("SLURM_JOB_ID") or nodes is None or not nodes.isdecimal():
         raise UsageError(

@@ -108,10 +108,7 @@ class GemmWork:
 
 
 class CopyWork:
-    """CUDA's own copy from one place of the GPU's memory to another: bound by that memory.
-
-    On an H200 it is a kernel on all SMs: a collective waited for it as long as for one that filled them.
-    """
+    """CUDA's own copy on one GPU, bound by its memory; on an H200 a kernel on all SMs."""
 
     def __init__(self, device: CudaDevice, stream: Any) -> None:
         cupy = device.cupy

@@ -378,10 +378,7 @@ def watch_errors(
     root: Path = Path("/"),
     stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Snapshot:
-    """The snapshot of a node with the errors that its devices have counted since; as it was where one does not answer.
-
-    Only the kernel and NVML are asked. `stages` are as in `probe`.
-    """
+    """The snapshot with the errors that devices have counted since, by the kernel and NVML alone."""
     asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
     results = run_stages(asked, _of_whole_gpus(environment), timeout_s)
     after = _put_together({CUDA: StageResult(error="not asked"), **results})
@@ -441,10 +438,7 @@ _ORDER = ("CuPy", "torch", "mpi4py", LOADER)
 
 
 def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> LibrariesFacts:
-    """The libraries of this host as processes with this environment find them, read in about `timeout_s` at most.
-
-    What did not answer is in `failures`.
-    """
+    """The libraries of this host, read in about `timeout_s`; what did not answer is in `failures`."""
     inner = with_package(environment)
     first = run_stages({task: _command(task) for task in (SEARCH, CUPY, MPI4PY)}, inner, timeout_s)
     failures = {task: result.error for task, result in first.items() if result.document is None}

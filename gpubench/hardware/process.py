@@ -85,10 +85,7 @@ def memory_nodes(status: str, unknown: UnknownFields) -> str | None:
 
 
 def denied(paths: Iterable[str], root: Path) -> tuple[str, ...]:
-    """The device files that this process may not read and write: by their mode, or by its group's list of devices.
-
-    access(2) asks both and opens nothing (`inode_permission` in the kernel); opening a GPU's file could wake it up.
-    """
+    """The device files that this process may not read and write, by access(2), which opens none."""
     return tuple(
         path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
     )
@@ -170,10 +167,7 @@ def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
 
 
 def pidfd_getfd(unknown: UnknownFields, *, allowed: bool) -> bool | None:
-    """True where processes can pass descriptors of GPU memory by pidfd_getfd, as expandable segments do.
-
-    It is tried on this process itself, which no setting of ptrace forbids: those are facts of their own.
-    """
+    """True where pidfd_getfd passes descriptors of GPU memory, as expandable segments do; tried on this process."""
     if not allowed:
         unknown.reasons["pidfd_getfd"] = _NOT_TRIED
         return None
@@ -227,10 +221,7 @@ def run_delay(root: Path = Path("/")) -> RunDelay | None:
 
 
 def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | None:
-    """The share of the time between two readings in which the thread could have run that it waited for a CPU.
-
-    None where it was ready for less than 20 ms, of which one slice of another thread is too large a part.
-    """
+    """The share of runnable time in which the thread waited for a CPU; None below 20 ms of runnable time."""
     if before is None or after is None:
         return None
     waited_ns = after.waited_ns - before.waited_ns
@@ -398,9 +389,7 @@ _LIBRARY = re.compile(
 def read_rank_facts(
     rank: int, node: int, local_rank: int, environment: Mapping[str, str], root: Path = Path("/")
 ) -> RankFacts:
-    """The facts of this process. `environment` is the allow-list already; memory that may be locked is in bytes, -1 for
-    without limit.
-    """
+    """The facts of this process, `environment` the allow-list; lockable memory in bytes, -1 without limit."""
     unknown = UnknownFields()
     status = text_of(root / "proc/self/status") or ""
     seccomp = _SECCOMP.search(status)

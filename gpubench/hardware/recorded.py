@@ -34,10 +34,7 @@ _REASON, _ADVICE = (
 
 
 def check_recordable(directory: Path) -> None:
-    """Check that a recording can be written to a folder, which is left as it was.
-
-    Raises UsageError where it cannot be made or written, or holds a recording already.
-    """
+    """Check that a recording can be written to a folder, which is left as it was. Raises UsageError."""
     nodes = directory / _NODES
     if any(nodes.glob("*.json")):
         raise UsageError(
@@ -109,10 +106,7 @@ def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
 
 @advising(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
-    """Nodes and ranks of a recording, in the order of the hosts' names; with `host`, of that host alone.
-
-    Raises UsageError for no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
-    """
+    """Nodes and ranks of a recording, by host name; with `host` of that one alone. Raises UsageError."""
     paths = sorted(_node_files(directory), key=lambda path: _natural(path.stem))
     if not paths:
         raise UsageError(
@@ -168,10 +162,7 @@ def _read_ranks(path: Path) -> Iterator[RankFacts]:
 
 @contextlib.contextmanager
 def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object], None]]:
-    """Add a file of raw samples to a recording; what is called with a dataclass writes it, at once, as a line.
-
-    OutputError, of either, where the file cannot be written.
-    """
+    """Add a file of raw samples to a recording; dataclasses are written at once, as lines. Raises OutputError."""
     path = directory / name
     with naming_output(path):
         file = path.open("xb", buffering=0)
@@ -187,10 +178,7 @@ def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object],
 
 
 def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, str]]:
-    """The lines of a file of raw samples, each with its place; a last line that was cut off is left out.
-
-    Raises UsageError where the recording has no such file, for another command made it, or the file cannot be read.
-    """
+    """The whole lines of a file of raw samples, each with its place. Raises UsageError."""
     path = directory / name
     if not path.exists():
         raise UsageError(

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSetup:
-    """The means with which a rank opens a backend; those of GPUs are None on a rank without one.
-
-    `gated` is whether operations are timed from a gate where they can be.
-    """
+    """The means with which a rank opens a backend, None without a GPU; `gated`: timed from a gate where possible."""
 
     group: "Group"
     ranks_on_node: int

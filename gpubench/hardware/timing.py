@@ -55,10 +55,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def copy_seconds(size_bytes: int, samples: int) -> list[float]:
-    """Seconds of each of some copies of so many bytes from one buffer to another, by this thread alone.
-
-    Both are written before: pages that nobody wrote to are all the same one, and stay in a cache.
-    """
+    """Seconds of each of some copies by this thread alone; both buffers are written before, so pages are real."""
     source, destination = bytearray(b"\1") * size_bytes, bytearray(b"\2") * size_bytes
     into = memoryview(destination)
     seconds = []
@@ -119,10 +116,7 @@ class Pace:
         self._known: tuple[Launch | None, float] = (None, 0.0)
 
     def groups(self, launches: Sequence[Launch], replays: int = 0) -> list[int]:
-        """The launches of each group, or, where they are replayed, the replays of them all.
-
-        A single group is a loop that is short, or of which nothing is known.
-        """
+        """The launches of each group, or, where they are replayed, the replays of them all."""
         self._first = launches[0] if launches else None
         count, each = (replays, len(launches)) if replays else (len(launches), 1)
         self._operations = count * each

@@ -1,7 +1,4 @@
-"""The use of this node's GPUs and links: clocks, throttling, traffic, and the processes behind them.
-
-Nothing is sent to them and nothing is opened in them. What another user's process has is closed to all but root.
-"""
+"""The use of this node's GPUs and links: clocks, throttling, traffic, and the processes behind them."""
 
 import contextlib
 import json
@@ -341,10 +338,7 @@ class _KnownTask:
 
 
 class Tasks:
-    """Reads processes once, and closely where asked, not more often than every few seconds.
-
-    `settings` is the allow-list of an environment; `host` the name of this node.
-    """
+    """Reads processes once, and closely where asked, every few seconds at most; `settings` is an allow-list."""
 
     def __init__(self, host: str, settings: Settings, root: Path = Path("/")) -> None:
         self._host, self._settings, self._root = host, settings, root
@@ -503,10 +497,7 @@ def _user_name(user: int | None) -> str:
 
 
 class NodeTraffic:
-    """Reads a node at one moment after the other; `indices` are the GPUs to watch, None for all.
-
-    Its driver has `start_seconds` for the first answer, and for each of the others `deadline_seconds`.
-    """
+    """Reads a node again and again: `indices` are GPUs (None: all); deadlines of the first and later answers."""
 
     def __init__(
         self,

@@ -112,10 +112,7 @@ class Depth(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """The machines to check and how; `profile` is the name or file of the one to judge by, None for a match.
-
-    `brief` is whether the answer is one of ten lines, which a machine without GPUs gets too.
-    """
+    """The machines to check and how; `profile` is a name or file, None for a match; `brief`: in ten lines."""
 
     depth: Depth
     source: Source
@@ -149,10 +146,7 @@ class CheckMeasurer(Protocol):
         """Copies between the GPUs of every node, and with host memory; copies within host memory."""
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """A collective over all GPUs, or over CPU ranks where there are none.
-
-        Raises CouldNotMeasureError: it has no whole report.
-        """
+        """A collective over all GPUs, or over CPU ranks without any. Raises CouldNotMeasureError: no whole report."""
 
 
 Waiting = Callable[[str, float], None]
@@ -208,10 +202,7 @@ _MOST_WORDS = 300
 
 
 class ChildCommands:
-    """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds.
-
-    `profile` is the name or file of the one to judge by, None for a match; of collectives `ranks_per_gpu` share a GPU.
-    """
+    """Measures one host by gpubench's own commands, each a process with `timeout_s` seconds."""
 
     def __init__(
         self,
@@ -250,10 +241,7 @@ class ChildCommands:
         return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
-
-        Raises CouldNotMeasureError: it does not end in time, or without a whole report.
-        """
+        """By that command, over all GPUs of this host, or two CPU ranks. Raises CouldNotMeasureError."""
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
@@ -310,10 +298,7 @@ _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
 class SimulatedMeasurer:
-    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own.
-
-    `profile` is the name or file of the one to judge copies by, None for a match.
-    """
+    """Makes the figures of a simulated machine; `noise` is every sample's spread, None for the model's own."""
 
     def __init__(
         self,
@@ -343,10 +328,7 @@ class SimulatedMeasurer:
         )
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """A collective over all GPUs.
-
-        Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
-        """
+        """A collective over all GPUs. Raises CouldNotMeasureError: a driver is silent, or nothing can be simulated."""
         from gpubench.jobs.collective.metadata import judge_of_model
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
         from gpubench.measure.paths.report import PathOutcome
@@ -430,12 +412,7 @@ _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
 def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
-    """The profile of every node.
-
-    Raises:
-        CouldNotMeasureError: no node has a GPU, and the profile asked for is not that of a host.
-        UsageError: a profile is not there, or broken.
-    """
+    """The profile of every node. Raises CouldNotMeasureError without any GPU, UsageError for a broken profile."""
     given = machines.given()
     has_gpus = any(node.gpus or node.snapshot.failures for node in given.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
@@ -597,10 +574,7 @@ class CheckRankJob:
             raise shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
-        """Read, measure, gather, judge, and return the exit code.
-
-        Raises AgreedError: a rank cannot do its part, and every rank knows it.
-        """
+        """Read, measure, gather, judge, and return the exit code. Raises AgreedError, known to every rank."""
         group, plan, shown = self._group, self._plan, self._plan.presentation
         agree(group, self._check_options)
         agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
@@ -625,10 +599,7 @@ class CheckRankJob:
 
 
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
-    """Check, alone or as one rank of a job; the exit code.
-
-    Raises GpubenchError: nothing can be checked, or an output cannot be written.
-    """
+    """Check, alone or as one rank; the exit code. Raises GpubenchError: nothing checked, or output not written."""
     launch = launched_by(os.environ)
     refuse_under_launcher(NAME, plan.source, launch)
     if launch is None or launch.size == 1:
@@ -642,10 +613,7 @@ def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
 
 
 def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
-    """Check the machines of the plan's source; the exit code.
-
-    Raises GpubenchError: no GPU where none was said to be, a broken profile, or an output that cannot be written.
-    """
+    """Check the machines of the plan's source; the exit code. Raises GpubenchError."""
     is_here = plan.source.text is None
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", SECONDS_TO_READ)

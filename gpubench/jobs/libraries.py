@@ -38,10 +38,7 @@ class LibrariesPlan:
 
 
 def run(plan: LibrariesPlan, arguments: Sequence[str]) -> int:
-    """Read and show; the exit code.
-
-    Raises GpubenchError: nothing was recorded there, or an output cannot be written.
-    """
+    """Read and show; the exit code. Raises GpubenchError: no recording, or an unwritable output."""
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
         with presenting(plan.presentation, plan.recording.record) as presenter:
@@ -63,10 +60,7 @@ class LibrariesRankJob:
         self.identity, _ = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - it never launches itself
-        """Read, gather, show, and return the exit code.
-
-        Raises AgreedError: a rank cannot do its part, and every rank knows it.
-        """
+        """Read, gather, show, and return the exit code. Raises AgreedError, known to every rank."""
         from gpubench.formats.presenter import Presenter, rank_style
 
         group, plan, shown = self._group, self._plan, self._plan.presentation

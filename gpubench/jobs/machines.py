@@ -32,10 +32,7 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
 
 
 def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "") -> None:
-    """Raise CouldNotMeasureError where GPUs are expected and no node has any; one that is silent may have some.
-
-    `hidden` says why there is none where GPUs were left out.
-    """
+    """Raise CouldNotMeasureError where GPUs are expected and no node has any; `hidden` says what was left out."""
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
         raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what=for_what)
@@ -43,10 +40,7 @@ def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Nodes by names of their own, and processes, of which a simulated machine and a file have none.
-
-    `source` are the options that named them, None for machines that are here; `environment` the settings in force.
-    """
+    """Nodes by names, processes, and `environment`; `source` are the options that named them, None for here."""
 
     nodes: Sequence[Topology]
     processes: Sequence[RankFacts] = ()

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def presenting(
     shown: Presentation, recording: Path | None = None, *, is_rank: bool = False, progress: bool = False
 ) -> Iterator["Presenter"]:
-    """A presenter on this process's stdout once all outputs are known to be writable; `progress` where it takes long.
-
-    The stdout of a process that `is_rank` may be a pty of mpirun's, and is taken for no terminal.
-    """
+    """A presenter on stdout once outputs are known to be writable; a rank's stdout is taken for no terminal."""
     from gpubench.formats.presenter import Presenter, rank_style, terminal_style
 
     check_writable(shown.outputs, recording)
@@ -34,10 +31,7 @@ def presenting(
 
 
 def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:
-    """Raise UsageError for what cannot be written, before anything is measured; no file is changed, a folder made.
-
-    `recording` is the folder of --record, where that was given.
-    """
+    """Raise UsageError for outputs that cannot be written, before anything is measured; no file is changed."""
     for output in outputs:
         try:
             if output.format is BASELINE:

@@ -84,12 +84,7 @@ _HOST_BYTES = 64 * 2**20
 def request_for_process(
     plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport] = ()
 ) -> P2pRequest:
-    """The request for the GPUs of one process; `managed` is what CUDA says of their managed memory.
-
-    Raises:
-        UsageError: `--pairs` names a GPU that is not there.
-        CouldNotMeasureError: there is one GPU, and no copies with host memory were asked for.
-    """
+    """The request for the GPUs of one process. Raises UsageError for `--pairs`, CouldNotMeasureError for one GPU."""
     if plan.memory is MemoryKind.MANAGED:
         return _request_for_managed(plan, gpus, wiring, managed)
     size_bytes, method = _size_and_method(plan)
@@ -140,10 +135,7 @@ def _request_for_managed(
 
 
 def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine) -> P2pRequest:
-    """The request for ranks: copy engines on a node, written and read; NCCL between nodes; 16 bytes for latency.
-
-    Copies with host memory, by kernels and without peer access are for one process.
-    """
+    """The request for ranks: copy engines on a node, written and read; NCCL between nodes; 16 bytes for latency."""
     size_bytes, method = _size_and_method(plan)
     ways = [(Direction.WRITE, size_bytes), (Direction.READ, size_bytes)]
     if plan.sizes is not None:
@@ -167,11 +159,7 @@ def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine
 
 
 def pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
-    """The ordered pairs to measure.
-
-    Raises:
-        UsageError: `--pairs` names a rank that is not there.
-    """
+    """The ordered pairs to measure. Raises UsageError: `--pairs` names a rank that is not there."""
     for one, other in plan.pairs or ():
         if max(one, other) >= ranks:
             raise UsageError(
@@ -289,11 +277,7 @@ def _of_managed(request: P2pRequest) -> dict[str, Any]:
 
 
 def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
-    """A recorded run, judged as strictly as it was then, or as the plan says.
-
-    Raises:
-        UsageError: there is no recording of p2p, or its parts do not belong together.
-    """
+    """A recorded run, judged as strictly as then or as planned. Raises UsageError."""
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
     machines = _of_samples(machines, found, source.directory)
@@ -349,11 +333,7 @@ class P2pRanksJob:
         self._ranks_on_node = self._node_by_rank.count(self.identity.node)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - p2p never launches itself
-        """Measure with the others, show it on the first rank, and return the exit code.
-
-        Raises:
-            AgreedError: the run cannot be, and every rank knows it.
-        """
+        """Measure with the others, show it on the first rank; the exit code. Raises AgreedError."""
         from gpubench.jobs.compare import bandwidth_of, past_of
 
         group, plan = self._group, self._plan
@@ -445,11 +425,7 @@ _SECONDS_A_CELL = 0.07
 
 
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
-    """Copy, alone or as one rank of a job; the exit code.
-
-    Raises:
-        GpubenchError: nothing can be measured, or an output cannot be written.
-    """
+    """Copy, alone or as one rank; the exit code. Raises GpubenchError: nothing measured, or output not written."""
     launch, source = launched_by(os.environ), plan.source
     if launch is None or launch.size == 1:
         return run_alone(plan, arguments)
@@ -469,11 +445,7 @@ def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
 
 
 def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
-    """Measure the GPUs of this host or a simulated one's, or replay a recording; the exit code.
-
-    Raises:
-        GpubenchError: no GPU, a pair that does not exist, a recording or an output that cannot be used.
-    """
+    """Measure this host's or a simulated one's GPUs, or replay; the exit code. Raises GpubenchError."""
     from gpubench.jobs.compare import bandwidth_of, past_of
 
     shown = plan.presentation

@@ -54,11 +54,7 @@ class AgreedError(Exception):
 
 
 def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
-    """The outcome of `action` on this rank, once it has succeeded on all.
-
-    `place` names this rank, for errors that may be one rank's own. Raises AgreedError: on every rank, the error of the
-    lowest rank on which it failed.
-    """
+    """The outcome of `action` once it succeeded on all ranks. Raises AgreedError, the lowest rank's, on all."""
     outcome: T | None = None
     error: GpubenchError | None = None
     try:
@@ -96,10 +92,7 @@ _WHOLE_PERCENT = 100
 def open_gpu(
     group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver, *, shared: bool = False
 ) -> "tuple[cuda.CudaDevice, RankIdentity]":
-    """The GPU for this rank, and the rank with it; `shared` where several ranks may have the same.
-
-    Raises AgreedError: a rank gets no GPU, or two the same that may not share it.
-    """
+    """The GPU for this rank, and the rank with it. Raises AgreedError: no GPU, or one that may not be `shared`."""
     from gpubench.hardware import cuda
 
     device = agree(
@@ -192,10 +185,7 @@ def check_versions(ranks: Sequence[RankNccl]) -> None:
 
 
 def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
-    """Raise UsageError where ranks share a GPU and NCCL refuses them, or where their kernels may not fit on it.
-
-    NCCL minds ranks that share a GPU inside what it takes for one host; all of them have to fit on it.
-    """
+    """Raise UsageError where ranks share a GPU and NCCL refuses them, or their kernels may not fit."""
     for sharing in by_device([each.rank for each in ranks]):
         total = sum(each.sm_percent or 0 for each in sharing)
         if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
@@ -232,11 +222,7 @@ def _same_gpu(first: RankIdentity, second: RankIdentity) -> UsageError:
 
 
 def usable_driver(for_what: str) -> Driver:
-    """The driver of this host.
-
-    Raises:
-        CouldNotMeasureError: no GPU is visible, or what is needed to use one is not installed.
-    """
+    """The driver of this host. Raises CouldNotMeasureError: no GPU is visible, or a package is missing."""
     from gpubench.hardware.cuda import check_installed
 
     driver = read_driver(os.environ)

@@ -136,10 +136,7 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[i
 
 
 def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) -> str:
-    """What moves the data: NCCL where there are GPUs. GPUs of its host, and host, are by rank.
-
-    Raises UsageError where some hosts have fewer GPUs than ranks.
-    """
+    """NCCL where there are GPUs, by rank, else TCP. Raises UsageError where hosts have fewer GPUs than ranks."""
     if asked == HOST or (asked is None and not any(gpus)):
         return HOST
     ranks = Counter(hosts)
@@ -367,10 +364,7 @@ def _shown(value: object) -> str:
 
 
 def read_rounds(directory: Path) -> KeptScan:
-    """What a folder holds; a last line that was cut off is left out.
-
-    Raises UsageError where there is none, or it cannot be read.
-    """
+    """What a folder holds, without a last line that was cut off. Raises UsageError."""
     path = directory / FILE
     text = read_text(path, _WANTED)
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
@@ -493,10 +487,7 @@ def deliver(
     environment: Mapping[str, str] | None = None,
     is_rank: bool = False,
 ) -> int:
-    """Present the report; the exit code. A rank's stdout is never taken for a terminal.
-
-    Raises GpubenchError where an output cannot be written.
-    """
+    """Present the report; the exit code. Raises GpubenchError where an output cannot be written."""
     course, fabric = result.course, result.course.fabric
     report = report_of(result, 0 if plan.ranks_as_nodes else fabric.rails)
     metadata = metadata_of(

@@ -61,10 +61,7 @@ class Simulation:
 
 
 def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
-    """The simulated machine with this text, `hgx-h100-8*16`, and these faults, `node3.gpu5:nvlink=12`, `imex=down`.
-
-    Raises UsageError: there is no such profile or fault.
-    """
+    """The simulated machine `hgx-h100-8*16` with faults `node3.gpu5:nvlink=12`. Raises UsageError."""
     from gpubench.hardware.simulated.machine import parse_machine
     from gpubench.model.profiles.fault import parse_faults
 
@@ -93,10 +90,7 @@ class Here:
 
     @contextmanager
     def being_read(self) -> Iterator[Callable[[], "Machines"]]:
-        """Have the kernel, NVML and CUDA asked, each in a process of its own, while something else is done here.
-
-        What is yielded waits for their answers, `timeout_s` from then on.
-        """
+        """Have kernel, NVML and CUDA asked in processes of their own; what is yielded waits `timeout_s` for them."""
         from gpubench.hardware.probe import Probe
 
         with Probe(os.environ) as probe:

@@ -37,10 +37,7 @@ class TopoPlan:
 
 
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
-    """Show machines, alone or as one rank of a job; the exit code.
-
-    Raises GpubenchError: nothing can be read, or an output cannot be written.
-    """
+    """Show machines, alone or as one rank; the exit code. Raises GpubenchError."""
     launch = launched_by(os.environ)
     if launch is None:
         check_writable(plan.presentation.outputs, plan.recording.record)
@@ -84,10 +81,7 @@ class TopoRankJob:
         self.identity, _ = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - topo never launches itself
-        """Read, gather, show, and return the exit code.
-
-        Raises AgreedError: a rank cannot do its part, and every rank knows it.
-        """
+        """Read, gather, show, and return the exit code. Raises AgreedError, known to every rank."""
         from gpubench.formats.presenter import Presenter, rank_style
         from gpubench.jobs.rank import agree
 

@@ -344,10 +344,7 @@ def watch(
     readers: "Sequence[TrafficReader] | None" = None,
     read_all: "ReadAll | None" = None,
 ) -> "tuple[Report, Metadata]":
-    """Watch until it ends; what is read are `readers` here, or what `read_all` has of all ranks.
-
-    Rows are handed on as they come; the report is left to be presented.
-    """
+    """Watch `readers` here, or what `read_all` has of all ranks; rows are handed on as they come."""
     from gpubench.measure.watch.report import Course, report_on
     from gpubench.model.results.watch import TrafficRow
 
@@ -558,10 +555,7 @@ class _ReadingsOfRanks:
 
 
 def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
-    """Watch, alone or as one rank of a job; the exit code.
-
-    Raises GpubenchError: nothing can be read, or an output cannot be written.
-    """
+    """Watch, alone or as one rank; the exit code. Raises GpubenchError."""
     launch = launched_by(os.environ)
     if launch is not None and launch.size > 1:
         refuse_under_launcher(NAME, plan.source, launch)

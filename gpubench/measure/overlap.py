@@ -184,10 +184,7 @@ def overlap_cases(cases: Sequence[Case], collective: str, asked: OverlapAsked) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSample:
-    """The samples of a row, put together over all ranks: times, and what was read of GPUs meanwhile.
-
-    `wrong` of None: data were not checked.
-    """
+    """The samples of a row over all ranks; `wrong` of None: data were not checked."""
 
     times: OverlapTimes
     partner_count: int

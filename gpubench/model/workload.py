@@ -202,10 +202,7 @@ _HEAD = 128
 
 
 def model_of_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
-    """A model with about so many parameters: blocks alone, 12 · layers · hidden² of them, hidden = 128 · layers.
-
-    It has as many layers as come nearest, so that `parameters` of what is returned differs by a few percent.
-    """
+    """A model of blocks alone with about so many parameters: 12 · layers · hidden², hidden = 128 · layers."""
     ideal = (parameters * _ASPECT / 12) ** (1 / 3)
     hidden = max(_HIDDEN_STEP, round(ideal / _HIDDEN_STEP) * _HIDDEN_STEP)
     layers = max(1, round(parameters / (12 * hidden * hidden)))
@@ -255,10 +252,7 @@ _WORD = re.compile(r"(?P<name>tp|pp|v|ring|ulysses|ep|dp)(?P<count>\d{1,5})", re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """So many ranks of each kind; `stages_per_gpu` above 1 is the interleaved pipeline.
-
-    Expert parallelism takes ranks of data parallelism, so it does not multiply.
-    """
+    """So many ranks of each kind; `stages_per_gpu` above 1 interleaves; expert ranks are among the data ranks."""
 
     data: int = 1
     tensor: int = 1
@@ -293,10 +287,7 @@ class ParallelLayout:
 
 
 def parse_layout(text: str, gpus: int) -> ParallelLayout:
-    """A layout as people write it; what is not said is data parallelism over the GPUs that are left.
-
-    Raises UsageError for an unknown word, a kind twice, or ranks that do not divide the GPUs.
-    """
+    """A layout as people write it; the rest is data parallelism. Raises UsageError."""
     counts, shardings, sequence_parallel = dict[str, int](), list[Sharding](), False
     for word in text.lower().replace(",", " ").split():
         match = _WORD.fullmatch(word)

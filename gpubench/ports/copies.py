@@ -30,22 +30,13 @@ class Copies(Protocol):
         """True where CUDA says that one GPU may address another's memory."""
 
     def enable(self, source: int, destination: int) -> None:
-        """Let one GPU address another's memory from now on; without it, copies go through host memory.
-
-        Raises CouldNotMeasureError where CUDA refuses.
-        """
+        """Let one GPU address another's memory from now on. Raises CouldNotMeasureError where CUDA refuses."""
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """A plain allocation on a GPU or of host memory, kept until `close`.
-
-        Raises CouldNotMeasureError where there is not so much left.
-        """
+        """A plain allocation on a GPU or of host memory, kept until `close`. Raises CouldNotMeasureError."""
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Wall time from a common start until every stream has made its copy `repeats` times.
-
-        What the host needs to issue them is not in it. Raises CouldNotMeasureError where a copy fails.
-        """
+        """Wall time from a common start until every stream copied `repeats` times. Raises CouldNotMeasureError."""
 
     def close(self) -> None:
         """Give all memory back, and peer access."""
@@ -55,28 +46,16 @@ class RankCopies(Protocol):
     """Timed copies between the GPU of this rank and those of others."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation on this rank's GPU, kept until `close`.
-
-        Raises CouldNotMeasureError where there is not so much left.
-        """
+        """A plain allocation on this rank's GPU, kept until `close`. Raises CouldNotMeasureError."""
 
     def export(self, memory: Memory) -> bytes:
-        """The handle by which another rank of this node can copy from and to a memory that `allocate` returned.
-
-        Raises CouldNotMeasureError where CUDA refuses.
-        """
+        """The handle by which another rank of this node can copy a memory. Raises CouldNotMeasureError."""
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Seconds of so many copies by this rank's GPU: it writes `own` to the other rank's memory, or reads that.
-
-        Raises CouldNotMeasureError where the memory cannot be opened here, or a copy fails.
-        """
+        """Seconds of so many copies by this GPU, to or from the other rank. Raises CouldNotMeasureError."""
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Seconds in which `own` was sent to a rank of any node so often, or received; the peer does the opposite.
-
-        Raises CouldNotMeasureError where it fails on this side.
-        """
+        """Seconds in which `own` was sent so often, or received by the peer. Raises CouldNotMeasureError."""
 
     def release(self) -> None:
         """Close other ranks' memory; every rank has to before any of them calls `close`."""

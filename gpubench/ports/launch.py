@@ -41,7 +41,4 @@ class IssueClock(Protocol):
     """A timer that knows how long the host took to issue what it timed last."""
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Seconds of the host to issue one of the operations of a launch; None where that is not known.
-
-        It is not known of so many that the device's queue may have been full: then the host waited for the device.
-        """
+        """Seconds of the host to issue one operation; None where the device's queue may have been full."""

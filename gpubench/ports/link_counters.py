@@ -6,10 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """Bytes that the NVLinks of a GPU, all together, and its PCIe link have carried; None where they are not counted.
-
-    Counters of PCIe start again from 0 at 2^32.
-    """
+    """Bytes that a GPU's NVLinks together and its PCIe link (wraps at 2^32) carried; None where not counted."""
 
     nvlink_sent: int | None = None
     nvlink_received: int | None = None

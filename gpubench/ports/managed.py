@@ -18,25 +18,16 @@ class ManagedMemory(Protocol):
         """What CUDA says of every GPU, in their order."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Managed memory, kept until the copies are closed; filled and checked by the host where its pages are there.
-
-        Raises CouldNotMeasureError where it would be more than `MOST_SHARE` of what is free anywhere.
-        """
+        """Managed memory, kept until close. Raises CouldNotMeasureError above `MOST_SHARE` of free memory."""
 
     def on(self, memory: Memory, place: Place) -> Memory:
         """The same memory, filled and checked by a place itself: a GPU's kernels, or the host."""
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Seconds in which the driver moved all pages to a place, on a stream of the GPU `by`, with nothing before it.
-
-        Raises CouldNotMeasureError where the driver refuses.
-        """
+        """Seconds in which the driver moved all pages, on a stream of the GPU `by`. Raises CouldNotMeasureError."""
 
     def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
-        """Advise the driver that pages stay at a place, mapped for a GPU that accesses them; or take that back.
-
-        Raises CouldNotMeasureError where the driver refuses.
-        """
+        """Advise that pages stay at a place, mapped for a GPU, or take that back. Raises CouldNotMeasureError."""
 
     def seconds(self, stream: CopyStream) -> float:
         """Seconds in which a kernel copied once, from managed memory or to it.

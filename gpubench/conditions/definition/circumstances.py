@@ -209,10 +209,7 @@ class Circumstances:
 
     @cached_property
     def distinct(self) -> "Circumstances":
-        """Circumstances with one node for each set of equal facts, for detectors that examine each node alone.
-
-        All nodes stay if processes or paths are known: these may differ on nodes with equal facts.
-        """
+        """Circumstances with one node for each set of equal facts; all nodes where processes or paths are known."""
         if self.facts or self.staged is not None:
             return self
         kept: dict[int, Topology] = {}

@@ -145,10 +145,7 @@ class Condition:
         return self._as_findings(each for each in found if isinstance(each, Sighting))
 
     def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
-        """The findings of this condition in the log of a job that it ended.
-
-        A condition without a severity of its own, such as a small /dev/shm, is a FAIL if it ended a job.
-        """
+        """The findings of this condition in the log of a job that it ended: FAIL without a severity of its own."""
         if self.in_job is not None:
             yield from self._as_findings(
                 replace(each, severity=each.severity or self.severity or Verdict.FAIL) for each in self.in_job(facts)

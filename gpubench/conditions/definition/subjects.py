@@ -47,10 +47,7 @@ def rates_of_cards(facts: Facts) -> str:
 
 
 def count_of_gpus(facts: Facts) -> str:
-    """A number of GPUs that nothing is known to compare with: many machines have any number of them.
-
-    Where CUDA_VISIBLE_DEVICES names the GPUs, and all of them are there, as many were asked for.
-    """
+    """A number of GPUs with nothing to compare with, unless CUDA_VISIBLE_DEVICES names GPUs and all are there."""
     if facts.expected_gpus is not None:
         return ""
     run = facts.circumstances

@@ -131,10 +131,7 @@ class HostBackend(BlockingClock):
 
 
 class MpiOnCuda(BlockingClock):
-    """MPI's collectives on memory of a GPU. Its calls return when the data are there, so the host's clock times them.
-
-    Handed to an MPI that is not CUDA-aware, GPU memory ends the process: `support.py` finds out before.
-    """
+    """MPI's collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
 
     name = "mpi"
     buffers = 2
@@ -208,10 +205,7 @@ _INFO = re.compile(r"^mca:mpi:base:param:mpi_built_with_cuda_support:value:(\w+)
 
 @dataclass(frozen=True, slots=True)
 class TrialCommand:
-    """The command line and the environment of the jobs that try operations, each with its name as last argument.
-
-    `info` is the `ompi_info` of the same MPI, None where there is none.
-    """
+    """Command line and environment of the jobs that try operations; `info` is the `ompi_info` of the same MPI."""
 
     words: Sequence[str]
     environment: Mapping[str, str]
@@ -270,10 +264,7 @@ def read_support(
     timeout_s: float = _SECONDS_TO_END,
     completed: Callable[[], object] = lambda: None,
 ) -> MpiSupport:
-    """The support of all these operations, the first of which matters most; jobs run side by side as cores allow.
-
-    A job that has not ended after `timeout_s` hangs. `completed` is called as each job ends.
-    """
+    """The support of these operations, in jobs side by side; one that has not ended after `timeout_s` hangs."""
     began = time.monotonic()
     ends = dict(_all_ends(operations, command, timeout_s, completed))
     first = next((line for end in ends.values() for line in end.lines if "library" in line), {})

@@ -331,11 +331,7 @@ def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
 
 
 class MpiCalls:
-    """NCCL's collectives on arrays that MPI is handed; every launch blocks until the data are there.
-
-    `settle` waits for what a copy or a division, which MPI is not asked for, has put on a stream; None where nothing
-    has one.
-    """
+    """NCCL's collectives on arrays handed to MPI; launches block, `settle` waits for copies on a stream."""
 
     def __init__(
         self, communicator: "MPI.Comm", most_elements: int = MOST_ELEMENTS, settle: Launch | None = None

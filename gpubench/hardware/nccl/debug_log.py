@@ -51,10 +51,7 @@ class LogAccess(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """The access to NCCL's log, and the variables to set for it beside its file; `why_not` where there is none.
-
-    `no_tuning` is the reason for which the log will name no algorithm.
-    """
+    """The access to NCCL's log and the variables for it; `why_not` there is none, `no_tuning` no algorithm is named."""
 
     how: LogAccess
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -115,11 +112,7 @@ class ResettableLog(Protocol):
 
 
 class NcclLog:
-    """NCCL's log of this process, a context that has to begin before NCCL's first call.
-
-    `no_log` is the reason why there is no log, and is empty while there may be one; `no_tuning` the reason for which
-    it names no algorithm, empty where it names them.
-    """
+    """NCCL's log of this process, begun before NCCL's first call; `no_log` and `no_tuning` are reasons, else empty."""
 
     def __init__(
         self,
@@ -170,10 +163,7 @@ class NcclLog:
         self._descriptor = None
 
     def is_readable(self) -> bool:
-        """True where NCCL, after its first call, writes to the file that it was given; else `no_log` has the reason.
-
-        An NCCL that cannot open its log writes to stdout and reports no error.
-        """
+        """True where NCCL writes to the file that it was given, not to stdout; else `no_log` has the reason."""
         if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):

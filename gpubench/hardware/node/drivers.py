@@ -67,11 +67,7 @@ def load_cuda() -> Any:
 
 
 def device_uuid(library: Any, index: int) -> str:
-    """The UUID of a GPU, 'GPU-…', or of the MIG instance that CUDA counts so, 'MIG-…'.
-
-    cuDeviceGetUuid tells that of the whole GPU, and cuDeviceGetUuid_v2, since CUDA 11.4, that of an instance.
-    Raises CudaUnavailableError: the driver does not tell it.
-    """
+    """The UUID 'GPU-…', or 'MIG-…' of the MIG instance that CUDA counts so. Raises CudaUnavailableError."""
     _check(library, "cuInit", 0)
     device = _integer(library, "cuDeviceGet", index)
     whole = _uuid(library, "cuDeviceGetUuid", device)
@@ -89,10 +85,7 @@ def _uuid(library: Any, function: str, device: int) -> UUID:
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
-    """The GPUs that CUDA shows and the peer access between them. `library` is libcuda, or what stands in for it.
-
-    Raises CudaUnavailableError where it does not start, or does not tell its GPUs.
-    """
+    """The GPUs that CUDA shows and the peer access between them. Raises CudaUnavailableError."""
     _check(library, "cuInit", 0)
     devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]
     gpus = tuple(_read_gpu(library, index, device) for index, device in enumerate(devices))
@@ -175,10 +168,7 @@ class Reply(NamedTuple):
 
 
 class Answers:
-    """Questions about one GPU, and why some had no answer: `unknown`, by the name of the fact.
-
-    Once NVML says that the GPU is lost, `lost` holds that, and NVML is not asked again: every call would wait for it.
-    """
+    """Questions about one GPU: `unknown` has reasons by fact; once it is `lost`, NVML is not asked again."""
 
     def __init__(self, library: Any, handle: object) -> None:
         self.library = library

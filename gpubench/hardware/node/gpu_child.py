@@ -236,10 +236,7 @@ class _GpmSamples:
         return made
 
     def rates(self) -> dict[str, float]:
-        """The rates since the sample before in GB/s; empty where there are none.
-
-        Where PCIe carries something out, `kernels` in percent too: it tells copies from what kernels sent.
-        """
+        """GB/s since the sample before; with PCIe output also `kernels` in percent, to tell copies from kernels."""
         self.why = ""
         now, before = self._taken % 2, (self._taken + 1) % 2
         try:

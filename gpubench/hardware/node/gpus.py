@@ -1,7 +1,4 @@
-"""The GPUs of a node according to NVML: identity, state, pairs, NVLinks, and settings of the driver.
-
-Not seen on hardware that has either: written after nvml.h, and checked with a stand-in for NVML.
-"""
+"""The GPUs of a node according to NVML: identity, state, pairs, NVLinks, and settings of the driver."""
 
 import contextlib
 import ctypes
@@ -47,10 +44,7 @@ _HOPPER = (9, 0)
 
 
 def read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[NvLink, ...] | None:
-    """The links of a GPU, empty where it has none, None where NVML does not say.
-
-    What is not known of a link is in `unknown` as `nvlinks.version` and so on, for the first link that lacks it.
-    """
+    """The links of a GPU, None where NVML does not say; `unknown` has the reasons, as `nvlinks.version`."""
     common = answers.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
     if count is None:

@@ -25,11 +25,7 @@ _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver of this host.
-
-    `gpus` are all it has, `visible` those that CUDA_VISIBLE_DEVICES leaves; `cuda` is the newest CUDA version it runs,
-    as CUDA encodes versions (13000 is 13.0). Without a driver, all is 0 and `absent` says why.
-    """
+    """The NVIDIA driver: `gpus` in all, `visible` to CUDA; `cuda` is 13000 for 13.0; `absent` says why none."""
 
     version: str = ""
     cuda: int = 0
@@ -38,10 +34,7 @@ class Driver:
     absent: str = ""
 
     def hidden_gpus(self, root: Path = Path("/")) -> str:
-        """The reason why GPUs that this host seems to have cannot be used; empty where it has none, or where they can.
-
-        `root` is where /dev is found.
-        """
+        """The reason why GPUs below `root`/dev cannot be used; empty where there are none, or they can."""
         if self.visible:
             return ""
         if self.gpus:
@@ -85,10 +78,7 @@ def _is_installed() -> bool:
 
 
 def read_nvml() -> "NvmlFacts":
-    """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
-
-    Raises CouldNotMeasureError where there is a driver and it does not answer, or not this library.
-    """
+    """Driver, GPUs and pairs. Raises CouldNotMeasureError where a driver does not answer, or not this library."""
     import pynvml
 
     from gpubench.hardware.node.gpus import NvmlFacts, read_node

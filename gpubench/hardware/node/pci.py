@@ -192,10 +192,7 @@ def read_access_control(device: Path, unknown: UnknownFields) -> AccessControl |
 
 
 def read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
-    """True where the device asks the IOMMU for addresses itself (ATS); None, with the reason kept, where it is unknown.
-
-    With it on, a switch can send a transfer straight to the other device although access control redirects it.
-    """
+    """True where the device asks the IOMMU for addresses (ATS), which lets a switch send directly despite ACS."""
     registers = _capability(device, _ATS, ADDRESS_TRANSLATION, unknown)
     if registers is None:
         return None if ADDRESS_TRANSLATION in unknown.reasons else False
@@ -303,10 +300,7 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 def read_pci_devices(gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]) -> tuple[PciDevice, ...]:
-    """All of them, each once, in the order of their bus ids. `gpus` and `nics` are paths that lead to the devices.
-
-    `minors` are the numbers of the GPUs' device files, by bus id, as far as the driver has them.
-    """
+    """All PCI devices on the paths of GPUs and NICs, by bus id; `minors` numbers the GPUs' device files."""
     found: dict[str, PciDevice] = {}
     for kind, devices in ((PciKind.GPU, gpus), (PciKind.NIC, nics)):
         for device in devices:

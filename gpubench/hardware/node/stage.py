@@ -1,7 +1,4 @@
-"""A child of the probe: `python -P -m gpubench.hardware.node.stage STAGE ROOT` writes its facts as one line of JSON.
-
-It imports what its stage needs: a driver that takes a second to start is asked a tenth of a second sooner.
-"""
+"""A child of the probe: `python -P -m gpubench.hardware.node.stage STAGE ROOT` writes facts as a line of JSON."""
 
 import json
 import os

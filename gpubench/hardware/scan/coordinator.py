@@ -206,10 +206,7 @@ class Coordinator:
     def rings(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
     ) -> list[RingOutcome]:
-        """What rings of rails deliver, all of them at once; no rail is in two of them.
-
-        In phase 0 a worker that fails is `told_later` once more, in the next round.
-        """
+        """What disjoint rings of rails deliver, all at once; in phase 0 a failed worker is `told_later` once more."""
         number = next(self._ring_numbers)
         orders = {
             rank: RingOrder(number, self._deadline_s, own, all_reduce, told_later).packed()

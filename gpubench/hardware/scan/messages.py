@@ -191,10 +191,7 @@ def packed_clock(seconds: float) -> bytes:
 
 
 def clock_offset(body: bytes, asked: float, answered: float) -> float:
-    """By how many seconds at least the clock of a supervisor differs, by this one's when it was asked and answered.
-
-    However long the answer took, a clock that was read in between and agrees lies in between. Raises struct.error.
-    """
+    """The least seconds by which a supervisor's clock differs from this one's. Raises struct.error."""
     clock = float(struct.unpack("!d", body)[0])
     return clock - min(max(clock, asked), answered)
 
@@ -241,10 +238,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes | None:
-    """So many bytes; None where the other end is gone before.
-
-    Raises TimeoutError where they are not there by a deadline of the monotonic clock, however they drip.
-    """
+    """So many bytes; None where the other end is gone before. Raises TimeoutError at a monotonic deadline."""
     parts = []
     while count:
         if deadline is not None:
@@ -258,10 +252,7 @@ def exactly(connection: socket.socket, count: int, deadline: float | None = None
 
 
 def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
-    """Tell who this is, and show that the secret is known; the other end shows it too.
-
-    Raises ConnectionError where it does not know it, OSError where it is gone.
-    """
+    """Prove knowledge of the secret, both ways. Raises ConnectionError: the other end has another; OSError: gone."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(framed(nonce + words))
     answer = exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
@@ -271,10 +262,7 @@ def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
 
 
 def welcome(connection: socket.socket, secret: bytes) -> bytes:
-    """Who connects, once it has shown that it knows the secret.
-
-    Raises ConnectionError where it does not, OSError where it is gone, TimeoutError after the connection's time-out.
-    """
+    """Who connects, once the secret is proven. Raises ConnectionError, OSError, or TimeoutError."""
     patience = connection.gettimeout()
     deadline = None if patience is None else time.monotonic() + patience
     head = exactly(connection, _LENGTH.size, deadline)

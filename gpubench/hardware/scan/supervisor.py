@@ -1,7 +1,4 @@
-"""The supervisor on one rank of a scan: it follows rank 0's orders and starts, watches and ends worker processes.
-
-It never touches CUDA, and after the start of the job no MPI either: whatever hangs or dies is a worker.
-"""
+"""The supervisor on a rank of a scan starts, watches and ends workers; it never touches CUDA, nor MPI once started."""
 
 import contextlib
 import json
@@ -48,10 +45,7 @@ _FAILURES = {
 
 
 class WorkerProcess:
-    """One worker at a time, on one rail; after it died or was killed the next task gets a new one.
-
-    A worker ends with the thread that gave it its first task: one thread gives all tasks.
-    """
+    """One worker at a time, on one rail; a dead one is replaced. One thread gives all tasks, as workers end with it."""
 
     def __init__(self, backend: str, device: int, secret: bytes) -> None:
         self.listener = socket.create_server(("", 0), backlog=16)

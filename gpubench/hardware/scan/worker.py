@@ -1,7 +1,4 @@
-"""The worker of a scan: a process that measures one rail of a node with a partner each round, over TCP or NCCL.
-
-It is told what to do by its supervisor over a socket pair, and ends with it.
-"""
+"""The worker of a scan measures a rail with a partner each round, over TCP or NCCL, as its supervisor orders."""
 
 import json
 import os
@@ -44,10 +41,7 @@ PAIR = 2
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The place of this worker among `size`, from 0, and its connections; what travels goes from `before` to `after`.
-
-    Two workers have one connection, which is both.
-    """
+    """The place of this worker among `size` and its connections; data go from `before` to `after`."""
 
     place: int
     size: int
@@ -55,10 +49,7 @@ class Ring:
     after: socket.socket
 
     def pass_on(self, words: bytes) -> bytes:
-        """The first one's words, on every worker; the first returns once they came back to it.
-
-        Raises OSError where somebody is gone.
-        """
+        """The first worker's words, on every worker, once around the ring. Raises OSError."""
         if self.place:
             words = whole(self.before, len(words))
         self.after.sendall(words)
@@ -128,10 +119,7 @@ def exchange(ring: Ring) -> float:
 
 
 def all_reduce(ring: Ring) -> float:
-    """The busbw, GB/s, of an all-reduce of the ring over some 0.3 s: sums go around it once, and results once more.
-
-    Raises WrongDataError where a sum is wrong, OSError, TimeoutError among them, where somebody is gone.
-    """
+    """The busbw, GB/s, of an all-reduce of the ring over some 0.3 s. Raises WrongDataError, OSError, TimeoutError."""
     import numpy
 
     own = numpy.arange(ring.size * _CHUNK_BYTES // 8, dtype=numpy.int64)
@@ -245,10 +233,7 @@ class NcclRail:
         return found
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """GB/s that pass the GPU in both directions together, over some 0.3 s; what arrived is verified.
-
-        Raises OSError where another end is gone or NCCL fails, TimeoutError among them, and where data are wrong.
-        """
+        """GB/s through the GPU in both directions together, over some 0.3 s, verified. Raises OSError."""
         before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
 
         def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
@@ -257,10 +242,7 @@ class NcclRail:
         return BOTH_WAYS * self._measured(ring, _Operation(put, None, before), deadline)
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
-        """The busbw of an all-reduce of the ring's GPUs, GB/s, over some 0.3 s; the sums are verified.
-
-        Raises as `exchange`.
-        """
+        """The busbw of an all-reduce of the ring's GPUs, GB/s, over some 0.3 s, verified. Raises OSError."""
 
         def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
             communicator.all_reduce(addresses, EXCHANGED_BYTES // DataType.INT64.size_bytes, stream, deadline)
@@ -334,10 +316,7 @@ class NcclRail:
         return repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
 
     def open(self) -> None:
-        """Take the GPU, where it is not taken yet: in phase 0, which has time for it.
-
-        Raises ClientRefusedError under MPS: the server takes no clients, or the death of another broke this one.
-        """
+        """Take the GPU in phase 0, which has time for it. Raises ClientRefusedError under MPS."""
         device, _ = self._open()
         if device.identity.mps:
             runtime = device.cupy.cuda.runtime

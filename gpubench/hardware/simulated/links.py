@@ -35,10 +35,7 @@ STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
 
 @dataclass(frozen=True, slots=True)
 class GpuLinks:
-    """One GPU that is there: the share of its links' bandwidth that is left, and whether its copies are host-staged.
-
-    `host_share` is what is left between it and host memory.
-    """
+    """One GPU: shares of its links' bandwidth and of that to host memory, and whether copies are host-staged."""
 
     index: int
     share: float = 1.0

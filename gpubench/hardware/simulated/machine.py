@@ -211,10 +211,7 @@ def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
 
 
 def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
-    """The node with the GPUs that are there, counted anew; CUDA does not count lost ones.
-
-    NVLinks that led to one that is gone are down, and lead nowhere.
-    """
+    """The node with the GPUs that are left, counted anew; NVLinks to one that is gone are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
     present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
     numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
@@ -403,10 +400,7 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
 
 
 def by_domains(machine: SimulatedMachine, faults: Sequence[Fault]) -> tuple[SimulatedMachine, list[Fault]]:
-    """The machine with each NVLink domain as one node of all its GPUs and NICs, and the faults on these.
-
-    A node that takes no part in its domain leaves NCCL the NICs for all of them: then every node is one of its own.
-    """
+    """The machine with each NVLink domain as one node, unless a node takes no part in its domain."""
     size = machine.domain_nodes
     if machine.profile.domain is None:
         return machine, list(faults)
@@ -425,10 +419,7 @@ def by_domains(machine: SimulatedMachine, faults: Sequence[Fault]) -> tuple[Simu
 
 
 def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
-    """The machine's nodes in order, node0 on; all that is alike in healthy nodes is one object.
-
-    Raises UsageError for a fault on something that the machine does not have.
-    """
+    """The nodes in order; all that is alike in healthy ones is one object. Raises UsageError for an unknown part."""
     check_nodes(machine, faults)
     healthy = healthy_node(machine.profile)
     whole = with_surroundings(healthy)

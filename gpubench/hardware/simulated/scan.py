@@ -100,10 +100,7 @@ class SimulatedRounds:
         return RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
 
     def collective(self, nodes: Sequence[int]) -> tuple[float | None, str]:
-        """GB/s that a node sends on all its rails in a ring of these nodes, as slow as the slowest of all rails.
-
-        None, with the reason, where one of them hangs or is dead by then.
-        """
+        """GB/s of a ring over all rails, as slow as its slowest rail; None, with the reason, where a node is dead."""
         model = self._model
         if {*model.dies, *model.hangs}.intersection(nodes):
             return None, "not done within the deadline"

@@ -430,10 +430,7 @@ _DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 
 
 def load(name: str, driver_cuda: int) -> TorchDistributed:
-    """Torch with a backend by gpubench's name; `driver_cuda` of 0 is for CPUs.
-
-    It comes before anything else that loads NCCL: the first libnccl.so.2 of a process is everybody's.
-    """
+    """Torch with a backend by gpubench's name; load it first, as a process has one libnccl. `driver_cuda` 0: CPUs."""
     word = name.removeprefix(TORCH)
     return load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
 
@@ -446,10 +443,7 @@ def open_backend(
     ranks_on_node: int,
     local_rank: int,
 ) -> MultiGroupBackend:
-    """A backend by gpubench's name, on the GPU of this rank where it has one, else on a device of torch's own.
-
-    Raises CouldNotMeasureError: torch lacks something, or cannot connect the ranks.
-    """
+    """A backend by gpubench's name on this rank's GPU, else on torch's device. Raises CouldNotMeasureError."""
     found = load(name, 0 if device is None else device.driver_cuda)
     groups = TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
     if device is not None and found.word == "gloo":

@@ -34,10 +34,7 @@ def first_line(error: BaseException) -> str:
 
 
 def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
-    """The error of a rank whose connection to another Gloo found closed; None for any other error.
-
-    Gloo knows that rank by its address alone: which one it was, and how it ended, its own watchdog tells.
-    """
+    """The error of a rank whose Gloo connection was closed; None for any other error."""
     said = first_line(error)
     found = _GLOO_LOST.search(said) if isinstance(error, RuntimeError) and "gloo" in said else None
     if found is None:
@@ -283,10 +280,7 @@ def _open_store(distributed: Any, launched_by: LaunchedBy, environment: Mapping[
 
 
 def why_silent(host: str, port: int, seconds: float) -> str:
-    """Why nobody took a connection within so many seconds, in the system's words; empty where somebody did.
-
-    torch itself tries for up to twice its time-out, and logs a stack of C++ calls for each.
-    """
+    """The system's reason why nobody took a connection in so many seconds; empty where somebody did."""
     deadline = monotonic() + seconds
     while True:
         try:
@@ -423,10 +417,7 @@ class TorchGroup:
 
 
 def start(launched_by: LaunchedBy, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
-    """Meet the other ranks of torchrun's job, for which each waits so many seconds.
-
-    Raises CouldNotMeasureError: there is no torch here, ranks are missing, or Gloo cannot connect them.
-    """
+    """Meet the other ranks of torchrun's job within so many seconds. Raises CouldNotMeasureError."""
     found = load_torch("gloo")
     store = meet(found.distributed, launched_by, os.environ, seconds)
     try:
@@ -454,10 +445,7 @@ _HERE = "127.0.0.1"
 
 
 def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device: Any = None) -> Any:
-    """The process group of these ranks for a backend; the first that is opened is torch's default one.
-
-    `device` is the torch device that NCCL is to be bound to. Raises CouldNotMeasureError: torch cannot connect ranks.
-    """
+    """The process group of these ranks, bound to `device` for NCCL. Raises CouldNotMeasureError."""
     distributed = found.distributed
     try:
         if distributed.is_initialized():

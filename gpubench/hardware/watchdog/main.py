@@ -65,10 +65,7 @@ _MOST_RAS_BYTES = 1 << 16
 
 
 class FailureReporter(Protocol):
-    """The receiver of a watchdog's reports: the gpubench that launched the ranks, or stderr.
-
-    `sees_all_losses` is true where it gets the losses of all ranks and finds the first of them itself.
-    """
+    """The receiver of a watchdog's reports: the launching gpubench (`sees_all_losses`), or stderr."""
 
     sees_all_losses: bool
 

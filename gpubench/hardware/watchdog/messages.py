@@ -339,10 +339,7 @@ def remove_if_abandoned(line: socket.socket) -> None:
 
 
 class ChannelSender:
-    """The rank's end: a listener that sends what it gets over a new line, or over one that is connected already.
-
-    The first message is a hello, where the rank is alive.
-    """
+    """The rank's end: a listener that sends what it gets over a line, a hello first where the rank is alive."""
 
     def __init__(self, way: str | socket.socket, *, alive: bool = True) -> None:
         self._socket = connect(way) if isinstance(way, str) else way

@@ -63,10 +63,7 @@ class Received(NamedTuple):
 
 
 class Datagrams(Protocol):
-    """A way of sending messages by which the receiver knows who sent them.
-
-    `carries_orders` is true where whoever may send may also end the job.
-    """
+    """A way of sending by which the receiver knows the sender; `carries_orders`: who may send may end the job."""
 
     carries_orders: bool
 
@@ -81,17 +78,11 @@ class Datagrams(Protocol):
         """Send it; nobody knows whether it arrives."""
 
     def receive(self, own: socket.socket) -> Received | None:
-        """The next message at a socket; None for a datagram that is not believed. Raises OSError: there is none.
-
-        What is believed may still hold no message: ValueError, IndexError or struct.error.
-        """
+        """The next believed message at a socket, else None. Raises OSError, ValueError, IndexError or struct.error."""
 
 
 class SameUserDatagrams:
-    """Datagrams between abstract sockets, believed where the kernel says that the sender is the same user.
-
-    This is all that watchdogs know of each other until their ranks have met, and anybody may have taken a name.
-    """
+    """Datagrams between abstract sockets, believed where the kernel says that the sender is the same user."""
 
     carries_orders = False
 
@@ -108,10 +99,7 @@ class SameUserDatagrams:
         return [DatagramRoute(self.sockets[0], local_name(self._job, rank))]
 
     def send(self, message: WatchdogMessage, route: DatagramRoute) -> None:
-        """Send it as it is; the kernel adds who sent it.
-
-        Where somebody floods the other's queue, which holds ten by default, the kernel lets senders in by turns.
-        """
+        """Send it as it is; the kernel adds who sent it, and lets senders in by turns where somebody floods."""
         data = message.to_bytes()
         with contextlib.suppress(OSError):
             try:

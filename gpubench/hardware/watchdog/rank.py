@@ -260,10 +260,7 @@ class RankProgress:
         self._watchdog.tell({"kind": "places", "places": [str(place) for place in places]})
 
     def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
-        """Start a thread that answers the watchdog of a rank that hangs: with the library's error, and with an abort.
-
-        One communicator may follow another: the last one answers.
-        """
+        """Start a thread that answers a hanging rank's watchdog: the library's error, and an abort; the last wins."""
         self._watchdog.answer({"trouble": trouble, "abort": abort})
 
     @property
@@ -298,10 +295,7 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
 
 
 def die_at_once_on(number: signal.Signals) -> None:
-    """Have a signal end this process with its number as exit code, wherever it is.
-
-    The handler is libc's `_exit`: no Python, so it works inside any library, with Python's lock held or lost.
-    """
+    """Have a signal end this process with its number as exit code, by libc's `_exit`, inside any library."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p

@@ -53,10 +53,7 @@ ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """The plan of a launched rank as plain data; what it measures is presented by the process that launched it.
-
-    `history` is the folder of dated results of that process, whose working directory ranks share.
-    """
+    """The plan of a launched rank as plain data; `history` is the launching process's folder of dated results."""
 
     arguments: tuple[str, ...]
     collective: str
@@ -136,10 +133,7 @@ _OWN_NOTE = f"{_OWN_NAME}note: "
 
 
 def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
-
-    Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
-    """
+    """Relaunch as ranks on this host and present what they measure; the exit code. Raises GpubenchError."""
     driver = read_driver(os.environ)
     ranks = choose_ranks(plan, driver)
     sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
@@ -197,10 +191,7 @@ def _presenter(plan: CollectivePlan) -> "Presenter":
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
-    """The number of ranks to launch: as many as asked for a GPU for each that is visible, two where there is none.
-
-    Raises GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
-    """
+    """The ranks to launch: `--np`, else one for each visible GPU, two without any. Raises GpubenchError."""
     check_any([driver.visible], plan)
     ranks = plan.ranks or driver.visible * plan.ranks_per_gpu or HOST_RANKS
     kinds = plan.kinds(gpus=driver.visible > 0)
@@ -349,10 +340,7 @@ class _LaunchedJob:
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """The exit code.
-
-    Raises GpubenchError: nothing can be measured, the measurement broke, or an output cannot be written.
-    """
+    """The exit code. Raises GpubenchError: nothing measured, a broken measurement, or an unwritable output."""
     launch, source = launched_by(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)
     if isinstance(source, Replayed):

@@ -180,10 +180,7 @@ def speed_judge_of(
     asked_profile: str | None,
     past: "PastFigures | None" = None,
 ) -> Callable[["Circumstances | None"], SpeedJudge]:
-    """Makes the judge of what these ranks measure; `nccl` is its version and file, as the metadata have it.
-
-    `past` are earlier results of these machines, None where there are none.
-    """
+    """Makes the judge of these ranks' rows; `nccl` is its version and file, `past` earlier results or None."""
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
     def make(circumstances: "Circumstances | None") -> SpeedJudge:
@@ -263,11 +260,7 @@ def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork 
 
 
 def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", asked: str | None) -> "Profile | None":
-    """The profile for as many GPUs a node as there are ranks; None where nodes have different numbers, or no GPU.
-
-    Raises:
-        UsageError: there is none of the name asked for, or it or one of the user's own is broken.
-    """
+    """The profile for as many GPUs a node as ranks; None where nodes differ. Raises UsageError for a broken one."""
     models = {rank.gpu for rank in ranks}
     counts = set(Counter(rank.node for rank in ranks).values())
     if None in models or len(counts) > 1:

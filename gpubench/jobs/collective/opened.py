@@ -75,10 +75,7 @@ def open_kind(
     *,
     connect: bool = True,
 ) -> MultiGroupBackend:
-    """A backend on this rank; with `connect`, one that has connected the ranks.
-
-    Raises AgreedError: it cannot reduce a type that was asked for, or cannot begin.
-    """
+    """A backend on this rank; with `connect`, connected. Raises AgreedError: it cannot reduce a type, or begin."""
     request = plan.request
     ops = request.ops if request.collective.reduces else None
     agree(rank.group, lambda: _check_mpi(kind, rank.group))

@@ -33,10 +33,7 @@ def open_on_gpu(
     use: NvmlUse | None,
     stack: ExitStack,
 ) -> Opened:
-    """The first of some backends on this rank's GPU; all are loaded, nodes read and NCCL's log listened to before.
-
-    `use` is who used the GPUs of this host before, None where the driver lists none.
-    """
+    """The first of some backends on this rank's GPU, once all are loaded, nodes read and NCCL's log listened to."""
     group, kind = rank.group, kinds[0]
     support = mpi_support(rank, plan) if any(each.name == MPI for each in kinds) else None
     path_watch, machines = None, None
@@ -82,10 +79,7 @@ def open_on_gpu(
 
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
-    """What MPI does with GPU memory, found out by the first rank before any rank has a GPU.
-
-    Raises AgreedError: no mpirun is there to start jobs with.
-    """
+    """What MPI does with GPU memory, tried before any rank has a GPU. Raises AgreedError without an mpirun."""
     from gpubench.collectives.registry import SUMMARIES
     from gpubench.hardware.mpi.backends import TrialCommand, read_support
 
@@ -129,10 +123,7 @@ def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
 
 @contextmanager
 def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
-    """Turn CUDA's error for memory that it does not get into one that says who holds it, where others do.
-
-    Raises CouldNotMeasureError: others hold memory of this rank's GPU.
-    """
+    """Raise CouldNotMeasureError that says who holds the memory of this GPU which CUDA refuses."""
     try:
         yield
     except Exception as error:

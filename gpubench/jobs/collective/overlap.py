@@ -44,10 +44,7 @@ _BY_ENVIRONMENT = "NCCL_MAX_NCHANNELS"
 
 
 def check_caps(asked: OverlapAsked, settings: Mapping[str, str], own: Collection[str] = ()) -> None:
-    """Raise UsageError where the number of CTAs is set already, and caps on it are asked for.
-
-    `own` are the variables that gpubench set for its ranks.
-    """
+    """Raise UsageError for caps where other variables than gpubench's `own` set the number of CTAs."""
     caps = [each for each in asked.ctas if each is not None]
     name = next((each for each in _CAPPING_VARIABLES if each in settings), None)
     if caps and name is not None:
@@ -103,10 +100,7 @@ class OverlapRankJob(CollectiveRankJob):
         self._nccl: tuple[NcclBackend, NcclLibrary] | None = None
 
     def run(self, channel: str | None) -> int:
-        """As of a collective.
-
-        Raises AgreedError: a rank is alone or has no GPU, or caps are asked for where the environment sets them.
-        """
+        """As of a collective. Raises AgreedError: one rank, no GPU, or caps that the environment sets."""
         agree(self._group, lambda: check_ranks(self._group.size))
         agree(self._group, lambda: usable_driver(OVERLAP), place=str(self.identity))
         agree(self._group, lambda: check_caps(self._asked, nccl_settings(os.environ), own_settings(os.environ)))

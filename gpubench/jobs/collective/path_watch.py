@@ -146,10 +146,7 @@ class PathWatch:
 
     @contextmanager
     def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
-        """Turn NCCL's error 'no transport found' into one that names the two ranks and the cause.
-
-        Raises GpubenchError: with exit code 1 where that was to be found out, else 3.
-        """
+        """Turn NCCL's 'no transport found' into a GpubenchError that names the two ranks and the cause."""
         try:
             yield
         except library.error as error:

@@ -48,10 +48,7 @@ if TYPE_CHECKING:
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
-    """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over.
-
-    What is begun beside it ends with `stack`. Raises AgreedError where a rank cannot.
-    """
+    """The backend asked for, else nccl where any rank sees a GPU. Raises AgreedError where a rank cannot."""
     driver = read_driver(os.environ)
     # Before any rank has a context: the gather below makes sure of that.
     use = _use_of_gpus(driver, stack)
@@ -102,10 +99,7 @@ class CollectiveRankJob:
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
-        """Measure, tell the listener, and return the exit code.
-
-        Raises AgreedError: the run cannot be, and every rank knows it.
-        """
+        """Measure, tell the listener, and return the exit code. Raises AgreedError, known to every rank."""
         agree(self._group, lambda: self._check_ranks(channel))
         if self._plan.expected_gpus is not None:
             self._listed = self._group.gather(read_driver(os.environ).gpus)

@@ -62,10 +62,7 @@ from gpubench.profiles import find, load
 
 @dataclass
 class CollectiveRecorder(Recorder):
-    """Writes on the first rank what all ranks know; a context, of every rank.
-
-    `read_machines` returns nodes and processes on the first rank, `log_text` what NCCL logged on this rank.
-    """
+    """Writes on the first rank what all ranks know; a context of every rank."""
 
     directory: Path
     described: DescribedCollective
@@ -117,10 +114,7 @@ class CollectiveRecorder(Recorder):
 
 @contextmanager
 def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
-    """A recording with nodes, processes and its first line; what is called writes the others.
-
-    Raises OutputError: the folder cannot be written any more.
-    """
+    """A recording with nodes, processes and first line; the result writes further lines. Raises OutputError."""
     name = recording.file_of(first.collective)
     recorded.write_recording(directory, machines.snapshots, machines.processes)
     with recorded.recording_samples(directory, name) as write:
@@ -130,10 +124,7 @@ def written(directory: Path, first: RecordedCollective, machines: Machines) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledCollective:
-    """A collective on a simulated machine: the request with the sizes that are left, ranks, and what their times are.
-
-    `staged` are pairs of ranks that faults make go through host memory.
-    """
+    """A collective on a simulated machine: request, ranks, times; `staged` are pairs that faults host-stage."""
 
     request: SweepRequest
     identities: Sequence[RankIdentity]
@@ -165,12 +156,7 @@ class ModelledCollective:
 
 
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
-    """The collective of a plan on a simulated machine.
-
-    Raises:
-        UsageError: ranks that the machine cannot have, a root that is no rank.
-        CouldNotMeasureError: a fault leaves nothing to simulate, or a node's driver does not answer.
-    """
+    """The collective of a plan on a simulated machine. Raises UsageError, or CouldNotMeasureError."""
     simulation = source.simulation
     simulation.check_effects(plan.collective.name if plan.overlap is None else OVERLAP, COLLECTIVES)
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
@@ -272,10 +258,7 @@ def _identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
 
 
 def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int:
-    """Show what was recorded; the exit code.
-
-    Raises GpubenchError: there is no recording of this collective, or an output cannot be written.
-    """
+    """Show what was recorded; the exit code. Raises GpubenchError: no such recording, or an unwritable output."""
     collective = plan.collective
     with presenting(plan.presentation) as presenter:
         machines = source.machines()

@@ -171,10 +171,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The origin of a simulated run's times, and the pairs that its faults make go through host memory.
-
-    `profile` is as the metadata have it.
-    """
+    """The origin of a simulated run's times, and the pairs that faults send through host memory."""
 
     source: str
     seed: int
@@ -276,10 +273,7 @@ class Timer:
         return seconds
 
     def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
-        """Time operations that go round `launches`, each of which takes about as long as was learnt.
-
-        `clean` makes the buffers ready for what is timed, after the last operation that is not.
-        """
+        """Time operations that go round `launches`; `clean` readies the buffers after the last untimed one."""
         if self.sampling.mode is Mode.LATENCY:
             clean()
             return self._alone(launches)

@@ -83,10 +83,7 @@ def judge_rows(
     speed: SpeedJudge,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Hand on the rows of one table with limit, expectation and verdict; the report on all of them.
-
-    `wiring` is that of a healthy machine of their kind, None where the kind is not known.
-    """
+    """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's `wiring`; the report."""
     limits: dict[str | None, Limit] = {}
     verdicts, wrong = [Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)

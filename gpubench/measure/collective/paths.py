@@ -125,10 +125,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LoggedChoices:
-    """The choices that all ranks' logs show together, as the first rank knows them.
-
-    `no_log` is why a rank's log cannot be read, `no_tuning` why algorithms are not known.
-    """
+    """The choices that all ranks' logs show together; `no_log` and `no_tuning` are reasons, else empty."""
 
     by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
     no_log: str = ""

@@ -174,10 +174,7 @@ class RecordedObservations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCollective(DescribedCollective):
-    """The first line: the run, and all that was known before the first row.
-
-    `testimony` is None where paths were not observed. `refused` is None where the sweep had one variant.
-    """
+    """The first line: all that was known before the first row; `testimony` and `refused` may be None."""
 
     testimony: RecordedObservations | None = None
     refused: tuple[RefusedRow, ...] | None = None
@@ -200,10 +197,7 @@ class RecordedRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLine:
-    """Every other line: a row, or the number of rows in the last line of a finished run.
-
-    With the number comes what was seen of the ranks' GPUs after the last row, while no operation ran.
-    """
+    """Every other line: a row, or at the end the number of rows and the ranks' idle GPUs."""
 
     row: RecordedRow | None = None
     rows: int | None = None
@@ -287,10 +281,7 @@ CasesByGroup = Mapping[str | None, frozenset[Case]]
 
 
 def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
-    """Refuse a first line that no run can have had; the cases of which there can be rows.
-
-    Raises UsageError: it is a newer one's or another collective's, or contradicts itself.
-    """
+    """The cases of which there can be rows. Raises UsageError for a first line that no run can have had."""
     if found.schema_version != RECORDING_VERSION:
         raise UsageError(
             f"{where}: schema_version {found.schema_version}",
@@ -317,10 +308,7 @@ def check_recorded(found: RecordedCollective, collective: Collective, where: str
 
 
 def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGroup, where: str) -> None:
-    """Refuse a row that cannot be one of this run.
-
-    Raises UsageError: it is of another group or size, of other ranks, or its figures are none.
-    """
+    """Raise UsageError for a row that cannot be one of this run, by group, size, ranks or figures."""
     _check_values(row, where)
     if row.group not in by_group:
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
@@ -490,10 +478,7 @@ class RecordedRows:
 
 
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
-    """A recording from its lines, each with its place; `name` is what to call it.
-
-    Raises UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
-    """
+    """A recording from its lines, each with its place; `name` is what to call it. Raises UsageError."""
     again = f"record it again: gpubench {collective.name} --record DIR"
     with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=again):
         if not lines:
@@ -532,10 +517,7 @@ def replay(
     listener: Listener[CollectiveRow],
     speed_judge_of: SpeedJudgeOf,
 ) -> Report:
-    """Hand the rows to the listener as if they were measured now; the report is the same as then.
-
-    `circumstances` are the nodes and processes of the recording.
-    """
+    """Hand the recorded rows to the listener; the report is the same as then."""
     request, rows = found.asked.request(collective), recorded.rows
     if found.model is not None:
         seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]

@@ -133,10 +133,7 @@ class SpeedJudge:
         return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
 
     def row(self, row: CollectiveRow) -> CollectiveRow:
-        """The row with what is expected of it, and the verdict on its speed.
-
-        Settings that somebody wants to compare are as fast as they are, and not judged.
-        """
+        """The row with what is expected of it and the verdict on its speed; compared settings are not judged."""
         self._first = self._first or row.backend
         expected = self.expected.of(row)
         if expected is None:
@@ -231,10 +228,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """The sample behind a row: the times of its first rank, and each rank's answer, in rank order.
-
-    `tries` is how often the row was measured; this is the one that counts.
-    """
+    """A row's times, and each rank's answer in rank order; `tries` is how often the row was measured."""
 
     own: OwnTimes
     answers: tuple[Answer, ...]
@@ -262,10 +256,7 @@ class Recorder:
     """Writes down what rows and verdicts are made of; every rank has to call it alike. This one writes nothing."""
 
     def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:
-        """Record what is known before the first row: observations of paths, on the first rank, and what was refused.
-
-        `refused` is None where the sweep has one variant.
-        """
+        """Record what is known before the first row; `refused` is None where the sweep has one variant."""
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """Record a row."""
@@ -278,11 +269,7 @@ NO_RECORDER = Recorder()
 
 
 class RowCollector:
-    """Hands rows on as they are measured, and makes the report on all of them.
-
-    Only the first rank has judges, of paths and of speed. `refused` are the variants that could not run, None where
-    there is one.
-    """
+    """Hands rows on as they are measured, and makes the report. Only the first rank has judges."""
 
     def __init__(
         self,

@@ -200,10 +200,7 @@ def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[in
 def fitting_all(
     parts: Sequence[tuple[tuple[int, ...], tuple[DroppedSize, ...]]],
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """The sizes that fit everywhere, from what fits and what does not in every part of a job, and the others.
-
-    Raises CouldNotMeasureError: none is left.
-    """
+    """The sizes that fit in every part of a job, and the others. Raises CouldNotMeasureError: none is left."""
     dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
     return sizes_left(parts[0][0], tuple(dropped.values())), tuple(dropped[size] for size in sorted(dropped))
 
@@ -246,10 +243,7 @@ Issue = Callable[[Call], Launch]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The parts that all rows of a sweep share: the job, the backend, its buffers, and how operations are issued.
-
-    `issue` is None where they are the backend's own.
-    """
+    """What all rows of a sweep share: job, backend, buffers, and how operations are issued (`issue`)."""
 
     request: SweepRequest
     group: Group
@@ -260,10 +254,7 @@ class Sweep:
     issue: Issue | None = None
 
     def row(self, number: int, case: Case) -> MeasuredRow:
-        """Measure and verify one case; the data differ for every `number`.
-
-        Only the first rank holds an answer of each of thousands of ranks.
-        """
+        """Measure and verify one case, with data of its own for every `number`."""
         launches = [self.launch(case, buffer) for buffer in range(self.rotated(case))]
         own = self._time(number * 2, case, launches)
         condition = None if own.entries is None else self.observers.read_condition()
@@ -291,10 +282,7 @@ class Sweep:
         replace(self, request=short).row(0, cases[0])
 
     def set_to_work(self, case: Case) -> None:
-        """Run an operation again and again, as often on every rank; without a warm-up not at all.
-
-        GPUs and links are at work then, which rest while machines are read or another backend keeps the host busy.
-        """
+        """Run an operation as often as warm-up says on every rank, so that GPUs and links are at work."""
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         launch = [self.launch(case, 0)] * min(1, self.request.warmup)
         (seconds,) = self.group.largest([self.backend.seconds(self.backend.bind(launch, 0))])

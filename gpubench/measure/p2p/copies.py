@@ -65,11 +65,7 @@ class ManagedBench:
         self._pages = managed.allocate(self._size)
 
     def cell(self, copy: ManagedCopy) -> Cell:
-        """Samples of one pass each, after one that does not count; fresh data in the last.
-
-        Raises:
-            CouldNotMeasureError: CUDA refuses, or a quarter of what is free does not hold the memory.
-        """
+        """Samples of one pass each after one that does not count. Raises CouldNotMeasureError."""
         pages = self._pages
         if copy.way is not ManagedWay.IN_PLACE:
             return self._passes(copy)
@@ -174,10 +170,7 @@ _IDENTITIES = {HostMemory.PINNED: 254, HostMemory.PAGEABLE: 255}
 
 
 class CopyBench(Bench):
-    """The buffers of a run and what is measured with them: on every GPU one that is sent from, and one for arrivals.
-
-    Those of host memory are made when they are first needed.
-    """
+    """The buffers of a run and what is measured with them; those of host memory are made when first needed."""
 
     def __init__(
         self,
@@ -503,10 +496,7 @@ class _Round:
         self._reading: CounterReading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
-        """The cells of each pair, the same on every rank.
-
-        Fresh data are sent in the last sample, into a destination that was overwritten before.
-        """
+        """The cells of each pair, the same on every rank; the last sample sends fresh data."""
         method = self._bench.request.method
         first = self._step(lambda pair: self._copies(pair, method.warmup, 1))
         repeats = {pair: method.repeats_for(_slower(first, pair)[0]) for pair in self._unbroken()}

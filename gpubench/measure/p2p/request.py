@@ -419,10 +419,7 @@ class RecordedP2p:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCopy:
-    """Every other line: what was measured, and the cell; a cell that was measured again comes again, with all of it.
-
-    Before the first copy and after the last, `idle` are the GPUs while none was made.
-    """
+    """Every other line: a measured cell, the latest counts; `idle` are the GPUs before and after all copies."""
 
     of: str
     cell: Cell
@@ -504,11 +501,7 @@ class ReplayedBench(Bench):
 
 
 def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP2p, list[RecordedCopy]]:
-    """A recording from its lines, each with its place.
-
-    Raises:
-        UsageError: it is empty, from a newer gpubench, no recording, or contradicts itself.
-    """
+    """A recording from its lines, each with its place. Raises UsageError."""
     if not lines:
         raise UsageError(f"{name}, {FILE}: empty", expected="a recorded run of p2p", reason="it was interrupted")
     recorded = read_json_line(RecordedP2p, *lines[0])

@@ -74,10 +74,7 @@ class Explained:
         return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
     def rows(self, *, of_programs: bool = False) -> list[CauseRow]:
-        """Causes of paths that were seen, then of others that may be slow, each with those that follow from it.
-
-        `of_programs` is whether MPI or another program moved the bytes, and what it does with GPU memory matters.
-        """
+        """Causes of paths that were seen, then of those that may be slow; `of_programs`: MPI or others move bytes."""
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}

@@ -188,9 +188,7 @@ _SHORT_ID = 12
 
 @dataclass(frozen=True, slots=True)
 class WatchedJobs:
-    """The jobs to watch; all of them where neither is named. `job` is Slurm's number, or the beginning of a
-    container's id.
-    """
+    """The jobs to watch, all without a name; `job` is Slurm's number, or the beginning of a container's id."""
 
     pids: tuple[int, ...] = ()
     job: str | None = None

@@ -155,10 +155,7 @@ def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
 
 
 class Course:
-    """Everything that was seen of some nodes. `topology` finds the node of a host; None: nothing is known of it.
-
-    `lost` are the GPUs that fell off the bus, by host and name, with what the driver says.
-    """
+    """Everything seen of some nodes; `topology` finds a host's node; `lost` GPUs by host and name."""
 
     def __init__(self, topology: Callable[[str], Topology | None]) -> None:
         self.jobs: dict[tuple[str, str], JobCourse] = {}
@@ -410,10 +407,7 @@ _LOOK_CLOSER = "gpubench topo --causes. Or set NCCL_DEBUG=INFO in the job and ru
 
 
 def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
-    """The report, without the rows of intervals, which were reported as they came.
-
-    `missing` names the job that was to be watched, if it was not found.
-    """
+    """The report without the rows of intervals; `missing` names the watched job, if it was not found."""
     jobs = [row for each in course.jobs.values() for row in job_rows(each, origin)]
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
     judged = [each.verdict for each in course.jobs.values()]

@@ -552,10 +552,7 @@ RULES: tuple[WayRule, ...] = (
 
 
 def decide(seen: Signals) -> tuple[Way, str]:
-    """The path of a job's traffic, and its meaning in words.
-
-    Unequal rails are reported before a direct path, and an idle GPU that others wait for before no traffic.
-    """
+    """The path of a job's traffic, and its meaning in words; unequal rails come before a direct path."""
     rule = next((rule for rule in RULES if rule.fits(seen)), _none())
     may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
     if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:

@@ -50,10 +50,7 @@ def gated(backends: Sequence[str], *, alone: bool = False) -> tuple[str, ...]:
 
 
 def composed(backend: str, collective: str, dtype: DataType, op: ReduceOp | None, placement: Placement) -> str:
-    """A row's note on what its backend makes of smaller operations, which its time has in it; empty for a single one.
-
-    NCCL's are single calls, or groups of sends that NCCL itself runs as one.
-    """
+    """A row's note on what its backend makes of several operations; empty for NCCL's single calls and groups."""
     parts = []
     if backend.startswith(TORCH) and collective in _ONE_BUFFER:
         name = _ONE_BUFFER[collective]

@@ -136,10 +136,7 @@ _LOGGED_UNASKED = frozenset(("INIT", "BOOTSTRAP", "ENV"))
 
 
 def logs_every_operation(level: str, subsystems: str) -> bool:
-    """True where NCCL writes a line for every operation, which a rank does before it goes on: it costs time.
-
-    `level` and `subsystems` are the values of NCCL_DEBUG and NCCL_DEBUG_SUBSYS.
-    """
+    """True where NCCL_DEBUG and NCCL_DEBUG_SUBSYS have it log every operation, which costs time."""
     level = level.upper()
     if level != "INFO":
         return level == "TRACE"

@@ -121,10 +121,7 @@ ACCESS_CONTROLS = (
 
 
 class PciKind(StrEnum):
-    """The kind of a device between a GPU or NIC and the CPU. Ports differ by their place in the tree.
-
-    UNKNOWN is one that somebody lists without its class.
-    """
+    """The kind of a device between a GPU or NIC and the CPU; UNKNOWN is listed without its class."""
 
     GPU = "gpu"
     NIC = "nic"

@@ -39,10 +39,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """The use that others make of a GPU: the part of the time in which it computes, and their processes.
-
-    `held_bytes` is the memory that was taken before this job opened the GPU.
-    """
+    """The use that others make of a GPU: busy share, processes, and `held_bytes` before this job."""
 
     utilization_percent: int | None = None
     users: tuple[GpuProcess, ...] = ()
@@ -149,10 +146,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicReading:
-    """A port of a NIC, or the loopback, at one moment: bytes that it has sent and received, payload and headers.
-
-    `counts_to` is where its counters start again from 0. `active` is None where the port does not say.
-    """
+    """A port, or loopback, at one moment: bytes sent and received; counters wrap at `counts_to`."""
 
     name: str
     rdma: bool
@@ -186,10 +180,7 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReading:
-    """A node at one moment, in seconds of a clock that only goes forward.
-
-    `driver_silent` says why there is nothing of the GPUs this time: the driver did not answer, or there is none.
-    """
+    """A node at one moment of a monotonic clock, seconds; `driver_silent` says why GPUs are missing."""
 
     host: str
     seconds: float

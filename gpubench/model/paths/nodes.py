@@ -232,11 +232,7 @@ def topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
 
 
 def node_traits(topology: Topology) -> Traits:
-    """The traits that are equal for two nodes of a kind.
-
-    Left out is what differs between equal nodes: serial numbers, bus ids, load, clocks, error counters, the PCIe
-    generation of the moment, cliques.
-    """
+    """The traits that are equal for two nodes of a kind: no serial numbers, bus ids, load, or error counters."""
     snapshot = topology.snapshot
     traits: dict[str, object] = {
         "GPUs": len(snapshot.gpus),

@@ -95,10 +95,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that one end's links carried, and their share of what was copied.
-
-    A share is None where nothing counted, or where it would rest on a zero of a counter that never moved in this run.
-    """
+    """Bytes that one end's links carried, and their share of what was copied; None where nothing counted."""
 
     nvlink_bytes: int | None = None
     nvlink_share: float | None = None
@@ -152,10 +149,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The figures that a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile.
-
-    `source` says where the expected one is from: the profile, or this machine's past.
-    """
+    """The GB/s, over both directions, that a pair is compared with, with the `source` of the expected one."""
 
     limit_gb_s: float | None
     siblings_gb_s: float | None
@@ -305,10 +299,7 @@ def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
-    """'0-1,3-5' as ordered pairs of driver indices, each once, in their order.
-
-    Raises ValueError: a text that is no pair; the text is the message.
-    """
+    """'0-1,3-5' as ordered pairs of driver indices, each once. Raises ValueError with the message."""
     found: dict[Pair, None] = {}
     for word in (word.strip() for text in texts for word in text.split(",")):
         first, dash, second = word.partition("-")
@@ -335,10 +326,7 @@ _NARROW = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of the largest operation. `passed_gb_s` is the rate that must have passed along the path, at least.
-
-    `busbw_gb_s` is None where other paths may have held it up.
-    """
+    """The speed of the largest operation; `passed_gb_s` is the least rate that passed along the path."""
 
     size_bytes: int
     passed_gb_s: float

@@ -1,7 +1,4 @@
-"""The topology of one node: bandwidth of links, paths between devices, and peer access between GPUs.
-
-GB/s is 1e9 bytes/s.
-"""
+"""The topology of one node: bandwidth of links, paths between devices, and peer access between GPUs."""
 
 import hashlib
 import json
@@ -344,20 +341,14 @@ class Topology:
         return max((gb_s for gb_s in known if gb_s is not None), default=None)
 
     def nic_limit(self, nic: NicFacts, gpu: GpuFacts | None = None) -> Limit:
-        """The ceiling of a NIC, in GB/s per direction: of its port, or of its slot where that carries less.
-
-        Data of a GPU do not pass the uplink of a switch that it shares with the NIC.
-        """
+        """The ceiling of a NIC, GB/s per direction: of its port, or of its slot where that carries less."""
         port, slot = _rate_limit(nic), self.pcie_total(nic)
         if gpu is not None and (hops := self._pcie_limit(gpu, nic)).gb_s is not None:
             slot = hops
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
 
     def together(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
-        """The ceiling of several NICs at once, for data of the GPU near each.
-
-        Devices that share a physical port carry no more than it does.
-        """
+        """The ceiling of several NICs for data of the GPU near each; those on one physical port share it."""
         by_port: dict[str, list[NicFacts]] = {}
         for nic in nics:
             by_port.setdefault(nic.port or nic.name, []).append(nic)
@@ -378,10 +369,7 @@ class Topology:
         return tuple(gpu for gpu in self.gpus if nearest is not None and paths[gpu.index] == nearest)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
-        """True where GPUDirect RDMA is possible through a NIC, and by what; False or None, and why.
-
-        NCCL takes nvidia-peermem, EFA's provider efa_nv_peermem, and both dma-buf where driver and NIC driver offer it.
-        """
+        """True where GPUDirect RDMA is possible through a NIC, and by what module; False or None, and why."""
         facts, efa = self.snapshot.gpudirect, nic.kind is NicKind.EFA
         module, loaded = ("efa_nv_peermem", facts.efa_peermem) if efa else ("nvidia-peermem", facts.peermem)
         if not nic.rdma:
@@ -613,10 +601,7 @@ def _has_peers(gpu: GpuFacts) -> bool:
 
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
-    """True if NCCL, left to itself, keeps off peer access over a path class.
-
-    It takes pairs up to PXB, and on AMD processors with at most two GPUs any (ncclTopoCheckP2p in src/graph/paths.cc).
-    """
+    """True if NCCL by default keeps off peer access over a path class (ncclTopoCheckP2p in src/graph/paths.cc)."""
     path = nccl_type(path_class)
     on_amd = "AMD" in (node.snapshot.machine.cpu or "")
     return path is not None and not is_within(path) and not (on_amd and amd_takes_all(len(node.gpus)))
@@ -653,10 +638,7 @@ def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
 
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if no NVLink joins two GPUs, and both have fewer to others than their siblings: some may have joined them.
-
-    GPUs without any may just have no bridge.
-    """
+    """True if no NVLink joins two GPUs, and both have fewer than their siblings."""
     return node.nvlinks(source, destination) == 0 and all(_lost_some(node, gpu) for gpu in (source, destination))
 
 
@@ -665,18 +647,12 @@ def _lost_some(node: Topology, gpu: GpuFacts) -> bool:
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:
-    """True if NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready.
-
-    Virtual machines do not see the switches of a board of which they have all GPUs.
-    """
+    """True if NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready."""
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered
 
 
 def split_by_mig(nodes: Iterable[Topology]) -> str:
-    """The reason why collectives are compared with no whole GPUs': a node has all its GPUs split. Else empty.
-
-    A single GPU that is split beside whole ones slows these down, and is a fault.
-    """
+    """The reason why a node with all GPUs split by MIG is compared with no whole GPUs; else empty."""
     return GPUS_ARE_SPLIT if any(node.gpus and all(gpu.mig for gpu in node.gpus) for node in nodes) else ""

@@ -1,7 +1,4 @@
-"""Paths between ranks: NCCL's transports, its choice of connections, and the verdict on the evidence of a path.
-
-The claim that evidence is for or against is that the bytes go from GPU to GPU without passing through host memory.
-"""
+"""Paths between ranks: NCCL's transports, its connections, and the verdict on the evidence of a path."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,10 +125,7 @@ class LoggedChannels(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Logged channels that carry data from rank `src` to rank `dst` of a communicator.
-
-    COLLNET has no peer: `dst` is `src`, the rank that talks to the switch.
-    """
+    """Logged channels from rank `src` to rank `dst` of a communicator; COLLNET has no peer, so both are equal."""
 
     src: int
     dst: int
@@ -258,10 +252,7 @@ They need memory that ranks reach by load and store, or multicast by NVSwitch, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSelection:
-    """The connections that one rank logs.
-
-    `no_log` is why its log cannot be read. `ring` and `tree` are the ordered pairs of neighbours that this rank names.
-    """
+    """The connections that one rank logs; `ring` and `tree` are its ordered pairs of neighbours."""
 
     no_log: str = ""
     edges: tuple[Edge, ...] = ()
@@ -271,10 +262,7 @@ class RankSelection:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The connections of an operation: the transports of every ordered pair, worst first, none where none is logged.
-
-    `unconnected` are ranks that must take part and log no connection.
-    """
+    """The transports of every ordered pair of an operation, worst first; `unconnected` ranks log none."""
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
     unconnected: tuple[int, ...] = ()
@@ -307,10 +295,7 @@ def _badness(transport: Transport) -> tuple[int, str]:
 
 
 def without_idle(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
-    """The pairs of a closed ring that carry data; `expected_bytes` are what each rank sends and receives, at least.
-
-    Nothing goes into the root of a broadcast, which alone has something to send, or out of that of a reduction.
-    """
+    """The pairs of a ring that carry data: nothing enters the root of a broadcast or leaves that of a reduction."""
     only_sender, only_receiver = (_only(each[end] for each in expected_bytes) for end in (0, 1))
     return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
 
@@ -332,10 +317,7 @@ class Selection:
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def of_algorithm(self, algorithm: str | None) -> Used:
-        """The connections of a collective; without an algorithm, all connections of collectives.
-
-        Rings and trees are known by their neighbours, so that a connection that no rank logs is missed.
-        """
+        """The connections of a collective by its algorithm, by neighbours for rings and trees; None: all."""
         paths = [path for path in self._paths if not path.peer_to_peer]
         if algorithm in _WITHOUT_CONNECTIONS:
             return self._without_connections(algorithm, paths)

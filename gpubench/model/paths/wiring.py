@@ -132,10 +132,7 @@ class Wiring:
         return min(known) if len(known) == len(pair) else None
 
     def outruns_host(self, pair: Pair) -> bool:
-        """True if a healthy direct copy of a pair is faster than any copy through host memory.
-
-        Only then do bandwidths alone tell the two apart: NVLinks are that much faster, PCIe is not.
-        """
+        """True if a healthy direct copy is faster than any through host memory: only then do bandwidths tell."""
         limit, through_host = self.limit(pair).gb_s, self.through_host_gb_s(pair)
         if limit is None or through_host is None:
             return False
@@ -200,10 +197,7 @@ class Wiring:
         return self._nics.get(self.gpus[gpu].node, [])
 
     def near_nics(self, gpu: int) -> list[NicFacts]:
-        """The NICs of a node that are nearest to a GPU; RDMA ones if any is up.
-
-        All of them where no path tells which are nearest.
-        """
+        """The NICs nearest to a GPU, RDMA ones if any is up; all of them where no path tells."""
         facts, number = self._found[gpu], self.gpus[gpu].node
         if facts is None:
             return []
@@ -421,10 +415,7 @@ def to_other_nodes(node: Topology) -> tuple[list[Limit], float | None]:
 
 
 def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> Limit:
-    """The ceiling of busbw between nodes, in GB/s: what leaves the busiest node passes its NICs.
-
-    Of an unknown algorithm it is that of the one which allows most, and the note says which.
-    """
+    """The ceiling of busbw between nodes, GB/s: what the busiest node's NICs pass; a note names the algorithm."""
     factor = collective.busbw_factor(network.ranks)
     exchanged = network.exchanged(collective)
     if exchanged is not None:

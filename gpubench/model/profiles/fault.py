@@ -1,7 +1,4 @@
-"""Faults of simulated machines, as people write them: `node3.gpu5:nvlink=12`.
-
-`FAULT_KEYS` is the table of what can be broken; the command line's help and the documentation print it.
-"""
+"""Faults of simulated machines, as people write them: `node3.gpu5:nvlink=12`; `FAULT_KEYS` lists them."""
 
 import difflib
 import re
@@ -255,10 +252,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault as `GRAMMAR` has it.
-
-    Raises UsageError for an unknown subject or key (the nearest is suggested), a wrong value, or a key given twice.
-    """
+    """A fault as `GRAMMAR` has it. Raises UsageError, which suggests the nearest subject or key."""
     subject, colon, settings = text.strip().partition(":")
     match = _SUBJECT.fullmatch(subject)
     if match is None or not colon:
@@ -280,10 +274,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
-    """The fault as `parse_fault` reads it, or with no subject one on each of so many nodes: 'imex=down'.
-
-    Raises UsageError as `parse_fault`.
-    """
+    """The faults of a text; without a subject, one on each node: 'imex=down'. Raises UsageError."""
     if ":" in text or "=" not in text:
         return (parse_fault(text),)
     settings = _parse_settings(text, Subject.NODE, text)

@@ -168,10 +168,7 @@ class SwitchKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicKindOfMachine:
-    """A port of a NIC; `place` as a GPU's. Without a generation it has no PCIe link to speak of (virtio).
-
-    Devices of one `port` share its rate.
-    """
+    """A port of a NIC; `place` as a GPU's; no PCIe link without a generation; devices of one `port` share its rate."""
 
     name: str
     kind: NicKind
@@ -185,10 +182,7 @@ class NicKindOfMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPeerAccess:
-    """NVML's status of peer access between any two GPUs, with the reason where it is not OK.
-
-    `unlinked` is the status of two that no NVLink joins, where others are joined.
-    """
+    """NVML's status of peer access between GPUs, with a reason; `unlinked` that of two without an NVLink."""
 
     status: str = P2P_OK
     reason: str | None = None
@@ -263,10 +257,7 @@ class DomainKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One machine type. `sha256` is of the file's bytes, its first 12 hexadecimal digits.
-
-    `all_expected` and what is found have the points of curves too, `expected` has them not.
-    """
+    """One machine type; `sha256` is of the file, 12 hexadecimal digits; `all_expected` includes points of curves."""
 
     schema: int
     name: str
@@ -287,10 +278,7 @@ class Profile:
     sha256: str = ""
 
     def part(self, gpus: int) -> "Profile":
-        """The profile of a machine that shows only the first `gpus` of these GPUs.
-
-        A GPU alone has nobody to talk to: its own facts and its copies with host memory are all that is left.
-        """
+        """The profile of a machine that shows only the first `gpus` of these GPUs."""
         if not 0 < gpus < self.match.visible:
             return self
         alone = gpus == 1
@@ -323,10 +311,7 @@ class Profile:
         return sum(ports.values())
 
     def domain_as_node(self, nodes: int | None = None) -> "Profile":
-        """A domain, or so many nodes of it, as one node of all its GPUs and NICs; itself where there is none.
-
-        What is expected of as many nodes as the domain has is expected of any part of it, at the same busbw.
-        """
+        """A domain, or part of one, as one node of all its GPUs and NICs; itself where there is none."""
         if self.domain is None:
             return self
         whole = self.domain.nodes
@@ -368,10 +353,7 @@ class Profile:
         return self.match.visible if expected.gpus is None else expected.gpus
 
     def typical(self, quantity: str, path: str | None = None) -> float | None:
-        """The figure of healthy machines on one node; a threshold is a floor and no expectation.
-
-        For pairs of a path class the figure of that class, else of any pair; None where there is none.
-        """
+        """The figure of healthy machines on one node for a path class, else for any pair; None where there is none."""
         found = [each for each in self.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
         ranked = [each for wanted in (path, None) for each in found if each.path == wanted]
         return ranked[0].value if ranked else None

@@ -80,10 +80,7 @@ def trial_rows(support: MpiSupport) -> list[MpiTrialRow]:
 
 
 def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
-    """Every row of another backend in its own choice, held against the first row's backend at the same size.
-
-    Rows with wrong data, on either side, are left out.
-    """
+    """Every right row of another backend held against the first row's backend at the same size."""
     found: list[BackendRow] = []
     for here in grouped(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
         own = [row for row in here if row.backend == rows[0].backend and row.setting in (None, AGAIN) and not row.wrong]
@@ -351,10 +348,7 @@ class _Place:
 
 
 def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
-    """Of the rows of a sweep over settings; of each size the first without one is the library's own choice.
-
-    Rows with wrong data, and those that did not run as they were asked to, are no candidates.
-    """
+    """The fastest right row of each size of a sweep over settings; the first without one is the library's choice."""
     several = len({row.backend for row in rows}) > 1
     found: list[WinnerRow] = []
     for alike in grouped(rows, lambda row: (row.dtype, row.op)).values():

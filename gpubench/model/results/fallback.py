@@ -17,10 +17,7 @@ from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The cause's id, what shows it, what to do; `by_design` where there is nothing to repair.
-
-    `in_doubt` where there is nothing to repair if the machine is what it seems to be, and what was seen is no proof.
-    """
+    """The cause's id, evidence and cure; `by_design`: nothing to repair; `in_doubt`: perhaps nothing."""
 
     id: str
     evidence: str

@@ -93,10 +93,7 @@ class SpeedFigures:
 
     @property
     def is_unjudged(self) -> bool:
-        """True if something was measured, and the speed of a largest size was not judged.
-
-        Of ranks that share a GPU none can be: what else was measured is judged.
-        """
+        """True if something was measured and the speed of a largest size was not judged, but for shared GPUs."""
         every = list(self.all())
         collectives = [each for each in self._largest.values() if not each.shares_gpus]
         copies = every[:1] if self._pairs or not collectives else []
@@ -271,10 +268,7 @@ BY_CPU = "cpu"
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
-    """Large copies between two GPUs of a node by their positions, written the way that healthy ones of the kind have.
-
-    GPUs that somebody else uses are left out.
-    """
+    """Large copies between two GPUs of a node, by positions, without GPUs that somebody else uses."""
     positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
     staged = measured.staged
     host = node.snapshot.host

@@ -114,11 +114,7 @@ class ResultHead:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], name: str, verdict: str, *, complete: bool) -> "ResultHead":
-        """The head of a result from its metadata as plain data.
-
-        Raises:
-            KeyError, TypeError, AttributeError, ValueError: they are not as gpubench writes them.
-        """
+        """The head of a result from plain metadata. Raises KeyError, TypeError, AttributeError or ValueError."""
         options = dict(metadata["options"])
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         described = [str(text).partition(" ") for text in options.get("gpus", {}).values()]
@@ -328,10 +324,7 @@ class PastFigures:
     def of(
         cls, results: Iterable[PastResult], own: ResultHead, folder: str, left_out: Iterable[LeftOut] = ()
     ) -> "PastFigures":
-        """The figures of those results, in any order, that are a measure of the run `own`.
-
-        `left_out` are those that were not read at all.
-        """
+        """The figures of those results that compare with the run `own`; `left_out` are unread ones."""
         newest_first = sorted(results, key=lambda each: each.head.started_at, reverse=True)
         unfit = [reason for each in newest_first if (reason := why_unfit(each.head, own)) is not None]
         fit = [each for each in newest_first if why_unfit(each.head, own) is None]

@@ -95,10 +95,7 @@ class RowsOfNode:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A section of rows, made when somebody reads them: of a thousand nodes most formats want few.
-
-    `parts` are the same rows by node, for those who can make use of equal ones; None where rows are of no node.
-    """
+    """A section of rows, made when read; `parts` are the same rows by node, None where rows are of no node."""
 
     columns: Sequence[str]
     rows: Callable[[], Iterable[Row]]

@@ -411,10 +411,7 @@ _NOT_JUDGED = "not judged"
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """One thing that was judged: the section it stands in, its name (unique in the section), and what was seen.
-
-    A line may have line ends of its own, which others wrote.
-    """
+    """One judged thing: its section, its name (unique in the section), and what was seen."""
 
     group: str
     name: str

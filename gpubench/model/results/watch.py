@@ -23,10 +23,7 @@ class DeviceKind(StrEnum):
 
 
 class Way(StrEnum):
-    """The way that the bytes of a job take, as its counters show it.
-
-    Neither `unknown` nor `not told` passes: the first is worth a look, the second is what healthy jobs show too.
-    """
+    """The way that a job's bytes take by its counters; neither `unknown` nor `not told` passes."""
 
     STAGED = "staged"
     SOCKETS = "sockets"
@@ -149,10 +146,7 @@ _MOST_JOBS = 3
 
 
 def watch_part(report: Report) -> LinePart:
-    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged.
-
-    Of a watch for ranks that hang, that there are none.
-    """
+    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged."""
     if HANGS_SECTION in report.sections:
         seen = "RAS does not show whether operations go on: " if report.verdict is not Verdict.PASS else ""
         return part(f"{seen}no rank keeps others waiting")

@@ -5,10 +5,7 @@ from typing import NamedTuple
 
 
 class UnderTorchrun(StrEnum):
-    """What torchrun's variables mean to a command; shells and programs that a rank of torchrun's starts have them too.
-
-    `RANKS` meet by torch; `ALONE` reads or calculates and ignores them; `REFUSED` measures, and its ranks need MPI.
-    """
+    """What torchrun's variables mean to a command: ranks meet by torch, it ignores them, or it refuses."""
 
     RANKS = "ranks"
     ALONE = "alone"

@@ -122,10 +122,7 @@ class TwoLevels:
 
     @classmethod
     def of(cls, node_by_rank: Sequence[Hashable]) -> "TwoLevels":
-        """From what names each rank's node.
-
-        Raises UsageError for a single node, a single rank a node, or nodes with different numbers of ranks.
-        """
+        """From what names each rank's node. Raises UsageError for a single node or rank a node, or unequal numbers."""
         numbers = {node: number for number, node in enumerate(dict.fromkeys(node_by_rank))}
         nodes = tuple(numbers[node] for node in node_by_rank)
         members = [0] * len(numbers)
@@ -144,10 +141,7 @@ class TwoLevels:
         return cls(nodes, tuple(places))
 
     def check_averages(self, ops: Sequence[ReduceOp], dtypes: Sequence[DataType]) -> None:
-        """Raise UsageError for averages of averages that are not the average of all.
-
-        Integers lose a remainder in every node; floats are rounded twice, but for powers of two.
-        """
+        """Raise UsageError for averages of averages that are not the average of all."""
         integers = [dtype for dtype in dtypes if dtype.kind is not NumberKind.FLOAT]
         inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_a_node))
         if ReduceOp.AVG in ops and (integers or inexact):
@@ -255,10 +249,7 @@ def _plain(heard: str) -> str:
 
 
 class Allocator(StrEnum):
-    """The library that allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
-
-    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
-    """
+    """The library that allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does."""
 
     CUDA = "cuda"
     NCCL = "nccl"
@@ -304,10 +295,7 @@ class DataPattern:
 
     @property
     def tolerance_ulp(self) -> int:
-        """The error that a result may have: 0, but for averages over a number of ranks that is no power of two.
-
-        NCCL scales by a rounded 1/n before it adds, an MPI average divides after; nccl-tests allows two ulp as well.
-        """
+        """The ulp of error that averages may have: 0 for a power of two of ranks, else 2 as in nccl-tests."""
         inexact = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT and self.ranks & (self.ranks - 1)
         return AVERAGE_TOLERANCE_ULP if inexact else 0
 

@@ -37,10 +37,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
-    """The inverse of `to_plain`; what is missing takes its default.
-
-    Raises UsageError for a value of another type, an unknown field, one that is missing; `where` leads to it.
-    """
+    """The inverse of `to_plain`; what is missing takes its default. Raises UsageError that names `where`."""
     result: T = _read(kind, plain, where or kind.__name__)
     return result
 

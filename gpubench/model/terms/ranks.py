@@ -163,10 +163,7 @@ _UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
 
 
 def limit_seconds(phase: Phase, timeout_s: float) -> float:
-    """Seconds that a phase may go on without progress, where operations have `timeout_s`.
-
-    Starting and output have twice that at least: reading the GPUs may take all of `--timeout`.
-    """
+    """Seconds that a phase may go without progress; starting and output have at least twice `timeout_s`."""
     return max(SECONDS_TO_START, 2 * timeout_s) if phase in _UNHURRIED else timeout_s
 
 
@@ -196,10 +193,7 @@ class RankState:
         return self.process in ("T", "t")
 
     def seconds_left(self, timeout_s: float) -> float:
-        """Seconds that it may still go without progress, where operations have `timeout_s`; 0 or less: it hangs.
-
-        A stopped process has no longer phases, and neither has a rank that waits for the output of the first.
-        """
+        """Seconds that a rank may still go without progress; 0 or less: it hangs."""
         idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
         return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
 
@@ -286,10 +280,7 @@ class LostRank:
 
 
 def first_lost(every: Iterable[LostRank]) -> LostRank | None:
-    """The rank whose loss ended the job, of all that were lost; None where none was.
-
-    Ranks that were asked to end come last: on a busy machine the loss that caused it may be seen after them.
-    """
+    """The rank whose loss ended the job; None where none was. Ranks that were asked to end come last."""
     return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
 
 
@@ -305,9 +296,7 @@ def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | No
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
-    """The error of a job whose ranks do not meet, when only those of this host can be asked: in MPI_Init, or where the
-    label of their phase says.
-    """
+    """The error of a job whose ranks do not meet, when only those of this host can be asked."""
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]

@@ -63,10 +63,7 @@ def operations_a_batch(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The work spent on a mean: number of values, seconds each, interval reached, None where they are too few.
-
-    Values are batches of operations, or operations alone. `interval` is half of the 95 % one, as a part of the mean.
-    """
+    """The work spent on a mean: number, seconds each, and half the 95 % interval as a part of the mean, or None."""
 
     count: int
     seconds_each: float
@@ -74,9 +71,7 @@ class Effort:
     spent_seconds: float
 
     def seconds_needed(self) -> float:
-        """Seconds in all until the mean is known well enough, going by what was spent: an interval shrinks with the
-        square root of the number. Infinite where nothing is known of it.
-        """
+        """Seconds in all until the mean is known well enough, by the square root of the number; may be infinite."""
         return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
 
     def further(self, budget_seconds: float) -> int:
@@ -168,10 +163,7 @@ _MOST_CORRELATION = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Some timings in seconds: mean, median, standard deviation, and half of the 95 % confidence interval of the mean.
-
-    The interval is infinite where there are too few timings.
-    """
+    """Timings in seconds: mean, median, standard deviation, half of the mean's 95 % interval (may be infinite)."""
 
     count: int
     mean: float
@@ -218,10 +210,7 @@ def _correlation(values: Sequence[float], mean: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Seconds an operation took, averaged over a rank's iterations: mean over ranks, extremes, and who was slowest.
-
-    The mean is what nccl-tests prints by default (-a 1); the slowest rank is what a training step waits for.
-    """
+    """Seconds an operation took by rank: the mean as in nccl-tests (-a 1), extremes, and who was slowest."""
 
     mean_seconds: float
     fastest_seconds: float
@@ -242,10 +231,7 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """Batches of operations back to back, over all ranks: median seconds an operation, coefficient of variation.
-
-    `interval` is half of the 95 % confidence interval of the mean as a part of it, None where batches are too few.
-    """
+    """Batches over all ranks: median seconds an operation, coefficient of variation, half the 95 % `interval`."""
 
     median_seconds: float
     variation: float
@@ -283,10 +269,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class RowTimes:
-    """All that was timed of a row. Batches are of operations back to back, percentiles of operations alone.
-
-    `interval` is half of the 95 % confidence interval, as a part of the mean.
-    """
+    """All that was timed of a row; `interval` is half of the 95 % confidence interval, as a part of the mean."""
 
     ranks: RankTimes
     iterations: int
@@ -362,10 +345,7 @@ class Straggler:
 
 
 def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
-    """The rank that is late as a rule, else all ranks of a node; None where there are none, or it is unknown.
-
-    A row is the entry times of every rank and the seconds of an operation; `nodes` are the ranks' nodes.
-    """
+    """The rank, or all ranks of a node, that is late as a rule; a row is entry times and seconds an operation."""
     if not rows or len(nodes) < 2:
         return None
     alone = [(rank,) for rank in range(len(nodes))]
@@ -417,9 +397,6 @@ def chance_of_at_least(successes: int, trials: int, probability: float) -> float
 def common_clock(
     own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
 ) -> list[float]:
-    """Times of this rank by the first rank's clock; it was compared with that at `start` and at `end`.
-
-    Clocks drift apart by up to some 50 µs a second, evenly over a short while.
-    """
+    """Times of this rank by the first rank's clock, compared at `start` and `end` (drift up to 50 µs a second)."""
     slope = (after.seconds - before.seconds) / (end - start) if end > start else 0.0
     return [each + before.seconds + slope * (each - start) for each in own]

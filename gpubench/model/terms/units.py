@@ -1,7 +1,4 @@
-"""Sizes, numbers and names as people write them, text from foreign sources, and the sizes of a sweep.
-
-K, M, G and T are 1024-based as in nccl-tests; bandwidths are GB/s with 1 GB = 1e9 bytes, also as in nccl-tests.
-"""
+"""Sizes (K, M, G, T are 1024-based), GB/s (1e9 bytes/s), names as people write them, and foreign text."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
