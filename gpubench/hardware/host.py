@@ -278,3 +278,72 @@ def gpus_of_host(root: Path = Path("/")) -> int:
         return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
     except OSError:
         return 0
+
+
+_MARKS = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
+_GROUPS = {
+    "kubernetes": "kubepods",
+    "docker": "docker",
+    "podman": "libpod",
+    "containerd": "containerd",
+    "lxc": "lxc",
+    "slurm": "slurm",
+}
+
+
+RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}
+"""The signs among `container_hints` that a container's runtime leaves."""
+
+
+def container_hints(root: Path) -> tuple[str, ...]:
+    """Signs of a container or a job's control group, by the names of what leaves them; none is a proof."""
+    found = [name for name, mark in _MARKS.items() if exists(root / mark)]
+    groups = text_of(root / "proc/self/cgroup") or ""
+    found += [name for name, word in _GROUPS.items() if word in groups and name not in found]
+    if _root_file_system(text_of(root / "proc/self/mountinfo") or "") in ("overlay", "fuse.fuse-overlayfs", "squashfs"):
+        found.append("layered root")
+    return tuple(found)
+
+
+def _root_file_system(mounts: str) -> str | None:
+    """The type of what is mounted on / last ('ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE OPTIONS')."""
+    kind = None
+    for line in mounts.splitlines():
+        place, _, source = line.partition(" - ")
+        fields = place.split(maxsplit=5)
+        if len(fields) > 4 and fields[4] == "/" and source:
+            kind = source.split(maxsplit=1)[0]
+    return kind
+
+
+_FIRST_NAMESPACES = {
+    "pid": FIRST_PID_NAMESPACE,
+    "user": "user:[4026531837]",
+    "ipc": "ipc:[4026531839]",
+    "uts": "uts:[4026531838]",
+    "cgroup": "cgroup:[4026531835]",
+}
+"""Those of the host itself (PROC_*_INIT_INO in the kernel's proc_ns.h)."""
+
+_IMAGES = frozenset({"singularity"})
+"""Runtimes whose mark is in their images only. Other marks stay in a disk that was made of an image."""
+
+
+def container_around(root: Path) -> str | None:
+    """The runtime of the container around this process, 'container' if unnamed; '' on the host, None if unknown.
+
+    A control group names it for sure, a mark in the file system only where the process has namespaces of its own.
+    """
+    hints = [each for each in container_hints(root) if each in RUNTIMES]
+    groups = text_of(root / "proc/self/cgroup") or ""
+    namespaces = {}
+    for kind in _FIRST_NAMESPACES:
+        with suppress(OSError):
+            namespaces[kind] = (root / "proc/self/ns" / kind).readlink().name
+    own = {kind for kind, name in namespaces.items() if name != _FIRST_NAMESPACES[kind]}
+    for name in hints:
+        if own or name in _IMAGES or _GROUPS.get(name, "\0") in groups:
+            return name
+    if own & {"pid", "user"}:
+        return "container"
+    return "" if namespaces else None

@@ -29,7 +29,17 @@ from gpubench.hardware.environment import (
     verbs_providers,
     wanted_libraries,
 )
-from gpubench.hardware.host import UnknownFields, below, exists, names_in, number_of, printable, text_of
+from gpubench.hardware.host import (
+    RUNTIMES,
+    UnknownFields,
+    below,
+    container_hints,
+    exists,
+    names_in,
+    number_of,
+    printable,
+    text_of,
+)
 from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.terms.units import ranges_of
@@ -50,19 +60,18 @@ _CAPABILITIES = {
 
 _EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-f]{1,16})$", re.ASCII | re.MULTILINE)
 _MEMORY_NODES = re.compile(r"^Mems_allowed_list:\s*([\d,-]{1,300})$", re.ASCII | re.MULTILINE)
-_MARKS = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
-_GROUPS = {
-    "kubernetes": "kubepods",
-    "docker": "docker",
-    "podman": "libpod",
-    "containerd": "containerd",
-    "lxc": "lxc",
-    "slurm": "slurm",
+_TRACER = re.compile(r"^TracerPid:\s*([1-9]\d*)$", re.ASCII | re.MULTILINE)
+_TOOLS = {
+    "compute-sanitizer": re.compile(r"libsanitizer-(collection|public)"),
+    "Nsight Systems (nsys)": re.compile(r"libToolsInjection(Proxy)?64|libnsys[\w-]*|libQuadDCommon"),
+    "Nsight Compute (ncu)": re.compile(r"libcuda-injection|libnv-nsight-cu|libInterceptorInjectionTarget"),
+    "compute-sanitizer or ncu": re.compile(r"libTreeLauncher\w*Injection"),
+    "cuda-gdb": re.compile(r"libcudadebugger|libCUDBG"),
+    "AddressSanitizer": re.compile(r"lib(clang_rt\.)?[at]san"),
+    "Valgrind": re.compile(r"vgpreload_"),
 }
-
-
-RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}
-"""The signs among `container_hints` that a container's runtime leaves."""
+"""By the file names of what each loads into the process that it looks at. libcupti alone is none: PyTorch loads it
+without asking it for anything."""
 
 
 def capabilities(status: str, unknown: UnknownFields) -> tuple[str, ...] | None:
@@ -89,41 +98,6 @@ def denied(paths: Iterable[str], root: Path) -> tuple[str, ...]:
     return tuple(
         path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
     )
-
-
-def container_hints(root: Path) -> tuple[str, ...]:
-    """Signs of a container or a job's control group, by the names of what leaves them; none is a proof."""
-    found = [name for name, mark in _MARKS.items() if exists(root / mark)]
-    groups = text_of(root / "proc/self/cgroup") or ""
-    found += [name for name, word in _GROUPS.items() if word in groups and name not in found]
-    if _root_file_system(text_of(root / "proc/self/mountinfo") or "") in ("overlay", "fuse.fuse-overlayfs", "squashfs"):
-        found.append("layered root")
-    return tuple(found)
-
-
-def _root_file_system(mounts: str) -> str | None:
-    """The type of what is mounted on / last ('ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE OPTIONS')."""
-    kind = None
-    for line in mounts.splitlines():
-        place, _, source = line.partition(" - ")
-        fields = place.split(maxsplit=5)
-        if len(fields) > 4 and fields[4] == "/" and source:
-            kind = source.split(maxsplit=1)[0]
-    return kind
-
-
-_TRACER = re.compile(r"^TracerPid:\s*([1-9]\d*)$", re.ASCII | re.MULTILINE)
-_TOOLS = {
-    "compute-sanitizer": re.compile(r"libsanitizer-(collection|public)"),
-    "Nsight Systems (nsys)": re.compile(r"libToolsInjection(Proxy)?64|libnsys[\w-]*|libQuadDCommon"),
-    "Nsight Compute (ncu)": re.compile(r"libcuda-injection|libnv-nsight-cu|libInterceptorInjectionTarget"),
-    "compute-sanitizer or ncu": re.compile(r"libTreeLauncher\w*Injection"),
-    "cuda-gdb": re.compile(r"libcudadebugger|libCUDBG"),
-    "AddressSanitizer": re.compile(r"lib(clang_rt\.)?[at]san"),
-    "Valgrind": re.compile(r"vgpreload_"),
-}
-"""By the file names of what each loads into the process that it looks at. libcupti alone is none: PyTorch loads it
-without asking it for anything."""
 
 
 def tracer(status: str, root: Path) -> str | None:

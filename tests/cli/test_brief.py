@@ -55,6 +55,31 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
     )
 
 
+@pytest.mark.parametrize(
+    ("machine", "kernel", "place"),
+    [
+        ({"chassis": "laptop", "product": "LENOVO 21HM"}, {}, "laptop: LENOVO 21HM"),
+        ({"virtual_machine": True, "product": "Amazon EC2 p5.48xlarge"}, {}, "virtual machine: Amazon EC2 p5.48xlarge"),
+        ({"container": "docker", "virtual_machine": True}, {}, "Docker container in a virtual machine"),
+        ({"virtual_machine": True, "container": ""}, {"wsl": True}, "WSL 2 (Linux inside Windows)"),
+        ({"virtual_machine": False, "container": ""}, {}, None),
+    ],
+)
+def test_the_kind_of_place_has_a_line(
+    tmp_path: Path, machine: dict[str, object], kernel: dict[str, object], place: str | None
+) -> None:
+    seen = tmp_path / "seen"
+    assert gpubench("check", "--quick", "--simulate", "gh200-1", "--record", str(seen)).returncode == 0
+    (file,) = (seen / "nodes").iterdir()
+    node = json.loads(file.read_text())
+    node |= {"machine": {"virtual_machine": False, **machine}, "kernel": node["kernel"] | kernel}
+    file.write_text(json.dumps(node))
+    told = [
+        line for line in gpubench("--replay", str(seen), "--width", "80").stdout.splitlines() if line[:9] == "place    "
+    ]
+    assert told == ([] if place is None else [f"place     {place}"])
+
+
 def test_it_finds_what_check_finds() -> None:
     def found(*arguments: str) -> list[tuple[str, str]]:
         document = json.loads(gpubench(*arguments, "--format", "json").stdout)

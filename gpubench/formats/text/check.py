@@ -134,6 +134,8 @@ class BriefView(ReportView):
         page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
         if report.sections:
             self._told("machine", "; ".join(_machine(report, metadata.options.get(HIDDEN_GPUS))))
+            for place in dict.fromkeys(filter(None, map(_place, report.rows("nodes", NodeRow)))):
+                self._told("place", place)
             self._told("software", "; ".join(self._software(report)))
             settings = bearing_on_performance(metadata.environment)
             if settings:
@@ -199,6 +201,11 @@ def _gpu(row: GpuRow) -> tuple[str, str, str]:
         of_all = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
         links = f"{row.nvlinks_active}{of_all} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
     return (row.name or "GPU of a model that is not known") if not row.lost else "GPU that is lost", memory, links
+
+
+def _place(row: NodeRow) -> str:
+    """The kind of place and what its maker calls it."""
+    return f"{row.place}: {row.product}" if row.place and row.product else row.place or ""
 
 
 def _driver(row: NodeRow) -> str:

@@ -444,7 +444,7 @@ def _machine(node: NodeRow) -> Iterator[str]:
     if any(cpus):
         yield ", ".join(str(each) for each in cpus if each)
     machine = [node.product, f"Linux {node.kernel}" if node.kernel else None]
-    machine.append("virtual machine" if node.virtual_machine else None)
+    machine.append(node.place)
     machine.append(counted(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
     if any(machine):
         yield ", ".join(str(each) for each in machine if each)

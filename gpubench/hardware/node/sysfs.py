@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubench.hardware.host import FIRST_PID_NAMESPACE, UnknownFields, exists, names_in, number_of, printable, text_of
+from gpubench.hardware.host import (
+    FIRST_PID_NAMESPACE,
+    UnknownFields,
+    container_around,
+    exists,
+    names_in,
+    number_of,
+    printable,
+    text_of,
+)
 from gpubench.hardware.node.nics import nic_devices, read_nics, read_rdma_ports
 from gpubench.hardware.node.pci import (
     driver_of,
@@ -50,6 +59,13 @@ _PEERMEM = (
 
 _EFA_PEERMEM = "sys/module/efa_nv_peermem"
 
+_CHASSIS = {
+    **dict.fromkeys((8, 9, 10, 14, 30, 31, 32), "laptop"),
+    **dict.fromkeys((3, 4, 5, 6, 7, 13, 15, 16, 24, 35), "desktop"),
+    **dict.fromkeys((17, 23, 25, 28, 29), "server"),
+}
+"""Kinds of chassis by the number that the firmware has for them (DMTF DSP0134, SMBIOS, 7.4.1); others tell nothing."""
+
 
 def read_machine(root: Path) -> HostFacts:
     """Processors, memory nodes, kernel and firmware names."""
@@ -66,6 +82,8 @@ def read_machine(root: Path) -> HostFacts:
         virtual_machine=_virtual_machine(root, _values_of_processors("flags", text)),
         product=" ".join(filter(None, names)) or None,
         boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
+        chassis=_CHASSIS.get(number_of(root / "sys/class/dmi/id/chassis_type") or 0),
+        container=container_around(root),
     )
 
 

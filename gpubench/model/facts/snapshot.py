@@ -480,7 +480,10 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """The machine around the GPUs. `product` is what the firmware calls it."""
+    """The machine around the GPUs. `product` is what the firmware calls it, `chassis` laptop, desktop or server.
+
+    `container` is the runtime of the container in which the facts were read; empty outside of any.
+    """
 
     kernel: str | None = None
     cpu: str | None = None
@@ -490,6 +493,8 @@ class HostFacts:
     virtual_machine: bool | None = None
     product: str | None = None
     boot_id: str | None = None
+    chassis: str | None = None
+    container: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -543,3 +548,26 @@ class Snapshot:
     failures: tuple[ProbeFailure, ...] = ()
     errors_grown: Mapping[str, Mapping[str, int]] | None = None
     schema_version: int = SNAPSHOT_VERSION
+
+    @property
+    def place(self) -> str:
+        """The kind of place that this is: 'Docker container in a virtual machine', 'laptop'; empty if unknown."""
+        machine = self.machine
+        around = "virtual machine" if machine.virtual_machine else machine.chassis or ""
+        if self.kernel.wsl:
+            around = "WSL 2 (Linux inside Windows)"
+        if not machine.container:
+            return around
+        inside = _CONTAINERS.get(machine.container, "container")
+        article = "" if self.kernel.wsl else "a "
+        return f"{inside} {'on' if around == machine.chassis else 'in'} {article}{around}" if around else inside
+
+
+_CONTAINERS = {
+    "kubernetes": "Kubernetes pod",
+    "docker": "Docker container",
+    "podman": "Podman container",
+    "containerd": "containerd container",
+    "lxc": "LXC container",
+    "singularity": "Apptainer container",
+}

@@ -155,6 +155,7 @@ class NodeRow(Record):
     sockets: int | None  #: CPU sockets
     numa_nodes: int  #: NUMA nodes
     virtual_machine: bool | None  #: whether it is one
+    place: str | None  #: laptop, server, virtual machine, WSL 2, container in one of them
     product: str | None  #: what the maker calls it
     peermem: bool | None  #: whether nvidia-peermem is loaded
     dma_buf: bool | None  #: whether DMA-BUF export is possible
@@ -327,6 +328,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
             driver_absent=snapshot.driver.absent,
             numa_nodes=len(machine.numa_nodes),
             open_kernel_module=snapshot.driver.open_kernel_module,
+            place=snapshot.place or None,
             nvswitches=len(snapshot.nvswitches),
             topology=node.fingerprint(),
             failures=[f"{failure.stage}: {failure.error}" for failure in snapshot.failures],

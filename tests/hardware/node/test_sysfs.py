@@ -222,6 +222,43 @@ def test_on_arm_nothing_shown_is_nothing_known(tree: Tree) -> None:
     assert read_sysfs(tree.root).machine.virtual_machine is True
 
 
+@pytest.mark.parametrize(("number", "chassis"), [(10, "laptop"), (3, "desktop"), (23, "server"), (1, None), (99, None)])
+def test_the_firmware_numbers_its_chassis(tree: Tree, number: int, chassis: str | None) -> None:
+    tree.write("sys/class/dmi/id/chassis_type", str(number))
+    assert read_sysfs(tree.root).machine.chassis == chassis
+
+
+HOST_NAMESPACES = {"pid": 4026531836, "user": 4026531837, "uts": 4026531838, "ipc": 4026531839, "cgroup": 4026531835}
+DOCKER_GROUP = f"0::/system.slice/docker-{'3f' * 32}.scope"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "container"),
+    [
+        ((), {}, ""),
+        (("pid", "ipc", "uts"), {".dockerenv": "", "proc/self/cgroup": "0::/"}, "docker"),
+        (("pid",), {"run/.containerenv": ""}, "podman"),
+        (("pid",), {".dockerenv": "", "proc/self/cgroup": "0::/kubepods.slice/kubepods-pod1.slice"}, "docker"),
+        (("pid",), {"proc/self/cgroup": "0::/kubepods.slice/kubepods-pod1.slice"}, "kubernetes"),
+        ((), {"proc/self/cgroup": DOCKER_GROUP}, "docker"),
+        ((), {".singularity.d/env": ""}, "singularity"),
+        ((), {".dockerenv": ""}, ""),
+        (("user",), {}, "container"),
+        (("ipc",), {}, ""),
+        (("pid",), {"proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_1"}, "container"),
+    ],
+)
+def test_a_container_is_told_by_group_mark_or_namespace(
+    tree: Tree, own: tuple[str, ...], files: dict[str, str], container: str
+) -> None:
+    """A disk made of an image has the image's mark and no namespace of its own; a service of systemd may have one."""
+    for kind, number in HOST_NAMESPACES.items():
+        tree.symlink(f"proc/self/ns/{kind}", f"{kind}:[{number - (1000 if kind in own else 0)}]")
+    for path, text in files.items():
+        tree.write(path, text)
+    assert read_sysfs(tree.root).machine.container == container
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

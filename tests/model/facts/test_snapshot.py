@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts, NicKind, bus_id
+from gpubench.model.facts.snapshot import GpuFacts, HostFacts, KernelSettings, NicFacts, NicKind, Snapshot, bus_id
+from gpubench.model.terms.verdict import Origin
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,24 @@ def test_devices_have_their_names_in_matrices() -> None:
 )
 def test_plain_ethernet_alone_has_no_rdma(kind: NicKind, rdma: bool) -> None:
     assert NicFacts(name="a", kind=kind).rdma is rdma
+
+
+@pytest.mark.parametrize(
+    ("machine", "wsl", "place"),
+    [
+        (HostFacts(), None, ""),
+        (HostFacts(virtual_machine=False, container=""), False, ""),
+        (HostFacts(virtual_machine=False, chassis="laptop", container=""), False, "laptop"),
+        (HostFacts(virtual_machine=False, chassis="server"), False, "server"),
+        (HostFacts(virtual_machine=True, chassis="server"), False, "virtual machine"),
+        (HostFacts(virtual_machine=True, container="docker"), False, "Docker container in a virtual machine"),
+        (HostFacts(virtual_machine=False, chassis="laptop", container="podman"), False, "Podman container on a laptop"),
+        (HostFacts(container="kubernetes"), None, "Kubernetes pod"),
+        (HostFacts(container="of another kind"), None, "container"),
+        (HostFacts(virtual_machine=True, container=""), True, "WSL 2 (Linux inside Windows)"),
+        (HostFacts(virtual_machine=True, container="docker"), True, "Docker container in WSL 2 (Linux inside Windows)"),
+    ],
+)
+def test_the_kind_of_place_is_told_in_words(machine: HostFacts, wsl: bool | None, place: str) -> None:
+    node = Snapshot(host="a", origin=Origin.MEASURED, source="", machine=machine, kernel=KernelSettings(wsl=wsl))
+    assert node.place == place
