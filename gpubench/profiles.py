@@ -83,7 +83,7 @@ FOLDER_VARIABLE = "GPUBENCH_PROFILES"
 
 _REASON, _ADVICE = (
     "the profile was written or edited by hand",
-    "profiles/README.md has every key; gpubench profiles lint FILE",
+    "docs/profile-keys.md has every key; gpubench profiles lint FILE",
 )
 """Of errors in a profile that say no more than what is wrong."""
 

@@ -21,7 +21,6 @@ from gpubench.measure.scan.report import SECTIONS as SCAN_SECTIONS
 from gpubench.model.paths import p2p
 from gpubench.model.paths.evidence import RULES
 from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
-from gpubench.model.profiles.fault import FAULT_KEYS
 from gpubench.model.results.backends import CaseKey
 from gpubench.model.results.compare import RowKey
 from gpubench.model.results.report import SIGNED, TOPO_SECTIONS, Metadata, Record
@@ -31,14 +30,6 @@ from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
 
 ROOT = Path(__file__).parents[1]
-
-
-def test_every_fault_is_documented() -> None:
-    text = (ROOT / "profiles" / "README.md").read_text()
-    documented = re.findall(r"^\| (gpu|nic|link|node|leaf|rail) \| `(\w+)` \| (.+?) \| (.+) \|$", text, re.MULTILINE)
-    assert documented == [
-        (key.subject.value, key.key, key.values.replace("|", "\\|"), key.effect) for key in FAULT_KEYS
-    ]
 
 
 def test_every_section_of_a_command_is_named() -> None:
@@ -153,10 +144,17 @@ def test_the_man_page_is_one() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    configuration = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    places = re.findall(r'"([\w/-]+\.md)"', configuration)
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(places) == sorted(pages)
 
 
 def test_formulas_have_the_thresholds_of_the_code() -> None:

@@ -21,7 +21,7 @@ from tests.fakes.nccl_tests import Half, Output, Result
 
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("check", "compare", "explain", "first-steps", "reading", "recordings", "scan")),
+    *(f"docs/{name}.md" for name in ("check", "compare", "explain", "index", "reading", "recordings", "scan")),
 )
 STORED = {
     "NCCL_P2P_DISABLE=1 gpubench --width 110": "report tests/results/h200x2/gpubench-p2p-disabled.json --width 110"

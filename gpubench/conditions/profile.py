@@ -220,7 +220,7 @@ _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slo
 _AS_LARGE = 0.95
 """Drivers reserve a few hundred MB of memory, and round rates."""
 
-_PROFILES = "../profiles/README.md"
+_PROFILES = "profile-keys.md"
 GPU_MISSING = "gpu-missing"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
