@@ -32,12 +32,10 @@ from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import ClockOffset, EntryTimes, Mode, Sampling, Spread
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.launch import Launch
-from gpubench.ports.memory import Memory
+from gpubench.ports.backend import Launch, Memory
 
 if TYPE_CHECKING:
-    from gpubench.ports.backend import Backend
-    from gpubench.ports.collective_calls import CollectiveCalls
+    from gpubench.ports.backend import Backend, CollectiveCalls
 
 T = TypeVar("T")
 

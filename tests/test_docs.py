@@ -19,8 +19,8 @@ from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
 from gpubench.measure.scan.report import SECTIONS as SCAN_SECTIONS
 from gpubench.model.paths import p2p
-from gpubench.model.paths.evidence import RULES
 from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
+from gpubench.model.paths.transport import RULES
 from gpubench.model.results.backends import CaseKey
 from gpubench.model.results.compare import RowKey
 from gpubench.model.results.report import SIGNED, TOPO_SECTIONS, Metadata, Record

@@ -16,8 +16,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.paths.wiring import NodeNetwork, nccl_name, network_limit
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
-from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import (
+from gpubench.model.results.figures import (
     LARGE_BYTES,
     LEAST_KNOWN,
     MEASURED,
@@ -30,6 +29,7 @@ from gpubench.model.results.speed import (
     Tolerance,
     between_nodes,
 )
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 

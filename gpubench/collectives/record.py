@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.statistics import Sampling
-from gpubench.ports.collective_calls import CollectiveCalls
-from gpubench.ports.launch import Launch
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import CollectiveCalls, Launch, Region
 
 ALIGNMENT_BYTES = 16
 

@@ -2,8 +2,7 @@
 
 from gpubench.collectives.record import Call, Collective, whole
 from gpubench.model.terms.operation import Segment, whole_factor
-from gpubench.ports.collective_calls import CollectiveCalls
-from gpubench.ports.launch import Launch
+from gpubench.ports.backend import CollectiveCalls, Launch
 
 
 def issue(calls: CollectiveCalls, call: Call) -> Launch:

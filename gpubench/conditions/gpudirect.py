@@ -18,10 +18,9 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import DEFAULT_LEVEL, Topology, allows, is_within, level, nccl_type
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair, State
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _C2C = "NCCL_NET_GDR_C2C"

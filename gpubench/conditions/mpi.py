@@ -14,7 +14,7 @@ from gpubench.conditions.definition.condition import (
     unread,
 )
 from gpubench.model.facts.process import MpiSupport, RankFacts
-from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Finding, Verdict

@@ -25,7 +25,6 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.conditions.peer_access import has_nvlinks
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import (
     DEFAULT_LEVEL,
@@ -37,7 +36,7 @@ from gpubench.model.paths.topology import (
     level,
     nccl_type,
 )
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 

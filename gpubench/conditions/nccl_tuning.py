@@ -7,7 +7,7 @@ from gpubench.conditions.definition.condition import Condition, Family, Found, L
 from gpubench.conditions.nccl_settings import Chosen, blame, chosen, nccl_number
 from gpubench.model.facts.environment import logs_every_operation
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
-from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.transport import Confidence
 
 Weighed = Callable[[int], Confidence | None]
 """The confidence that a value slows NCCL down; None if it does not."""

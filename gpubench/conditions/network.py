@@ -34,12 +34,11 @@ from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, RemarkKind
 from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.results.figures import is_slow
 from gpubench.model.results.report import Effect
-from gpubench.model.results.speed import is_slow
 from gpubench.model.terms.units import counted
 
 _IB_HCA = "NCCL_IB_HCA"

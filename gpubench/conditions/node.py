@@ -22,9 +22,9 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.terms.units import compress_names
 from gpubench.model.terms.verdict import Verdict
 

@@ -21,7 +21,6 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import (
     Topology,
@@ -31,6 +30,7 @@ from gpubench.model.paths.topology import (
     lost_links_between,
     usual_active_links,
 )
+from gpubench.model.paths.transport import Confidence
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.units import ranges_of

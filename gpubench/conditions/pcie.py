@@ -22,9 +22,8 @@ from gpubench.conditions.definition.condition import (
 from gpubench.conditions.definition.subjects import reaches_over_pcie, uses_pcie
 from gpubench.model.facts.health import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, PciDevice, PcieLink, PciKind
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.verdict import Verdict
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")

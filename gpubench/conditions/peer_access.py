@@ -20,10 +20,9 @@ from gpubench.conditions.definition.condition import (
     with_ids,
 )
 from gpubench.conditions.nvlink import NVLINK
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import P2P_STATUS, Refusal, Topology, is_nvlink, is_switched
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"

@@ -20,8 +20,7 @@ from gpubench.conditions.definition.condition import (
 from gpubench.conditions.nccl_settings import blame, nccl_number
 from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.units import ranges_of
 
 _SMALLEST_SHM_BYTES = 64 * 2**20

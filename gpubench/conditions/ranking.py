@@ -14,8 +14,7 @@ from gpubench.conditions.definition.condition import (
     with_ids,
 )
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation, Slowed
-from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.transport import Pair, Transport, TransportKind
+from gpubench.model.paths.transport import Confidence, Pair, Transport, TransportKind
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import Effect

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpubench.formats.json import DocumentRun, documents
 from gpubench.formats.presentation import STATES, nagios_line, npd_line
 from gpubench.formats.registry import Style, Target
-from gpubench.model.paths.evidence import Conclusion, State
+from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import EVIDENCE_SECTION, CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
 from gpubench.model.terms.units import counted, printable_line, some_of
 from gpubench.model.terms.verdict import Origin

@@ -17,8 +17,8 @@ from gpubench.formats.lines import (
     wrapped,
 )
 from gpubench.formats.registry import Style, Target
-from gpubench.model.paths.evidence import Conclusion, Confidence
 from gpubench.model.paths.p2p import SLOW_SHARE
+from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
 from gpubench.model.results.fallback import shown, slowdown
 from gpubench.model.results.report import (

@@ -31,9 +31,9 @@ from gpubench.hardware.timing import no_garbage_collection
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Direction, Engine, HostMemory, Place
 from gpubench.model.terms.units import format_size
+from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.group import Group
-from gpubench.ports.memory import Array, Memory, Region
 
 _THREADS = 512
 _VECTOR_BYTES = 16

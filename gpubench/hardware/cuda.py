@@ -35,9 +35,8 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.timing import SECONDS_BETWEEN_MARKS, Pace, in_order, no_garbage_collection
 from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.ranks import Progress
+from gpubench.ports.backend import Array, BatchedLaunch, Launch
 from gpubench.ports.group import Group
-from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Array
 
 _THREADS = 256
 _MOST_BLOCKS = 4096

@@ -13,8 +13,8 @@ from gpubench.hardware import host as host_memory
 from gpubench.hardware.node.drivers import load_cuda, read_attribute
 from gpubench.model.terms.operation import MOST_SHARE, ManagedSupport, Place
 from gpubench.model.terms.units import format_size
+from gpubench.ports.backend import Memory
 from gpubench.ports.copies import CopyStream
-from gpubench.ports.memory import Memory
 
 if TYPE_CHECKING:
     from gpubench.hardware.copies import CudaCopies, GpuMemory, ManagedPages
@@ -31,7 +31,7 @@ _SET_PREFERRED, _UNSET_PREFERRED, _SET_ACCESSED_BY, _UNSET_ACCESSED_BY = 3, 4, 5
 
 
 class CudaManaged:
-    """`ports.managed.ManagedMemory` on the GPUs of some copies, with whose streams and clock it works."""
+    """`ports.copies.ManagedMemory` on the GPUs of some copies, with whose streams and clock it works."""
 
     def __init__(self, copies: "CudaCopies", driver: Any) -> None:
         self._copies = copies

@@ -30,8 +30,8 @@ from gpubench.model.terms.overlap import (
     TimeSpan,
     gemm_type,
 )
+from gpubench.ports.backend import Launch
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
 
 _WORD_BYTES = 4
 _THREADS = 256

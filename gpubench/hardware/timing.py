@@ -38,8 +38,8 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.ranks import Progress
+from gpubench.ports.backend import BatchedLaunch, Launch
 from gpubench.ports.group import Group, NativeBarrier
-from gpubench.ports.launch import BatchedLaunch, Launch
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from gpubench.hardware.probe import watch_errors
 from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 from gpubench.hardware.traffic import NvmlUse
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.machines import Machines, check_drivers
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.machines import Machines, check_drivers, metadata_of
 from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
 from gpubench.jobs.rank import agree, open_gpu, own_identity, usable_driver
@@ -53,7 +52,7 @@ from gpubench.measure.p2p.request import (
 )
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
@@ -66,10 +65,8 @@ from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction, Engi
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.copies import Copies
-from gpubench.ports.link_counters import LinkCounters
-from gpubench.ports.listener import Listener
-from gpubench.ports.managed import ManagedMemory
+from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
+from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, profile_for
 
 _MANAGED_SAMPLES = 5

@@ -12,7 +12,7 @@ from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.sources import Recording
 from gpubench.model.facts.backends import HOST
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import ALGORITHM_VARIABLE, HIERARCHICAL, PROTOCOL_VARIABLE, Allocator, NcclChoice
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked

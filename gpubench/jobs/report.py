@@ -14,16 +14,16 @@ from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
 from gpubench.jobs.collective.metadata import speed_judge_of
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.machines import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
-from gpubench.measure.collective.judged_rows import (
+from gpubench.measure.collective.report import (
     DOMAIN_ASSUMED,
     NICS_ASSUMED,
+    SpeedJudge,
     check_figures,
     check_limits,
     judge_rows,
 )
-from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
     Bench,
@@ -62,7 +62,7 @@ from gpubench.model.terms.operation import ALGORITHM_VARIABLE, Algorithm, CopyGp
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, counted
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.listener import Listener
+from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, domain_of, load, match, own_profiles
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun

@@ -99,8 +99,7 @@ class Here:
 
 def _of_this_process(snapshot: "Snapshot") -> "Machines":
     from gpubench.hardware.process import read_rank_facts
-    from gpubench.jobs.machines import Machines
-    from gpubench.jobs.metadata import recorded_settings
+    from gpubench.jobs.machines import Machines, recorded_settings
 
     environment = recorded_settings(os.environ)
     return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
@@ -199,8 +198,7 @@ def gathered(
     `source` is where they come from, where they are not the ranks' own. In machines that are simulated, or that a file
     describes, no rank runs: what a rank knows of itself, its libraries and its settings, says nothing of them.
     """
-    from gpubench.jobs.machines import Machines
-    from gpubench.jobs.metadata import recorded_settings
+    from gpubench.jobs.machines import Machines, recorded_settings
 
     collected = group.collect((snapshots, process))
     if collected is None:
@@ -215,6 +213,6 @@ def gathered(
 def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
     from gpubench.hardware.process import read_rank_facts
-    from gpubench.jobs.metadata import recorded_settings
+    from gpubench.jobs.machines import recorded_settings
 
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

@@ -115,8 +115,7 @@ def _show(
     presenter: "Presenter",
 ) -> int:
     """Record where asked, then examine and present; the exit code."""
-    from gpubench.jobs.machines import check_any_gpu
-    from gpubench.jobs.metadata import metadata_of
+    from gpubench.jobs.machines import check_any_gpu, metadata_of
     from gpubench.measure.topo import examine
     from gpubench.profiles import profiles_for
 

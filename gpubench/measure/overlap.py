@@ -43,10 +43,8 @@ from gpubench.model.terms.overlap import (
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, grouped, percent
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
-from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
-from gpubench.ports.listener import Listener
-from gpubench.ports.steps import OverlapSteps
+from gpubench.ports.backend import Launch, OverlapSteps
+from gpubench.ports.group import Group, Listener
 
 _SECONDS_A_BATCH = 0.06
 _FEWEST_STEPS = 3

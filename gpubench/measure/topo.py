@@ -13,13 +13,12 @@ from gpubench.conditions.definition.policy import Medium, PathKind, Relation
 from gpubench.conditions.profile import GPU_MISSING, SURPLUS
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
-from gpubench.measure.paths.diagnosis import Explained
+from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.paths.evidence import Conclusion, Confidence
 from gpubench.model.paths.nodes import MachineKind, group
 from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Conclusion, Confidence, Pair
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.fallback import Explanation, shown

@@ -1,1 +1,1 @@
-"""The hardware seam: what a measurement needs from a machine, one Protocol a module."""
+"""The hardware seam: what a measurement needs from a machine, small Protocols by subject."""

@@ -1,11 +1,11 @@
-"""Copies between GPUs, of one process or of several ranks."""
+"""Copies between GPUs of one process or of several ranks, managed memory, and the counters of links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpubench.model.terms.operation import CopyGpu, Direction, Engine, Place
-from gpubench.ports.memory import Memory, Region
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory, ManagedSupport, Place
+from gpubench.ports.backend import Memory, Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,49 @@ class RankCopies(Protocol):
 
     def close(self) -> None:
         """Give all memory back."""
+
+
+HOST = HostMemory.PAGEABLE
+"""The host as a place of managed pages: they are ordinary memory there, whatever copies them."""
+
+
+class ManagedMemory(Protocol):
+    """One managed allocation, and the pages in it. GPUs are named by their position, the host is `HOST`."""
+
+    def support(self) -> Sequence[ManagedSupport]:
+        """What CUDA says of every GPU, in their order."""
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Managed memory, kept until close. Raises CouldNotMeasureError above `MOST_SHARE` of free memory."""
+
+    def on(self, memory: Memory, place: Place) -> Memory:
+        """The same memory, filled and checked by a place itself: a GPU's kernels, or the host."""
+
+    def prefetch(self, memory: Memory, place: Place, by: int) -> float:
+        """Seconds in which the driver moved all pages, on a stream of the GPU `by`. Raises CouldNotMeasureError."""
+
+    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
+        """Advise that pages stay at a place, mapped for a GPU, or take that back. Raises CouldNotMeasureError."""
+
+    def seconds(self, stream: CopyStream) -> float:
+        """Seconds in which a kernel copied once, from managed memory or to it.
+
+        Raises CouldNotMeasureError where CUDA fails.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBytes:
+    """Bytes that a GPU's NVLinks together and its PCIe link (wraps at 2^32) carried; None where not counted."""
+
+    nvlink_sent: int | None = None
+    nvlink_received: int | None = None
+    pcie_sent: int | None = None
+    pcie_received: int | None = None
+
+
+class LinkCounters(Protocol):
+    """Byte counters of the links of GPUs."""
+
+    def read(self, gpu: int) -> LinkBytes:
+        """The counters of the GPU at that position."""

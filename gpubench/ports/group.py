@@ -1,10 +1,13 @@
-"""The processes of a job."""
+"""The processes of a job, and who listens to their rows."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+from gpubench.model.results.report import Metadata, Report
+
 if TYPE_CHECKING:
     from gpubench.model.terms.statistics import ClockOffset
+
 
 T = TypeVar("T")
 
@@ -43,3 +46,22 @@ class NativeBarrier(Protocol):
 
     def barrier_call(self) -> tuple[int, ...] | None:
         """The address of the function and its argument; None where the library does not tell its address."""
+
+
+RowT = TypeVar("RowT", contravariant=True)
+
+
+class Listener(Protocol[RowT]):
+    """The receiver of rows while a measurement runs: it prints and stores them, here or in another process."""
+
+    def begin(self, metadata: Metadata) -> None:
+        """The run is set up; rows follow."""
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """`done` of `total` rows are measured and `label` is next."""
+
+    def row(self, row: RowT) -> None:
+        """One more row is measured."""
+
+    def end(self, report: Report) -> None:
+        """All rows were measured."""

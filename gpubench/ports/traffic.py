@@ -1,9 +1,9 @@
-"""Readings of what the links of a node carry, one after the other."""
+"""Readings of what the links of a node carry, one after the other, and who uses its GPUs."""
 
 from collections.abc import Collection
 from typing import Protocol
 
-from gpubench.model.facts.traffic import NodeReading, TaskFacts
+from gpubench.model.facts.traffic import GpuUse, NodeReading, TaskFacts
 
 
 class TrafficReader(Protocol):
@@ -17,3 +17,18 @@ class TrafficReader(Protocol):
 
     def close(self) -> None:
         """End what reads."""
+
+
+class GpuUsers(Protocol):
+    """The use that processes of nobody in this job make of GPUs."""
+
+    def read(self, gpu: int) -> GpuUse:
+        """The use of the GPU at that position, while this job is idle."""
+
+
+class NoUsers:
+    """Knows of no use."""
+
+    def read(self, gpu: int) -> GpuUse:  # noqa: ARG002 - it is asked for any
+        """Nothing."""
+        return GpuUse()

@@ -21,7 +21,7 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.plans import CollectivePlan
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode, Sampling
 from tests.cli.running import environment, gpubench

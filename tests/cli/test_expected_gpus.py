@@ -6,8 +6,8 @@ import pytest
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.nvml import Driver
-from gpubench.jobs.collective.gpu_count import gpus_by_host
 from gpubench.jobs.collective.job import choose_ranks
+from gpubench.jobs.collective.opened import gpus_by_host
 from gpubench.model.terms.ranks import RankIdentity
 from tests.cli.running import gpubench
 from tests.cli.test_commands import options

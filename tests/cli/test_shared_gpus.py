@@ -25,8 +25,8 @@ from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.rank import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
 from gpubench.measure.check.health import judge
-from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import State
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import CHECKS_SECTION, CheckRow, Report

@@ -14,10 +14,10 @@ from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.process import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
-from gpubench.jobs.collective.opening_gpu import naming_holders
+from gpubench.jobs.collective.opened import naming_holders
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.copies import LinkBytes
 from tests.fakes.library_log import FakeLog
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.model.terms.operation import CopyGpu, Engine, Place
-from gpubench.ports.copies import CopyStream
-from gpubench.ports.link_counters import LinkBytes
-from gpubench.ports.memory import Memory
+from gpubench.ports.backend import Memory
+from gpubench.ports.copies import CopyStream, LinkBytes
 
 DIRECT_GB_S, STAGED_GB_S, HOST_GB_S = 400.0, 38.0, 55.0
 DIRECT_SECONDS, STAGED_SECONDS = 2e-8, 15e-8

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.ports.backend import Backend
-from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Array, Memory
+from gpubench.ports.backend import Array, Backend, BatchedLaunch, Launch, Memory
 
 if TYPE_CHECKING:
-    from gpubench.ports.collective_calls import CollectiveCalls
+    from gpubench.ports.backend import CollectiveCalls
 
 Fault = Callable[[Array], None]
 

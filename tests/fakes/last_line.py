@@ -2,7 +2,7 @@
 
 import re
 
-from gpubench.model.results.last_line import MOST_CHARACTERS, first_command
+from gpubench.model.results.ending import MOST_CHARACTERS, first_command
 
 LINE = re.compile(r"(PASS|WARN|FAIL|SKIP|ERROR|INCONCLUSIVE)( \(simulated\))?: \S")
 AGAIN = "Measure again, add --new AGAIN.json"

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.model.terms.operation import ManagedSupport, Place
-from gpubench.ports.copies import CopyStream
-from gpubench.ports.managed import HOST
-from gpubench.ports.memory import Memory
+from gpubench.ports.backend import Memory
+from gpubench.ports.copies import HOST, CopyStream
 from tests.fakes.copies import DIRECT_GB_S, HOST_GB_S, FakeCopies
 
 LOCAL_GB_S, PREFETCH_SHARE, FAULTS_SHARE, KERNEL_SHARE = 1000.0, 0.8, 0.2, 0.93
@@ -28,7 +27,7 @@ class Driver:
 
 
 class FakeManaged:
-    """`ports.managed.ManagedMemory` beside some fake copies, whose counters tick."""
+    """`ports.copies.ManagedMemory` beside some fake copies, whose counters tick."""
 
     def __init__(self, copies: FakeCopies, driver: Driver | None = None) -> None:
         self.copies, self.driver = copies, driver or Driver()

@@ -8,8 +8,7 @@ from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.backend import Backend
-from gpubench.ports.group import Group
-from gpubench.ports.listener import Listener
+from gpubench.ports.group import Group, Listener
 
 
 def measure(

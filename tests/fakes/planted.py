@@ -11,7 +11,6 @@ from gpubench.conditions.definition.circumstances import Circumstances, Facts, I
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.facts.gpu_use import GpuCondition, GpuProcess
 from gpubench.model.facts.health import REPLAYS
 from gpubench.model.facts.process import CpuQuota, MpiFacts, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import (
@@ -19,9 +18,11 @@ from gpubench.model.facts.snapshot import (
     ConfidentialComputing,
     Fabric,
     Gid,
+    GpuCondition,
     GpuDirectFacts,
     GpuFacts,
     GpuLimits,
+    GpuProcess,
     IommuFacts,
     NicFacts,
     NicKind,

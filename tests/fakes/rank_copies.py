@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.model.terms.operation import Direction
-from gpubench.ports.link_counters import LinkBytes
-from gpubench.ports.memory import Memory
+from gpubench.ports.backend import Memory
+from gpubench.ports.copies import LinkBytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.formats.registry import Style, Target
 from gpubench.formats.status_line import OFF, OFF_OVER_PCIE, VetoWriter, veto_line
-from gpubench.model.paths.evidence import Conclusion, State
+from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import EVIDENCE_SECTION, EvidenceRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 

@@ -12,7 +12,7 @@ from gpubench.measure.p2p.copies import CopyBench
 from gpubench.measure.p2p.request import ManagedCopy, Method, P2pRequest
 from gpubench.model.paths.p2p import MOVED_SHARE
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ManagedWay
-from gpubench.ports.managed import HOST
+from gpubench.ports.copies import HOST
 from tests.gpu.machine import DRIVER, has_gpu
 
 SIZE = 8 * 2**20

@@ -258,7 +258,7 @@ def test_the_origin_of_a_symbol_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpubench.hardware.mpi.group import AloneGroup
     from gpubench.model.terms.operation import DataType
-    from gpubench.ports.memory import Region
+    from gpubench.ports.backend import Region
 
     library = cupy_on_numpy.Nccl(1)
     library.native.ncclGather = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * 7)(lambda *_: 3)  # type: ignore[attr-defined]

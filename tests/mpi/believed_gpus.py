@@ -13,10 +13,9 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.operation import Algorithm, DataType, NcclChoice, ReduceOp, nccl_version
 from gpubench.model.terms.ranks import Progress, RankIdentity
+from gpubench.ports.backend import Launch, Region
+from gpubench.ports.copies import LinkBytes
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
-from gpubench.ports.link_counters import LinkBytes
-from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
 from tests.mpi.believed_driver import GPUS, RANKS

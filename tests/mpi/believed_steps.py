@@ -8,7 +8,7 @@ from typing import Any
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder, TimeSpan
-from gpubench.ports.launch import Launch
+from gpubench.ports.backend import Launch
 
 OPERATION_SECONDS = 0.5e-3
 

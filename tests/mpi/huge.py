@@ -12,7 +12,7 @@ from gpubench.hardware.mpi import backends
 from gpubench.hardware.mpi import group as mpi
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import Region
 
 
 def main(size: int) -> None:

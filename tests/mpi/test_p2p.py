@@ -23,13 +23,12 @@ from gpubench.jobs.p2p import P2pRanksJob, request_for_ranks
 from gpubench.jobs.plans import P2pPlan
 from gpubench.jobs.rank import AgreedError, identify
 from gpubench.measure.p2p.request import CopyMachine, machine_of_ranks
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.snapshot import GpuProcess, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.copies import LinkBytes
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import Fabric, FakeRankCopies

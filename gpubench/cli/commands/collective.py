@@ -38,7 +38,7 @@ from gpubench.cli.signature import (
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import Algorithm, Allocator, DataType, Placement, Protocol, ReduceOp, settings_of

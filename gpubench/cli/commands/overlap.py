@@ -29,7 +29,7 @@ from gpubench.cli.signature import (
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import UsageError
 from gpubench.jobs.plans import CollectivePlan
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.overlap import (
     DEFAULT_CTAS,

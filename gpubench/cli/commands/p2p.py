@@ -18,7 +18,7 @@ from gpubench.cli.options import (
 from gpubench.cli.signature import JUDGE, MEASURE, OUTPUT, HelpPage, app_of, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import As, MemoryKind, P2pPlan
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.units import parse_sizes
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from gpubench.conditions.definition.policy import EXPLAINS, NOTHING, SEVERITIES,
 from gpubench.model.facts.health import Errors
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
-from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LogFacts
 from gpubench.model.paths.topology import Device, Topology
-from gpubench.model.paths.transport import Pair
+from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
 

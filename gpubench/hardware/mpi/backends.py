@@ -28,10 +28,8 @@ from gpubench.hardware.timing import BlockingClock
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.terms.operation import Block, DataPattern
 from gpubench.model.terms.ranks import UNWATCHED, Progress
-from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch, Memory
 from gpubench.ports.group import Group
-from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Array, Memory
 
 _CHUNK_ELEMENTS = 2**18
 """Elements of a temporary array: a megabyte, which stays in a core's cache."""

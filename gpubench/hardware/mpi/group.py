@@ -21,8 +21,7 @@ from gpubench.hardware.timing import in_order
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.statistics import ClockOffset
-from gpubench.ports.launch import Launch
-from gpubench.ports.memory import Array, Region
+from gpubench.ports.backend import Array, Launch, Region
 
 if TYPE_CHECKING:
     from mpi4py import MPI

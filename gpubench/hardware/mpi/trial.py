@@ -19,7 +19,7 @@ from gpubench.hardware.mpi.group import MpiCalls
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import Region
 
 SIZES_BYTES = (2**10, 2**20)
 

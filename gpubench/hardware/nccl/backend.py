@@ -30,10 +30,8 @@ from gpubench.hardware.timing import (
 )
 from gpubench.model.terms.operation import Allocator, DataType, ReduceOp, nccl_version
 from gpubench.model.terms.ranks import UNWATCHED, Progress
-from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.backend import BatchedLaunch, CollectiveCalls, Launch, Memory, Region
 from gpubench.ports.group import Group
-from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Memory, Region
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.units import BYTES_PER_GB
 
 if TYPE_CHECKING:
-    from gpubench.model.facts.gpu_use import GpuProcess
+    from gpubench.model.facts.snapshot import GpuProcess
 
 WINDOW_SECONDS = 0.02
 """Between two readings of 32-bit counters: a PCIe 6 x16 link gets around them in 35 ms. nvidia-smi's window, too."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.drivers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Answers, text
-from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.copies import LinkBytes
 
 if TYPE_CHECKING:
     from gpubench.hardware.node.gpus import NvmlFacts

@@ -14,19 +14,16 @@ from functools import cache
 
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import NicFacts, NicKind, Snapshot
+from gpubench.model.facts.snapshot import GpuProcess, NicFacts, NicKind, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
 from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, HostMemory, ManagedSupport, Place
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.ports.copies import CopyStream
-from gpubench.ports.link_counters import LinkBytes
-from gpubench.ports.managed import HOST
-from gpubench.ports.memory import Array, Memory, Region
+from gpubench.ports.backend import Array, Memory, Region
+from gpubench.ports.copies import HOST, CopyStream, LinkBytes
 
 _BITS_PER_BYTE = 8
 STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
@@ -339,7 +336,7 @@ _LOCAL_GB_S = 1000.0
 
 
 class SimulatedManaged:
-    """`ports.managed.ManagedMemory` on a simulated node."""
+    """`ports.copies.ManagedMemory` on a simulated node."""
 
     def __init__(self, copies: SimulatedCopies) -> None:
         self._copies = copies

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.node import healthy_node, with_faults_around, with_surroundings
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.health import decode_health
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
+    GpuProcess,
     HostFacts,
     NicFacts,
     NvLink,

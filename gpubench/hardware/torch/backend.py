@@ -13,11 +13,8 @@ from gpubench.hardware.torch.distributed import TorchDistributed, load_torch, to
 from gpubench.model.facts.backends import TORCH, divides
 from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Progress
-from gpubench.ports.backend import MultiGroupBackend
-from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, MultiGroupBackend, Region
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
-from gpubench.ports.memory import Array, Memory, Region
 
 if TYPE_CHECKING:
     from gpubench.hardware.watchdog.rank import RankProgress

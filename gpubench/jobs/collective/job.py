@@ -25,7 +25,7 @@ from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware import launch
 from gpubench.hardware.host import cost_of_turns, mps_serves, sharing_settings
 from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.jobs.collective.gpu_count import check_any
+from gpubench.jobs.collective.opened import check_any
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.plans import CollectivePlan, RankOptions
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpubench.ports.group import Group
 
 _TORCH = ("torch", "torch.distributed")
-ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
+ON_GPUS = ("cupy", "gpubench.jobs.collective.opened")
 ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")
 """The modules that backends need, imported once MPI has started, beside what a rank does next."""
 

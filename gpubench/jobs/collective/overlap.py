@@ -26,12 +26,11 @@ from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, OverlapAsked, cap_name, partner_bytes
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_memory
-from gpubench.ports.group import Group
-from gpubench.ports.listener import Listener
+from gpubench.ports.group import Group, Listener
 
 if TYPE_CHECKING:
     from gpubench.model.results.overlap import OverlapRow
-    from gpubench.ports.collective_calls import CollectiveCalls
+    from gpubench.ports.backend import CollectiveCalls
 
 _CAPPING_VARIABLES = (
     *("NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS"),

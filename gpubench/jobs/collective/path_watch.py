@@ -20,8 +20,7 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.collective.sweep import ObservationSources, PathObserver
-from gpubench.measure.paths.diagnosis import first_cause
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow, first_cause
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nccl_log import RemarkKind

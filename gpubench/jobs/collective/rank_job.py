@@ -14,7 +14,6 @@ from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.messages import ChannelSender
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count, with_presence
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
@@ -22,9 +21,19 @@ from gpubench.jobs.collective.metadata import (
     speed_judge_of,
     with_mpi_support,
 )
-from gpubench.jobs.collective.opened import Opened, Rank, answer_for_all, open_kind, read_machines
+from gpubench.jobs.collective.opened import (
+    Opened,
+    Rank,
+    answer_for_all,
+    check_any,
+    gpus_by_host,
+    open_kind,
+    read_machines,
+    with_gpu_count,
+    with_presence,
+)
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
-from gpubench.jobs.metadata import recorded_settings
+from gpubench.jobs.machines import recorded_settings
 from gpubench.jobs.outputs import NullListener
 from gpubench.jobs.plans import CollectivePlan
 from gpubench.jobs.rank import agree, own_identity
@@ -37,8 +46,7 @@ from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.group import Group
-from gpubench.ports.listener import Listener
+from gpubench.ports.group import Group, Listener
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -55,7 +63,7 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
     sees_gpus = any(rank.group.gather(driver.visible > 0))
     kinds = agree(rank.group, lambda: plan.kinds(gpus=sees_gpus))
     if any(kind.takes_gpus(seen=sees_gpus) for kind in kinds):
-        from gpubench.jobs.collective.opening_gpu import open_on_gpu
+        from gpubench.jobs.collective.opened import open_on_gpu
 
         return open_on_gpu(kinds, rank, plan, driver, use, stack)
     agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
@@ -158,7 +166,7 @@ class CollectiveRankJob:
             )
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:
-            from gpubench.measure.paths.report import unwatched
+            from gpubench.measure.paths import unwatched
 
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()

@@ -14,7 +14,6 @@ from gpubench.errors import UsageError
 from gpubench.hardware import recorded
 from gpubench.hardware.simulated.machine import SimulatedMachine
 from gpubench.hardware.simulated.times import CollectiveTimes, OverlapModel
-from gpubench.jobs.collective.gpu_count import with_gpu_count, with_presence
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
@@ -22,6 +21,7 @@ from gpubench.jobs.collective.metadata import (
     overlap_metadata,
     speed_judge_of,
 )
+from gpubench.jobs.collective.opened import with_gpu_count, with_presence
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
 from gpubench.jobs.plans import CollectivePlan
@@ -45,8 +45,8 @@ from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.overlap import StepSample, overlap_cases, row_of, with_rows
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
-from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COLLECTIVES
 from gpubench.model.results.backends import RefusedRow
@@ -55,8 +55,7 @@ from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.group import Group
-from gpubench.ports.listener import Listener
+from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
 
 

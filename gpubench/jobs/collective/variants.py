@@ -19,7 +19,7 @@ from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
-    from gpubench.ports.collective_calls import CollectiveCalls
+    from gpubench.ports.backend import CollectiveCalls
 
 
 class NcclErrors(Protocol):

@@ -8,10 +8,10 @@ from time import perf_counter
 
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.backends import composed
-from gpubench.model.facts.gpu_use import GpuCondition
-from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.facts.snapshot import GpuCondition
+from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.results.figures import ONE_RANK
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Section, Table, Verified
-from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
 from gpubench.model.terms.statistics import (
@@ -34,8 +34,8 @@ from gpubench.model.terms.statistics import (
 )
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, compress_names, format_size, spans
 from gpubench.model.terms.verdict import STRAGGLER, Finding, Origin, Verdict
+from gpubench.ports.backend import IssueClock, Launch, LaunchTimer
 from gpubench.ports.group import Group
-from gpubench.ports.launch import IssueClock, Launch, LaunchTimer
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from gpubench.measure.collective.paths import (
 )
 from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector, RowSample, SpeedJudge, middle
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
-from gpubench.measure.paths.report import PathOutcome, unwatched
+from gpubench.measure.paths import PathOutcome, unwatched
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.transport import Pair, Transport, Tuning, Used
 from gpubench.model.results.backends import RefusedRow
@@ -41,8 +41,8 @@ from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity
 from gpubench.model.terms.statistics import RankTimes, RowTimes
 from gpubench.model.terms.units import MOST_SIZES, counted
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
-from gpubench.ports.library_log import LibraryLog
-from gpubench.ports.listener import Listener
+from gpubench.ports.backend import LibraryLog
+from gpubench.ports.group import Listener
 from gpubench.readers.documents import leaves, read_json_line
 
 

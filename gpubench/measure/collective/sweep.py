@@ -13,19 +13,16 @@ from gpubench.model.terms.operation import POISON, Block, DataPattern, Placement
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress, RankIdentity
 from gpubench.model.terms.units import DroppedSize, describe_dropped, split_by_memory
 from gpubench.model.terms.verdict import Origin
-from gpubench.ports.backend import Backend
+from gpubench.ports.backend import Backend, Launch, LibraryLog, Memory, Region
+from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
-from gpubench.ports.library_log import LibraryLog
-from gpubench.ports.link_counters import LinkCounters
-from gpubench.ports.memory import Memory, Region
 
 if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances
     from gpubench.measure.collective.paths import Counting, LoggedChoices, PathJudge, PathObservations
     from gpubench.measure.collective.report import SpeedJudge
-    from gpubench.measure.paths.observed import IdleWindow
-    from gpubench.model.facts.gpu_use import GpuCondition
+    from gpubench.measure.paths import IdleWindow
+    from gpubench.model.facts.snapshot import GpuCondition
     from gpubench.model.facts.traffic import IdleGpu
 
 _GPU = 0

@@ -10,15 +10,13 @@ from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, slow_unexplained
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
 from gpubench.model.results.compare import figures_of_siblings
+from gpubench.model.results.figures import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Report, Section, Table
-from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.terms.operation import AGAIN
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.verdict import Finding, Verdict, overall
-from gpubench.ports.backend import Backend
-from gpubench.ports.group import Group
-from gpubench.ports.listener import Listener
-from gpubench.ports.memory import SharedMemory
+from gpubench.ports.backend import Backend, SharedMemory
+from gpubench.ports.group import Group, Listener
 
 if TYPE_CHECKING:
     from gpubench.measure.collective.paths import OperationKey

@@ -26,7 +26,7 @@ from gpubench.measure.compare.noise import (
     RunsByRow,
     logs_of,
 )
-from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import (
     Change,
     CircumstanceRow,
@@ -37,9 +37,9 @@ from gpubench.model.results.compare import (
     siblings,
 )
 from gpubench.model.results.fallback import MOST_ROWS
+from gpubench.model.results.figures import ABOVE_LIMIT
 from gpubench.model.results.report import EvidenceRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity, overall

@@ -19,7 +19,7 @@ from gpubench.measure.p2p.request import (
     label,
     random_data,
 )
-from gpubench.measure.paths.observed import CounterReading, IdleWindow, Meter, NcclLogListener
+from gpubench.measure.paths import CounterReading, IdleWindow, Meter, NcclLogListener
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
 from gpubench.model.paths.transport import Selection, Transport
@@ -35,12 +35,9 @@ from gpubench.model.terms.operation import (
     pairs_of,
 )
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress
-from gpubench.ports.copies import Copies, CopyStream, RankCopies
+from gpubench.ports.backend import LibraryLog, Memory, Region
+from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, ManagedMemory, RankCopies
 from gpubench.ports.group import Group
-from gpubench.ports.library_log import LibraryLog
-from gpubench.ports.link_counters import LinkCounters
-from gpubench.ports.managed import HOST, ManagedMemory
-from gpubench.ports.memory import Memory, Region
 
 _SENDER, _SENDERS = 253, 256
 """The number of managed memory as a sender of data."""

@@ -34,10 +34,8 @@ from gpubench.measure.p2p.rows import (
     pattern_rows,
     verdict_without_bandwidth,
 )
-from gpubench.measure.paths.diagnosis import Explained
-from gpubench.measure.paths.report import PathOutcome, report_on
+from gpubench.measure.paths import Explained, PathOutcome, report_on
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
-from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.p2p import (
     ABOVE_HOST,
     JUDGED_FROM_BYTES,
@@ -54,8 +52,9 @@ from gpubench.model.paths.p2p import (
     judge,
     siblings_gb_s,
 )
-from gpubench.model.paths.transport import Transport, is_staged, names
+from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
+from gpubench.model.results.figures import times_limit
 from gpubench.model.results.report import (
     CAUSES_SECTION,
     EVIDENCE_SECTION,
@@ -68,12 +67,11 @@ from gpubench.model.results.report import (
     Section,
     Table,
 )
-from gpubench.model.results.speed import times_limit
 from gpubench.model.results.topo import TREE_SECTION, TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict, overall
-from gpubench.ports.listener import Listener
+from gpubench.ports.group import Listener
 
 _REFUSED_HERE = "CUDA refuses it to this process"
 

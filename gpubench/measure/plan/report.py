@@ -10,7 +10,7 @@ from gpubench.errors import UsageError
 from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
 from gpubench.measure.plan.program import CollectiveTimesFound, FaultSeconds, StepJob
 from gpubench.measure.plan.step import DEFAULT_CAP_BYTES, StepPrediction, predict
-from gpubench.model.results.last_line import LAST, LATER, SOON, last_line, part
+from gpubench.model.results.ending import LAST, LATER, SOON, last_line, part
 from gpubench.model.results.plan import (
     CURVES_SECTION,
     EXPOSED_SECTION,

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from gpubench.model.facts.gpu_use import GpuCondition, GpuProcess
 from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.snapshot import GpuCondition, GpuProcess
 from gpubench.model.terms.units import BYTES_PER_GB
 
 FOREIGN_GB_S = 0.5

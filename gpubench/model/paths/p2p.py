@@ -6,8 +6,7 @@ from math import inf
 from statistics import median
 
 from gpubench.model.facts.traffic import FOREIGN_SHARE
-from gpubench.model.paths.evidence import Evidence, State
-from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict

@@ -12,7 +12,6 @@ from itertools import permutations
 from typing import Protocol
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
-from gpubench.model.paths.evidence import Evidence, State
 from gpubench.model.paths.p2p import ABOVE_HOST, LIMIT_WARN_SHARE
 from gpubench.model.paths.topology import (
     PATH_CLASSES,
@@ -25,7 +24,7 @@ from gpubench.model.paths.topology import (
     nccl_keeps_off,
     refusal_of,
 )
-from gpubench.model.paths.transport import RING, Pair
+from gpubench.model.paths.transport import RING, Evidence, Pair, State
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity, why_not_judged
 
 NETWORK, MNNVL = "NET", "P2P/MNNVL"

@@ -8,8 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from gpubench.model.paths.evidence import Conclusion, Confidence, Judgement, PathEvidence, decide, judge
-from gpubench.model.paths.transport import Transport, names
+from gpubench.model.paths.transport import (
+    Conclusion,
+    Confidence,
+    Judgement,
+    PathEvidence,
+    Transport,
+    decide,
+    judge,
+    names,
+)
 from gpubench.model.results.report import EvidenceRow, FallbackRow, Record, made_of
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gpubench.model.results.compare import Chart, CurveLine
-from gpubench.model.results.last_line import SOON, LinePart, part
+from gpubench.model.results.ending import SOON, LinePart, part
 from gpubench.model.results.report import BACKENDS, OVERLAP_SECTION, SIGNED, Record, Report, Verified
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, cap_name

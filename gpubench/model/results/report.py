@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
 from gpubench.model.facts.backends import ROW_BACKENDS
-from gpubench.model.paths.evidence import Conclusion, Confidence, State
+from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from gpubench.model.results.last_line import SOON, LinePart, part
+from gpubench.model.results.ending import SOON, LinePart, part
 from gpubench.model.results.report import Metadata, Record, Report
 from gpubench.model.results.rounds import ScanPhase
 from gpubench.model.terms.units import counted, some_of

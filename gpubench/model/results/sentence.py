@@ -10,7 +10,7 @@ from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
 from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.facts.process import NCCL_LIB
-from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.backends import (
     BACKENDS_SECTION,
     LIBRARIES_SECTION,
@@ -28,7 +28,17 @@ from gpubench.model.results.compare import (
     Status,
     bandwidth_lost,
 )
-from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
+from gpubench.model.results.ending import (
+    EXCERPT,
+    LATER,
+    NOTHING_TO_CONNECT,
+    SOON,
+    LinePart,
+    first_command,
+    last_line,
+    part,
+    remark_on_code,
+)
 from gpubench.model.results.fallback import (
     OPERATIONS_SECTION,
     PATHS_SECTION,
@@ -36,8 +46,7 @@ from gpubench.model.results.fallback import (
     OperationRow,
     TransportRow,
 )
-from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
-from gpubench.model.results.last_line import LATER, SOON, LinePart, first_command, last_line, part
+from gpubench.model.results.figures import COLLECTIVE_NAMES, ONE_RANK, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     CHECKS_SECTION,
@@ -55,7 +64,6 @@ from gpubench.model.results.report import (
     VerdictRow,
 )
 from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_parts
-from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
 from gpubench.model.results.watch import watch_part
 from gpubench.model.terms.operation import HostMemory

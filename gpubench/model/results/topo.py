@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.health import describe_health
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     Fabric,
     GpuFacts,
+    GpuProcess,
     NicFacts,
     NvLink,
     PciDevice,

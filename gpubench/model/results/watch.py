@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.facts.traffic import FOREIGN_GB_S
+from gpubench.model.results.ending import LinePart, part
 from gpubench.model.results.fallback import HANGS_SECTION
-from gpubench.model.results.last_line import LinePart, part
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
 from gpubench.model.terms.verdict import Origin, Verdict

@@ -12,7 +12,7 @@ from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Direction
-from gpubench.ports.memory import Memory
+from gpubench.ports.backend import Memory
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import LIBRARY, SEND_US, Cuda, Event, Nccl, Runtime
 

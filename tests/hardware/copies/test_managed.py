@@ -12,9 +12,8 @@ from gpubench.hardware.simulated.links import NoCounters
 from gpubench.measure.p2p.copies import CopyBench
 from gpubench.measure.p2p.request import Method, P2pRequest
 from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, ManagedSupport
-from gpubench.ports.copies import CopyStream
-from gpubench.ports.managed import HOST
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import Region
+from gpubench.ports.copies import HOST, CopyStream
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import Cuda, ManagedDriver, Runtime
 

@@ -19,9 +19,8 @@ from gpubench.hardware.copies import cuda_failed, open_copies
 from gpubench.hardware.cuda import MOST_WAITING, StreamGate
 from gpubench.hardware.node.nvml import Driver, NvmlCounters
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Engine, HostMemory, Place
-from gpubench.ports.copies import Copies, CopyStream
-from gpubench.ports.link_counters import LinkBytes, LinkCounters
-from gpubench.ports.memory import Memory, Region
+from gpubench.ports.backend import Memory, Region
+from gpubench.ports.copies import Copies, CopyStream, LinkBytes, LinkCounters
 from tests.examples import examples
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import Cuda, CudaError, Runtime, Stream

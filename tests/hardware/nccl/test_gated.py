@@ -16,8 +16,7 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.statistics import Sampling
-from gpubench.ports.launch import Launch
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import Launch, Region
 from tests.fakes import cupy_on_numpy
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, run_ranks

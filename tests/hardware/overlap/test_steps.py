@@ -15,7 +15,7 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.overlap import GpuSteps, steps_of_generator
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.overlap import HOLD_SECONDS, Partner, StepMarks, StepOrder, TimeSpan
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import Region
 from tests.fakes import cupy_on_numpy
 
 GEMM_SECONDS = cupy_on_numpy.GEMM_US * 1e-6

@@ -6,9 +6,8 @@ from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies
 from gpubench.hardware.simulated.machine import parse_machine
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, HostMemory, Place
-from gpubench.ports.copies import CopyStream
-from gpubench.ports.link_counters import LinkBytes
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import Region
+from gpubench.ports.copies import CopyStream, LinkBytes
 from tests.fakes.copies import FakeCopies
 
 SIZE = 2**28

@@ -7,7 +7,7 @@ import pytest
 from gpubench.hardware.cuda import MOST_HELD, GatedClock, GatedLaunch
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.model.terms.ranks import Phase
-from gpubench.ports.launch import Launch
+from gpubench.ports.backend import Launch
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import Cuda, Runtime, Stream
 from tests.fakes.progress import FakeProgress

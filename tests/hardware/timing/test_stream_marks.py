@@ -13,8 +13,7 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.timing import MarkedLaunch, StreamClockedLaunch
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.ranks import Phase
-from gpubench.ports.launch import IssueClock, Launch
-from gpubench.ports.memory import Region
+from gpubench.ports.backend import IssueClock, Launch, Region
 from tests.fakes import cupy_on_numpy
 from tests.fakes.progress import FakeProgress
 

@@ -42,7 +42,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
-from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.copies import LinkBytes
 from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said

@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.measure.collective.cases import OwnTimes, Timer
 from gpubench.model.terms.statistics import FIRST_BATCHES, Mode, Sampling
-from gpubench.ports.launch import Launch
+from gpubench.ports.backend import Launch
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp, TwoLevels
 from gpubench.model.terms.verdict import Verdict
-from gpubench.ports.launch import Launch
+from gpubench.ports.backend import Launch
 from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import ReceivedRows, identity, request_for

@@ -37,7 +37,7 @@ from gpubench.model.terms.overlap import (
 from gpubench.model.terms.ranks import UNWATCHED
 from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
-from gpubench.ports.launch import Launch
+from gpubench.ports.backend import Launch
 from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import identity

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.outputs import NullListener
+from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p import rows as p2p_rows
 from gpubench.measure.p2p import run as p2p_evidence
 from gpubench.measure.p2p.copies import RankBench
 from gpubench.measure.p2p.request import CopyMachine, Method, P2pRequest
 from gpubench.measure.p2p.run import P2pRun
-from gpubench.measure.paths import observed as p2p_counters
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
@@ -31,7 +31,7 @@ from gpubench.model.results.report import CauseRow, PairRow, Report
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.ranks import UNWATCHED, hang_error
 from gpubench.model.terms.verdict import Origin, Verdict
-from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.copies import LinkBytes
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import IPC_GB_S, LATENCY_SECONDS, NETWORK_GB_S, Fabric, FakeRankCopies, Pair

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from gpubench.model.paths.evidence import RULES, Conclusion, Confidence, Evidence, PathEvidence, State, decide, judge
+from gpubench.model.paths.transport import RULES, Conclusion, Confidence, Evidence, PathEvidence, State, decide, judge
 from gpubench.model.terms.verdict import Verdict
 from tests.together import together
 

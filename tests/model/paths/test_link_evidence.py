@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from gpubench.model.paths.evidence import State
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
+from gpubench.model.paths.transport import State
 
 OVER_NVLINK = Carried(nvlink_bytes=2**31, nvlink_share=1.5, pcie_bytes=2**15)
 OVER_PCIE = Carried(nvlink_bytes=0, nvlink_share=None, pcie_bytes=2**31, pcie_share=1.64)

@@ -7,9 +7,8 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.evidence import State
 from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.transport import parse_transport
+from gpubench.model.paths.transport import State, parse_transport
 from gpubench.model.paths.wiring import Wiring, networks
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.paths.evidence import Evidence, PathEvidence, State
-from gpubench.model.paths.transport import parse_transport
+from gpubench.model.paths.transport import Evidence, PathEvidence, State, parse_transport
 from gpubench.model.results.fallback import (
     PATH_DISPUTED,
     PATH_UNKNOWN,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.paths.evidence import Conclusion, Confidence
+from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.figures import SpeedFigures

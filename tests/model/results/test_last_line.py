@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.results.ending import LAST, LATER, MOST_CHARACTERS, SOON, first_command, last_line, part
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.last_line import LAST, LATER, MOST_CHARACTERS, SOON, first_command, last_line, part
 from gpubench.model.results.report import Report
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.verdict import Finding, Verdict

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import (
+from gpubench.model.results.figures import (
     LEAST_KNOWN,
     MEASURED,
     MODELLED,
@@ -17,6 +16,7 @@ from gpubench.model.results.speed import (
     is_slow,
     judged,
 )
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes import measured_rows
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuDirectFacts,
     GpuFacts,
+    GpuProcess,
     HostFacts,
     NicFacts,
     NicKind,

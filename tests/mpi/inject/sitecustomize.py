@@ -38,7 +38,7 @@ if _logs and not _is_watchdog:
         {
             "gpubench.jobs.collective.job": {"read_driver": (_driver, "read_driver")},
             "gpubench.hardware.cuda": {"check_installed": (_driver, "check_installed")},
-            "gpubench.jobs.collective.opening_gpu": {
+            "gpubench.jobs.collective.opened": {
                 "open_gpu": (_gpus, "open_gpu"),
                 "NcclLibrary": (_gpus, "Library"),
             },

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.snapshot import (
     SNAPSHOT_VERSION,
     AccessControl,
@@ -20,6 +19,7 @@ from gpubench.model.facts.snapshot import (
     Fabric,
     Gid,
     GpuFacts,
+    GpuProcess,
     HostFacts,
     IommuFacts,
     KernelSettings,

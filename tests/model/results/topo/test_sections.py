@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.facts.gpu_use import GpuProcess
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     Fabric,
     GpuDirectFacts,
     GpuFacts,
+    GpuProcess,
     HostFacts,
     NicFacts,
     NicKind,

@@ -1,0 +1,366 @@
+"""What is observed of paths: bytes that links carried, links while the job is idle, and NCCL's log."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from time import perf_counter, sleep
+from typing import NamedTuple
+
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import BESIDE
+from gpubench.conditions.definition.policy import BYTES, Slowed
+from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, path_kinds
+from gpubench.conditions.registry import CAUSES
+from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
+from gpubench.model.paths.p2p import MOVED_SHARE, Carried
+from gpubench.model.paths.transport import Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
+from gpubench.model.results.fallback import Explanation, KnownPath, evidence_rows, findings, unknown_row
+from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    CauseRow,
+    CollectiveRow,
+    Effect,
+    EvidenceRow,
+    FallbackRow,
+    Report,
+    Section,
+    Table,
+    UnreadRow,
+)
+from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.model.terms.verdict import Finding, Origin
+from gpubench.ports.backend import LibraryLog
+from gpubench.ports.copies import LinkBytes, LinkCounters
+from gpubench.ports.traffic import GpuUsers, NoUsers
+from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
+
+_COUNTED_FROM_BYTES = 2**20
+"""NVLink counters tick in KiB, and other traffic ticks too."""
+
+PCIE_COUNTS_TO = 2**32
+"""NVML's PCIe byte counters start again from 0 there."""
+
+_MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
+"""Bytes that may be expected, however long it takes, without going once around the counter: collectives move up to
+twice of that, and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
+"""
+
+_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9
+"""Time in which no PCIe link of a GPU gets around the counter: PCIe 6 x16, the fastest, carries 121 GB/s one way."""
+
+
+class CounterReading(NamedTuple):
+    """The counters of a GPU, and the seconds of a clock just before."""
+
+    gpu: int
+    seconds: float
+    counted: LinkBytes
+
+
+class Meter:
+    """Reads the counters of a GPU around copies."""
+
+    def __init__(self, counters: LinkCounters, clock: Callable[[], float] = perf_counter) -> None:
+        self._counters = counters
+        self._clock = clock
+        self._seen: set[tuple[int, str]] = set()
+
+    def read(self, gpu: int) -> CounterReading:
+        """The reading before copies, to be handed to `since` after them."""
+        return CounterReading(gpu, self._clock(), self._counters.read(gpu))
+
+    def since(self, reading: CounterReading, expected_bytes: int, *, receives: bool = False) -> Carried:
+        """The bytes carried since a reading, from that GPU or to it, of at least so many expected."""
+        gpu, since, before = reading
+        after = self._counters.read(gpu)
+        if receives:
+            nvlink = _moved(before.nvlink_received, after.nvlink_received)
+            pcie = _moved(before.pcie_received, after.pcie_received)
+        else:
+            nvlink = _moved(before.nvlink_sent, after.nvlink_sent)
+            pcie = _moved(before.pcie_sent, after.pcie_sent)
+        if pcie is not None:
+            is_once = expected_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _SURELY_ONCE_SECONDS
+            pcie = pcie % PCIE_COUNTS_TO if is_once else None
+        return Carried(
+            nvlink_bytes=nvlink,
+            nvlink_share=self._share((gpu, "nvlink"), nvlink, expected_bytes),
+            pcie_bytes=pcie,
+            pcie_share=self._share((gpu, "pcie"), pcie, expected_bytes),
+        )
+
+    def _share(self, counter: tuple[int, str], moved: int | None, expected_bytes: int) -> float | None:
+        if moved is None or expected_bytes < _COUNTED_FROM_BYTES:
+            return None
+        share = moved / expected_bytes
+        if share >= MOVED_SHARE:
+            self._seen.add(counter)
+        return share if counter in self._seen else None
+
+
+def _moved(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+WINDOW_SECONDS = 0.02
+"""Long enough for counters that tick slowly; no PCIe link of today gets around NVML's counter in that time."""
+
+_MOST_SETTLING_SECONDS = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.1
+"""NVML's utilization is that of the last sixth of a second to the last second: what this job did is in it for a while,
+and what others do stays.
+"""
+
+
+class IdleWindow:
+    """Looks at GPUs while this job leaves them alone; whoever calls it sees to that."""
+
+    def __init__(
+        self,
+        counters: LinkCounters,
+        users: GpuUsers | None = None,
+        clock: Callable[[], float] = perf_counter,
+        wait: Callable[[float], object] = sleep,
+    ) -> None:
+        self._counters, self._users = counters, users or NoUsers()
+        self._clock, self._wait = clock, wait
+
+    def look(self, gpus: Sequence[int]) -> tuple[IdleGpu, ...]:
+        """These GPUs now: it takes 20 ms, and up to 2 s where one of them computes."""
+        before = [(self._clock(), self._counters.read(gpu)) for gpu in gpus]
+        self._wait(WINDOW_SECONDS)
+        rates = []
+        for gpu, (since, counted) in zip(gpus, before, strict=True):
+            after = self._counters.read(gpu)
+            rates.append(_rates(counted, after, self._clock() - since))
+        uses = self._settled(gpus)
+        return tuple(IdleGpu(rates=rate, use=use) for rate, use in zip(rates, uses, strict=True))
+
+    def _settled(self, gpus: Sequence[int]) -> Sequence[GpuUse]:
+        """The use of GPUs, once what this job did there is forgotten."""
+        *_, last = self._looks(gpus)
+        return last
+
+    def _looks(self, gpus: Sequence[int]) -> Iterator[Sequence[GpuUse]]:
+        start = self._clock()
+        while True:
+            uses = [self._users.read(gpu) for gpu in gpus]
+            yield uses
+            if not any(use.is_busy for use in uses) or self._clock() - start >= _MOST_SETTLING_SECONDS:
+                return
+            self._wait(_SECONDS_BETWEEN_LOOKS)
+
+
+def _rates(before: LinkBytes, after: LinkBytes, seconds: float) -> LinkRates:
+    return LinkRates(
+        nvlink_sent=_rate(before.nvlink_sent, after.nvlink_sent, seconds),
+        nvlink_received=_rate(before.nvlink_received, after.nvlink_received, seconds),
+        pcie_sent=_rate(before.pcie_sent, after.pcie_sent, seconds, PCIE_COUNTS_TO),
+        pcie_received=_rate(before.pcie_received, after.pcie_received, seconds, PCIE_COUNTS_TO),
+    )
+
+
+def _rate(before: int | None, after: int | None, seconds: float, counts_to: int | None = None) -> float | None:
+    if before is None or after is None or seconds <= 0:
+        return None
+    moved = after - before if counts_to is None else (after - before) % counts_to
+    return moved / seconds / BYTES_PER_GB
+
+
+class NcclLogListener:
+    """Reads the log of this rank while NCCL writes it."""
+
+    def __init__(self, log: LibraryLog) -> None:
+        self._log = log
+        self._channel_bits: dict[tuple[int, int, Transport, bool, bool], int] = {}
+        self._ring: set[tuple[int, int]] = set()
+        self._tree: set[tuple[int, int]] = set()
+        self._is_readable = log.is_readable()
+
+    def listen(self) -> Tuning | None:
+        """Read what is new; return the last algorithm that is named in it."""
+        tuning = None
+        for line in self._log.lines() if self._is_readable else ():
+            message = line.partition(INFO)[2]
+            self._add_channel(message)
+            self._ring.update(ring_pairs(line))
+            self._tree.update(tree_pairs(line))
+            tuning = parse_tuning(message) or tuning
+        return tuning
+
+    def selection(self) -> RankSelection:
+        """All that was read."""
+        edges = (
+            Edge(src, dst, LoggedChannels(transport, bits, peer_to_peer, received))
+            for (src, dst, transport, peer_to_peer, received), bits in self._channel_bits.items()
+        )
+        return RankSelection(
+            no_log=self._log.no_log, edges=tuple(edges), ring=frozenset(self._ring), tree=frozenset(self._tree)
+        )
+
+    def _add_channel(self, message: bytes) -> None:
+        head, _, text = message.partition(b" : ")
+        place = parse_channel(head)
+        found = None if place is None else parse_connection(text)
+        if place is not None and found is not None:
+            channel, connection = place
+            key = found.src, found.dst, found.transport, connection == 1, found.received
+            self._channel_bits[key] = self._channel_bits.get(key, 0) | 1 << channel
+
+
+_MOST_ASKED = 2000
+"""Of pairs that fare alike, so many are asked what explains them: a job of a thousand ranks has a million."""
+
+
+class Explained:
+    """The causes of a run, looked for once, and asked for pairs that fare alike."""
+
+    def __init__(self, circumstances: Circumstances) -> None:
+        self.circumstances = circumstances
+
+    def with_slow(self, rows: Sequence[CollectiveRow]) -> "Explained":
+        """The same with what these slow rows show; itself where they show nothing more."""
+        several = [row for row in rows if row.nodes > 1]
+        return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """All causes that hold."""
+        return diagnose(CAUSES, self.circumstances)
+
+    def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
+        """The causes that explain why these pairs go through host memory, the likeliest first."""
+        asked = dict(islice(staged.items(), _MOST_ASKED))
+        return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, asked))
+
+    def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
+        """The likeliest of them; without evidence none is named."""
+        return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
+
+    def slowing(self, *, small: bool) -> tuple[Named, ...]:
+        """The causes of slow operations, the likeliest first: small ones consist of launches, large ones of bytes."""
+        links = self._links()
+        return self.diagnosis.slowing(*((Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)))
+
+    def _links(self) -> tuple[Slowed, ...]:
+        """What carries the bytes, the slowest first; where no GPU is known, all that may."""
+        run = self.circumstances
+        gpus = [gpu for _, _, gpu in run.gpus()]
+        if not gpus:
+            return tuple(reversed(BYTES))
+        nvlinks = all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
+        used = {
+            Slowed.NETWORK: len(run.nodes) > 1,
+            Slowed.PCIE: (self._between_gpus and not nvlinks) or bool(run.staged),
+            Slowed.NVLINK: self._between_gpus and nvlinks,
+        }
+        return tuple(each for each, holds in used.items() if holds)
+
+    @property
+    def _between_gpus(self) -> bool:
+        """True if bytes may pass from GPU to GPU: ranks that share one GPU use no link."""
+        wiring = self.circumstances.wiring
+        return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
+
+    def rows(self, *, of_programs: bool = False) -> list[CauseRow]:
+        """Causes of paths that were seen, then of those that may be slow; `of_programs`: MPI or others move bytes."""
+        staged = self.circumstances.staged or {}
+        explaining = self.explaining(staged)
+        ids = {named.cause.id for named in explaining}
+        effects = BESIDE if of_programs else (Effect.SLOW, Effect.WRONG)
+        beside = [
+            each for each in self.diagnosis.of_effect(*effects) if each.cause.id not in ids and self._matters(each)
+        ]
+        rows = [row for named in explaining for row in self._rows(named, staged)]
+        return rows + [row for named in beside for row in self._rows(named, {})]
+
+    def _matters(self, named: Named) -> bool:
+        """True if a cause of slow paths slows anything that ranks use: those of one GPU have no links between them."""
+        slows = named.cause.explains.slows
+        return self._between_gpus or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
+
+    def conditions(self) -> list[CauseRow]:
+        """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""
+        ordered = sorted(self.diagnosis.named, key=lambda named: set(named.effects) <= set(BESIDE))
+        return [row for named in ordered for row in self._rows(named, {})]
+
+    def unread(self) -> list[UnreadRow]:
+        """The reason why it is not known whether other causes hold; of machines without GPUs nobody asks."""
+        if not self.circumstances.wiring.gpus:
+            return []
+        titles = {cause.id: cause.title for cause in CAUSES}
+        found = [(id_, each) for id_, unread in self.diagnosis.unread.items() for each in unread]
+        return [UnreadRow(id=id_, title=titles[id_], subject=each.subject, reason=each.reason) for id_, each in found]
+
+    def _rows(self, named: Named, staged: Mapping[Pair, object]) -> Iterator[CauseRow]:
+        yield self._row(named, staged)
+        for below in named.implied:
+            yield replace(self._row(below, staged), verdict=named.gravity, implied_by=named.cause.id)
+
+    def _row(self, named: Named, staged: Mapping[Pair, object]) -> CauseRow:
+        cause = named.cause
+        return CauseRow(
+            id=cause.id,
+            evidence=named.seen,
+            advice=named.with_ids(named.cure),
+            paths=sum(any(each.touches(pair) for each in named.sightings) for pair in staged),
+            verdict=named.gravity,
+            hosts=self._hosts(named),
+            title=cause.title,
+            confidence=named.confidence,
+            effects=named.effects,
+            subject=named.subject,
+            implied_by=None,
+            settles=named.with_ids(cause.settles),
+            link=cause.link,
+        )
+
+    def _hosts(self, named: Named) -> tuple[str, ...]:
+        wiring = self.circumstances.wiring
+        found: dict[str, None] = {}
+        for sighting in named.sightings:
+            pairs = {gpu for pair in sighting.pairs or () for gpu in pair}
+            gpus = pairs or (range(len(wiring.gpus)) if sighting.gpus is None else sighting.gpus)
+            found.update(dict.fromkeys(wiring.host(gpu) for gpu in sorted(gpus)))
+        return tuple(found)
+
+
+def first_cause(staged: Mapping[Pair, Sequence[Transport]], circumstances: Circumstances) -> Explanation:
+    """The likeliest cause of what some pairs do."""
+    return Explained(replace(circumstances, staged=staged)).first(staged)
+
+
+@dataclass(frozen=True, slots=True)
+class PathOutcome:
+    """The verdict on paths: three sections, findings, and the causes of the run; None where nothing was looked at."""
+
+    sections: Mapping[str, Section]
+    findings: tuple[Finding, ...]
+    explained: "Explained | None" = None
+
+
+def report_on(
+    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
+) -> PathOutcome:
+    """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
+    return PathOutcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
+
+
+def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
+    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
+    sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
+    return replace(report, sections={**sections, **report.sections})
+
+
+def path_sections(
+    evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
+) -> dict[str, Section]:
+    """All three sections."""
+    return {
+        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
+        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: causes),
+    }
