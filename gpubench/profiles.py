@@ -60,7 +60,6 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 
 def _stated(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Every table and key with its line."""
     table: KeyPath = ()
     counts = Counter[KeyPath]()
     within = ""
@@ -121,7 +120,6 @@ def read_profile(data: bytes, where: str) -> Profile:
 
 
 def _loaded(text: str) -> dict[str, Any]:
-    """The tables of a TOML text; ValueError where it is none, or nests too deeply for who reads or walks through it."""
     too_deep = f"tables or arrays nested more than {MOST_DEPTH} deep"
     if _LONG_KEY.search(text):
         raise ValueError(f"a key of more than {MOST_DEPTH} parts")
@@ -390,8 +388,6 @@ def profile_of_gpus(
 
 
 class _Traits(NamedTuple):
-    """The traits by which a profile is chosen."""
-
     models: tuple[str, ...]
     gpus: int
     switched: bool | None

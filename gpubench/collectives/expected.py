@@ -91,7 +91,6 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nv
 
 
 def _known(profile: Profile, collective: Collective) -> list[Expected]:
-    """The profile's expectations of a collective at known sizes."""
     found = (each for quantity in (TIME, BUSBW) for each in profile.find(f"{collective.name}.{quantity}"))
     return [each for each in found if each.size_bytes is not None]
 
@@ -237,7 +236,6 @@ def efficiency(network: NodeNetwork) -> float:
 def _times(
     collective: Collective, size_bytes: int, network: NodeNetwork, inside: Inside, *, named: bool
 ) -> Iterator[AlgorithmTime]:
-    """The time by each algorithm and protocol."""
     is_all_reduce = collective.name == "allreduce"
     for algorithm in (_RING, _TREE) if is_all_reduce else (_RING,):
         gb_s = _algbw_gb_s(collective, algorithm, network, inside, named=named)
@@ -412,7 +410,6 @@ def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | Non
 
 
 def _measured(profile: Profile, collective: Collective, ranks: int) -> list[Expected]:
-    """What was measured of a collective with this very number of GPUs, at known sizes."""
     return [
         each
         for quantity in (TIME, BUSBW)
@@ -442,5 +439,4 @@ def _tolerance(
 
 
 def _release(version: str | None) -> str:
-    """The release of a version of NCCL: '2.28' of '2.28.9'."""
     return ".".join((version or "").split(".")[:2])

@@ -70,7 +70,6 @@ _GATE = {True: "drains", False: "keeps"}
 
 
 def _severities(conditions: Iterable[Condition]) -> list[str]:
-    """The table of severities, the gravest first."""
     graded = [each for each in conditions if each.id in SEVERITIES]
     graded.sort(key=lambda each: _GRAVEST_FIRST.index(SEVERITIES[each.id].severity))
     rows = [

@@ -256,7 +256,6 @@ def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Findi
 
 
 def _check_of(finding: Finding) -> str:
-    """The check that reports what measuring found out by itself."""
     if finding.severity is Verdict.ERROR:
         return "measured"
     if finding.id == WRONG_DATA:

@@ -338,7 +338,6 @@ _UNSEEN = "a process that is not visible here"
 
 
 def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, float | None]]) -> Look:
-    """Traffic of other jobs over links of one kind, by what each GPU sends and receives."""
 
     def look(run: Circumstances) -> Found:
         for position, gpu in run.idle_gpus.items():

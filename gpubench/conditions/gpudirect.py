@@ -31,14 +31,12 @@ _COHERENT = ("GH200", "GB200", "GB300")
 
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
-    """Nodes with GPUs and RDMA NICs, and whether GPUDirect RDMA is possible through each NIC."""
     for number, node in run.nodes.items():
         if node.gpus and rdma_nics(node):
             yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
 
 
 def _is_low(value: str) -> bool:
-    """True for a level below the default, which may cause traffic through host memory."""
     limit = level(value)
     return limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
 
@@ -136,7 +134,6 @@ def _any_refusal(run: Circumstances) -> Found:
 
 
 def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], LoggedReason | None]:
-    """Finds a variable in the log whose value keeps RDMA off GPU memory."""
 
     def find(staged: Staged) -> LoggedReason | None:
         return in_log((name, each) for each in staged.settings(name) if wrong(each)) if by_rdma(staged) else None
@@ -145,7 +142,6 @@ def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], 
 
 
 def _log_far(staged: Staged) -> LoggedReason | None:
-    """A GPU far from every NIC."""
     near = {note.about[0] for note in staged.notes if note.kind is RemarkKind.GDR_NEAR}
     far = [note for note in staged.notes if note.kind is RemarkKind.GDR_FAR and note.about[0] not in near]
     far += staged.found(RemarkKind.GDR_DISTANT)

@@ -68,7 +68,6 @@ def _due(profile: Profile | None, row: PairRow) -> Expectation | None:
 
 
 def _limit_gb_s(row: PairRow) -> float | None:
-    """The limit to judge a copy by; of no share of it is known that host memory reaches it."""
     return None if is_by_design(row) else row.limit_gb_s
 
 
@@ -161,7 +160,6 @@ def _host_memory(run: Circumstances) -> Found:
 
 
 def _collectives(run: Circumstances) -> Found:
-    """Rows whose speed was judged when they were measured, those of a collective together, by the slowest."""
     hosts = tuple(node.snapshot.host for node in run.nodes.values())
     for rows in grouped(filter(is_slow, run.measurements.collectives), lambda row: row.collective).values():
         slowness = Slowness.of(rows)

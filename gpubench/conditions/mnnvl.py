@@ -42,7 +42,6 @@ def _clusters(run: Circumstances, least: int = 2) -> dict[str, dict[int, set[int
 
 
 def _domains(run: Circumstances, least: int = 2) -> dict[tuple[str, int | None], list[int]]:
-    """The nodes of each NVLink domain: a clique of such a cluster."""
     found: dict[tuple[str, int | None], list[int]] = {}
     for uuid, nodes in _clusters(run, least).items():
         for number, cliques in nodes.items():
@@ -172,7 +171,6 @@ def _unused(run: Circumstances) -> Found:
 
 
 def _switched_off(variable: str) -> Callable[[Circumstances], Found]:
-    """Nodes of an NVLink cluster on which a variable is 0."""
 
     def look(run: Circumstances) -> Found:
         if "0" not in run.values(variable):

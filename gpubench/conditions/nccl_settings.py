@@ -154,7 +154,6 @@ def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
 
 
 def _shm(run: Circumstances) -> Found:
-    """NCCL uses a network if shared memory is off and another variable, named as well, keeps it off peer access."""
     if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
         if run.inside:
             yield from _blamed(run, SHM_DISABLE)
@@ -314,7 +313,6 @@ def _variable(
     names: str,
     *implies: str,
 ) -> Condition:
-    """A condition of variables that forbid a path."""
     return Condition(
         id=id_,
         title=title,

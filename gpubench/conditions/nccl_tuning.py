@@ -101,7 +101,6 @@ def _small_buffers(run: Circumstances) -> Found:
 
 
 def _few_threads(run: Circumstances) -> Found:
-    """Fewer threads than NCCL chooses; values that are not multiples of 32 have no effect."""
     over_nvlink = any(link.active for gpu in _gpus(run) for link in gpu.nvlinks or ())
 
     def few(own: int) -> Weighed:
@@ -192,7 +191,6 @@ _LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is
 
 
 def _plugin(run: Circumstances) -> Found:
-    """Tuner and profiler plugins; network plugins only on several nodes without EFA."""
     if not run.asked_of_nccl:
         return
     weighed = {**_PLUGINS, _PROFILER: Confidence.LIKELY}
@@ -226,7 +224,6 @@ _UNSET = "unset {}. If a file sets it, remove it there; NCCL then chooses for ea
 
 
 def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
-    """A condition of variables that slow NCCL down."""
     return Condition(
         id=id_,
         title=title,

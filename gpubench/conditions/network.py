@@ -208,7 +208,6 @@ def _signs_of_rdma(staged: Staged) -> Iterator[str]:
 
 
 def _log_no_nic(staged: Staged) -> LoggedReason | None:
-    """No RDMA device anywhere in the job; a container without /dev/infiniband prints the same."""
     if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
     processes = [each for each in (staged.source, staged.destination) if each.notes]
@@ -404,7 +403,6 @@ def _is_spare(node: Topology, nic: NicFacts) -> bool:
 
 
 def _card(nic: NicFacts) -> str:
-    """The card of a port: its PCI address without the function, else its name without the port."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]
 
 
@@ -483,7 +481,6 @@ def _roce_gid(run: Circumstances) -> Found:
 
 
 def _nics_below(node: Topology) -> dict[str, int | None]:
-    """The number of RDMA NICs below each GPU's PCIe switch; None if some paths are unknown."""
     nics = [nic for nic in rdma_nics(node) if _VIRTUAL not in (nic.model or "")]
     paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
     return {

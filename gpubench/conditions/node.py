@@ -296,7 +296,6 @@ def _library_differs(run: Circumstances) -> Found:
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Values that differ from the most frequent one (if tied, the newest version): place, value, usual value."""
     tally = Counter(found.values())
     usual = max(tally, key=lambda version: (tally[version], _numbers(version)), default="")
     yield from ((where, version, usual) for where, version in found.items() if version != usual)
@@ -310,7 +309,6 @@ _COMPARE = "check.md"
 
 
 def _differs(id_: str, title: str, detection: str, look: Look) -> Condition:
-    """A condition of driver or library versions that differ between nodes."""
     return Condition(
         id=id_,
         title=title,

@@ -172,7 +172,6 @@ def _least_links(profile: Profile | None, usual: int) -> int:
 
 
 def _pairs_without(run: Circumstances) -> Found:
-    """Pairs without an NVLink whose GPUs have both lost links."""
     for number, node in run.nodes.items():
         gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
         pairs = [pair for pair in permutations(gpus, 2) if lost_links_between(node, *(gpus[each] for each in pair))]

@@ -136,7 +136,6 @@ def _write_collapse(run: Circumstances) -> Found:
 
 
 def _converging(run: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
-    """PCIe pairs whose sources share a switch and write to GPUs below several root complexes."""
     by_switch: dict[tuple[int, str], list[Pair]] = {}
     for pair in pairs:
         source, destination = (run.wiring.gpu(gpu) for gpu in pair)
@@ -159,7 +158,6 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
 
 
 def _link(id_: str, title: str, detection: str, look: Look, link: str, *aliases: str) -> Condition:
-    """A condition of PCIe links that trained below their width or generation."""
     return Condition(
         id=id_,
         title=title,
@@ -262,7 +260,6 @@ def _hidden(run: Circumstances) -> Found:
 
 
 def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
-    """The bridges above a device, nearest first."""
     found: list[PciDevice] = []
     device = devices.get(bus_id or "")
     while device is not None and device.above and len(found) < len(devices):
@@ -272,7 +269,6 @@ def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevi
 
 
 def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | None) -> list[PciDevice]:
-    """The bridges between two devices below a common switch; empty if they share no switch."""
     mine, theirs = _above(devices, one), _above(devices, other)
     shared = {each.bus_id for each in mine} & {each.bus_id for each in theirs}
     if not any(each.bus_id in shared and each.kind is not PciKind.ROOT_PORT for each in mine):

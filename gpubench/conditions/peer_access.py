@@ -30,7 +30,6 @@ _MIB = 2**20
 
 
 def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
-    """Finds pairs by their refusal; `virtual` restricts them to virtual machines (True) or bare metal (False)."""
 
     @in_each_node
     def look(run: Circumstances) -> Found:
@@ -45,7 +44,6 @@ def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | 
 
 
 def _status(status: str, where: str = "", *, virtual: bool | None = None) -> Look:
-    """Finds pairs without NVLinks by NVML's P2P status."""
     seen = f"NVML reports {status}: {P2P_STATUS[status]}{where}"
     return _of_refusal(seen, lambda each: each.status == status and _over_pcie(each), virtual=virtual)
 
@@ -141,7 +139,6 @@ def has_nvlinks(staged: Staged) -> bool:
 
 
 def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
-    """GPUs without NVLinks to which the driver gives no peer access over PCIe."""
     refused = [note for note in staged.notes if note.kind is RemarkKind.DRIVER_REFUSED]
     if not staged.inside or staged.network is not None or has_nvlinks(staged):
         return None
@@ -383,7 +380,6 @@ def _any_refusal(run: Circumstances) -> Found:
 
 
 def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
-    """The affected pairs, and the GPUs all of whose pairs are affected."""
     pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
     return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 

@@ -36,7 +36,6 @@ _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any, list[RankFacts]]:
-    """Ranks grouped by a fact; ranks without it are left out."""
     found: dict[Any, list[RankFacts]] = {}
     for each in ranks:
         if key(each) is not None:
@@ -50,7 +49,6 @@ def _nodes(run: Circumstances) -> Iterator[tuple[int, list[RankFacts]]]:
 
 
 def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[Pair]:
-    """The ordered pairs of GPUs whose ranks are in different groups."""
     sides = [frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each)) for ranks in groups.values()]
     return frozenset(
         (one, other)
@@ -160,7 +158,6 @@ def _visible(run: Circumstances) -> Found:
 
 
 def _memlock(run: Circumstances) -> Found:
-    """Locked memory of ranks on nodes with RDMA NICs: verbs cannot register more."""
     for number, ranks in _nodes(run):
         node = run.nodes.get(number)
         if node is None or not any(nic.rdma for nic in node.nics):

@@ -66,7 +66,6 @@ _MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
 def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
-    """The number of GPUs that a node was said to have, and by what; None where nobody said it."""
     if run.expected_gpus is not None:
         return run.expected_gpus, f"{counted(run.expected_gpus, 'GPU')}, as given by --expect-gpus"
     profile = run.exact_profile(number) if run.profile_asked_for else None
@@ -77,7 +76,6 @@ def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
 
 @in_each_node
 def _surplus(run: Circumstances) -> Found:
-    """More GPUs than were asked for."""
     for number, node in run.nodes.items():
         due = _due(run, number)
         if due is not None and len(node.gpus) > due[0]:
@@ -116,7 +114,6 @@ def _differs(run: Circumstances) -> Found:
 
 
 def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
-    """True if a GPU has less of anything than another of its model has."""
     own = _sizes(gpu)
     return other.name == gpu.name and any(
         own.get(what, size) < _AS_LARGE * size for what, size in _sizes(other).items()
@@ -124,7 +121,6 @@ def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
 
 
 def _sizes(gpu: GpuFacts) -> dict[str, float]:
-    """What GPUs of one model have in common, by what it is."""
     links = [link.raw_gb_s for link in gpu.nvlinks or () if link.active and link.raw_gb_s]
     sizes = {
         _MEMORY_GB: gpu.memory_bytes and gpu.memory_bytes / 1e9,

@@ -176,7 +176,6 @@ def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:
 
 
 def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, list[Named]]:
-    """Take out of `seen` what follows from something else that is seen; by cause, what follows from it."""
     below: dict[Condition, list[Named]] = {}
     by_id = {cause.id: cause for cause in seen}
     for cause, sightings in seen.items():
@@ -189,7 +188,6 @@ def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, l
 
 
 def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
-    """True if all that a sighting touches is touched by some of others."""
     if other.pairs is not None:
         return all(any(mine.touches(pair) for mine in by) for pair in other.pairs)
     wide = [each for each in by if each.pairs is None]

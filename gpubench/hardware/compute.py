@@ -69,7 +69,6 @@ class ProductTimer:
         return [self._once(launch, count) for _ in range(_SAMPLES)]
 
     def _once(self, launch: Callable[[], object], count: int) -> float:
-        """Seconds of one launch, by events around so many."""
         stream, event = self._device.stream, self._cupy.cuda.Event
         first, last = event(), event()
         first.record(stream)
@@ -252,7 +251,6 @@ def _sharded(stack: Any) -> Any:
 
 
 def _seconds(torch: Any, model: TransformerModel, wrap: Callable[[Any], Any]) -> float:
-    """The middle of some samples."""
     hidden = _HEAD_WIDTH * model.heads
     tiny = replace(model, hidden=hidden, intermediate=hidden, sequence=_TOKENS, batch=1)
     dtype = getattr(torch, str(model.data_type))

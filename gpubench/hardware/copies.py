@@ -393,7 +393,6 @@ class CudaCopies:
         return PinnedMemory(address, size_bytes, self._runtime.freeHost)
 
     def _describe(self, streams: Sequence[CopyStream]) -> str:
-        """The copies in words, for an error: the first of them, and the number of the others."""
         first = streams[0]
         ends = " → ".join(self._name(_memory(end).gpu) for end in (first.source, first.destination))
         more = f", at once with {len(streams) - 1} more," if len(streams) > 1 else ""
@@ -401,7 +400,6 @@ class CudaCopies:
         return f"copying {ends} ({engine} of {self._name(first.by)}, {first.size_bytes} bytes){more}"
 
     def _bind(self, streams: Sequence[CopyStream]) -> list[_Work]:
-        """Every stream's copies on a queue of their own."""
         used: dict[int, int] = {}
         work = []
         for each in streams:
@@ -431,7 +429,6 @@ class CudaCopies:
         return _Work(queue, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
 
     def _addresses(self, gpu: int, memory: CopyMemory) -> bool:
-        """True where a GPU can address a memory itself."""
         if memory.gpu is None:
             return not memory.pageable
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
@@ -469,7 +466,6 @@ def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyTy
 
 
 def _memory(region: Region) -> CopyMemory:
-    """The memory of a region, which `allocate` returned."""
     return cast("CopyMemory", region.memory)
 
 
@@ -588,7 +584,6 @@ class CudaRankCopies:
             self._gate.free()
 
     def _address(self, handle: bytes) -> int:
-        """The address of another rank's memory in this process; opened once."""
         if handle not in self._addresses:
             with _sharing("opening another rank's memory through CUDA IPC"):
                 self._addresses[handle] = self._runtime.ipcOpenMemHandle(handle)

@@ -543,7 +543,6 @@ class GatedClock:
         self._gate.free()
 
     def _wait(self, marks: "deque[tuple[int, Any]] | None" = None) -> None:
-        """Until the stream is idle; marks that it has reached are progress."""
 
         def look() -> None:
             while marks and marks[0][1].done:

@@ -105,7 +105,6 @@ def _read(file: BinaryIO, origin: Path) -> SharedObject:
 
 
 def _offset_of(programs: Sequence[tuple[int, ...]], address: int) -> int:
-    """The place in the file of an address in memory."""
     for kind, _, offset, virtual, _, size, *_ in programs:
         if kind == _LOAD and virtual <= address < virtual + size:
             return int(address - virtual + offset)
@@ -262,7 +261,6 @@ def kernel_modules(root: Path) -> tuple[KernelModule, ...]:
 
 
 def _package_folder(name: str) -> Path | None:
-    """The folder of a package, which is not imported."""
     try:
         found = find_spec(name)
     except (ImportError, ValueError):
@@ -348,7 +346,6 @@ def _nccl(library: Any) -> str:
 
 
 def _three(function: str, library: Any) -> str:
-    """The version of a library that tells major, minor and patch."""
     numbers = [ctypes.c_int() for _ in range(3)]
     getattr(library, function)(*map(ctypes.byref, numbers))
     return ".".join(str(each.value) for each in numbers)

@@ -192,8 +192,6 @@ _MILLISECONDS = 1e-3
 
 
 class _Events(NamedTuple):
-    """The events of a step: begin and end of computation and of the collective."""
-
     computation: tuple[Any, Any] | None
     communication: tuple[Any, Any] | None
 
@@ -298,7 +296,6 @@ class GpuSteps:
         return start, end
 
     def _communicate(self, collective: Launch) -> tuple[Any, Any]:
-        """A collective with an event before and one behind."""
         start, end = self._event(), self._event()
         self._device.stream.record(start)
         self._backend.issue(collective)

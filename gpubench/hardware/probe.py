@@ -230,7 +230,6 @@ def merge(
 def _driver_settings(
     kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
 ) -> DriverSettings:
-    """The settings in the kernel's files, with those that NVML alone knows."""
     settings = nvml.settings if nvml is not None else DriverSettings()
     reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
     if nvml is not None:
@@ -241,7 +240,6 @@ def _driver_settings(
 
 
 def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
-    """NVML's GPUs with what the kernel knows of them, then those that the driver should have and does not list."""
     if nvml is None or nvml.driver.absent is not None:
         return list(kernel.gpus)
     on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
@@ -302,7 +300,6 @@ def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
 
 
 def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
-    """CUDA's view of a GPU: the first where it is split into MIG instances, which share a bus id."""
     if cuda is None or gpu.bus_id is None:
         return None
     return next((each for each in cuda.gpus if each.bus_id == gpu.bus_id), None)
@@ -315,7 +312,6 @@ def _pairs(
     failures: Sequence[ProbeFailure],
     unseen: str,
 ) -> Iterator[PairFacts]:
-    """Every ordered pair of GPUs of which NVML or CUDA knows something."""
     by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
     for source, destination in permutations(gpus, 2):
         names = source.device, destination.device
@@ -420,7 +416,6 @@ def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
 
 
 def _understood(kind: type[T], name: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]) -> T | None:
-    """The facts in a child's answer; None, with the failure noted, where there are none."""
     result = results[name]
     if result.document is None:
         failures.append(ProbeFailure(stage=name, error=result.error, timed_out=result.timed_out))

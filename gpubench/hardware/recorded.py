@@ -193,7 +193,6 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
 
 
 def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, str]]:
-    """The lines of a file, each with its end and its place, read one at a time: the whole may be large."""
     left = most_bytes
     try:
         with opened(path, _EXPECTED, pipes=False) as file:
@@ -224,7 +223,6 @@ def _mib(size_bytes: int) -> str:
 
 
 def _file_name(host: str, taken: set[str]) -> str:
-    """The host's name as a file's, with a number behind it where two hosts have the same."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "node"
     name, number = stem, 1
     while name in taken:

@@ -377,7 +377,6 @@ class MarkedLaunch:
         return sum(seconds for seconds, _ in counted) / operations if operations else None
 
     def _surely_queued(self) -> Iterator[tuple[float, int]]:
-        """Seconds to issue, and number of operations, of the parts before which and with which the queue has room."""
         queued = 0
         for seconds, (_, operations) in zip(self._issue_seconds, self.parts, strict=False):
             queued += operations

@@ -178,7 +178,6 @@ class NvmlUse:
         return replace(process, name=name, container=container_of(process.pid, self._root))
 
     def _every_gpu(self) -> Iterator[tuple[str, Answers]]:
-        """The GPUs of this host by their PCI bus ids, those that answer."""
         library: Any = self._library
         if library is None:
             return
@@ -283,7 +282,6 @@ class GpuChild:
                 self._process.stdin.flush()
 
     def _line(self, seconds: float) -> bytes | None:
-        """The next line of the child within a time; None, and `_ended` where there will be none."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -452,7 +450,6 @@ def _started(stat: Path) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str] | None:
-    """The environment that a process was started with; None where it may not be read. It may be empty."""
     try:
         raw = (folder / "environ").read_bytes()
     except OSError:

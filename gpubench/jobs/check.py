@@ -248,7 +248,6 @@ class ChildCommands:
 
 
 def _visible(node: Topology) -> int:
-    """The GPUs that CUDA shows to this process; all of the node where CUDA does not say."""
     return sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
 
 
@@ -353,7 +352,6 @@ class SimulatedMeasurer:
         return Measurements(collectives=tuple(collector.collectives))
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
-        """Copies on one node; a node whose driver is silent cannot be measured."""
         from gpubench.hardware.simulated.links import SimulatedCopies
         from gpubench.jobs import p2p as p2p_job
         from gpubench.measure.p2p.request import (

@@ -64,7 +64,6 @@ def run_child(
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End a command with all that it started: politely, then not."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, how)
@@ -237,7 +236,6 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
 
 
 def _words(options: dict[str, Value]) -> Iterable[str]:
-    """Options as the command line has them: expect_gpus=8 is --expect-gpus 8."""
     for name, value in options.items():
         option = f"--{name.strip('_').replace('_', '-')}"
         if value is None:
@@ -251,7 +249,6 @@ def _words(options: dict[str, Value]) -> Iterable[str]:
 
 
 def _error(command: str, ended: Ended) -> GpubenchError:
-    """The error that the command told, as the class that its exit code stands for."""
     first, *more = ended.own_words.strip().splitlines() or [f"gpubench {command} ended with exit code {ended.code}"]
     error = UsageError(first) if ended.code == WRONG_USAGE else CouldNotMeasureError(first)
     error.details = tuple(more)

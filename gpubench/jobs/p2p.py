@@ -114,7 +114,6 @@ def request_for_process(
 def _request_for_managed(
     plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport]
 ) -> P2pRequest:
-    """Managed memory, beside plain copies of the same size: by copy engines, and by kernels that read."""
     size_bytes = _HOST_BYTES if plan.sizes is None else plan.sizes[0]
     ways = ((Engine.CE, Direction.WRITE), (Engine.SM, Direction.READ))
     series = tuple(Series(engine, way, peer=True, size_bytes=size_bytes) for engine, way in ways)
@@ -267,7 +266,6 @@ class CopySetup:
 
 
 def _of_managed(request: P2pRequest) -> dict[str, Any]:
-    """Options of a run with managed memory, and what CUDA says of it."""
     if not request.managed_bytes:
         return {}
     return {"memory": "managed", "managed": [asdict(each) for each in request.managed]}
@@ -387,7 +385,6 @@ class P2pRanksJob:
         return group.broadcast(code)
 
     def _presenter(self) -> Presenter | None:
-        """The presenter of the rows, on the first rank."""
         if self._group.rank != 0:
             return None
         shown = self._plan.presentation
@@ -398,7 +395,6 @@ class P2pRanksJob:
         return self._plan.source.machines().snapshots if self.identity.local_rank == 0 else []
 
     def _copies(self, device: CudaDevice, request: P2pRequest, stack: ExitStack) -> CudaRankCopies:
-        """The copies of this rank, with NCCL where a pair is on two nodes: its log is read until `stack` ends."""
         group, place = self._group, str(self.identity)
         network = None
         if any(series.network for series in request.series):
@@ -517,7 +513,6 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
 
 @contextmanager
 def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
-    """The GPUs of this process; facts are read before anything is put on them."""
     from gpubench.hardware.copies import open_copies
     from gpubench.hardware.managed import open_managed
 
@@ -580,7 +575,6 @@ def _setup(
 
 
 def _looking_again(plan: P2pPlan) -> LookAgain:
-    """Reads what devices have counted since; a recording gets it too."""
 
     def look_again(machine: CopyMachine) -> CopyMachine:
         (node,) = machine.nodes

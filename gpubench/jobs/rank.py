@@ -212,7 +212,6 @@ def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool
 
 
 def _who(ranks: Sequence[RankIdentity]) -> str:
-    """'rank 0-3 on node1 share GPU 0000:18:00.0'."""
     numbers = spans([each.rank for each in ranks])
     return f"rank {numbers} on {ranks[0].host} share GPU {ranks[0].gpu_bus_id}"
 
@@ -281,7 +280,6 @@ def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
 
 
 def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
-    """Raise UsageError for ranks that cannot meet."""
     if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
         raise UsageError(
             "this command under torchrun",
@@ -409,7 +407,6 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
 
 
 def _tell(error: GpubenchError, channel: str | None) -> None:
-    """Report to the gpubench that launched this rank, else on stderr."""
     if channel:
         try:
             sender = ChannelSender(channel)

@@ -96,7 +96,6 @@ def _report_in(stdout: str) -> StoredRun | None:
 def _without_report(
     plan: CheckPlan, presenter: "Presenter", arguments: Sequence[str], hosts: Sequence[str], job: EndedJob
 ) -> int:
-    """The exit code where no report came: an ERROR in every output, with the hosts that the launcher names."""
     printed = job.stdout.splitlines()
     for line in printed:
         say(line, to=sys.stderr)

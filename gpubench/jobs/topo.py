@@ -52,7 +52,6 @@ def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
 
 
 def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], Machines]") -> int:
-    """Show machines that may still be read while what shows them is imported; the exit code."""
     is_here = isinstance(plan.source, Here)
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", _SECONDS_TO_READ)
@@ -63,7 +62,6 @@ def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], M
 
 
 def _own_libraries(plan: TopoPlan) -> "list[LibrariesFacts]":
-    """The libraries of this host, where they are recorded: of machines that are elsewhere there are none."""
     if plan.recording.record is None or not isinstance(plan.source, Here):
         return []
     from gpubench.hardware.probe import read_libraries
@@ -114,7 +112,6 @@ def _show(
     libraries: "Sequence[LibrariesFacts]",
     presenter: "Presenter",
 ) -> int:
-    """Record where asked, then examine and present; the exit code."""
     from gpubench.jobs.machines import check_any_gpu, metadata_of
     from gpubench.measure.topo import examine
     from gpubench.profiles import profiles_for

@@ -484,7 +484,6 @@ class WatchRankJob:
         return _OwnNode(watch)
 
     def _show(self, machines: "Machines", node: "_OwnNode") -> int:
-        """Show what all ranks read, until the watch ends; the exit code."""
         from gpubench.formats.presenter import Presenter, chosen_width, rank_style
         from gpubench.formats.text.watch import NoScreen, PlainScreen
 
@@ -523,8 +522,6 @@ class WatchRankJob:
 
 
 class _OwnNode:
-    """The node that this rank reads; none where another rank of its node does."""
-
     def __init__(self, watch: "NodeWatch | None") -> None:
         self._watch = watch
 
@@ -592,7 +589,6 @@ def _paced(
 
 
 def _is_real(plan: WatchPlan, *, is_terminal: bool) -> bool:
-    """True where intervals take their time: of real machines, and on a terminal of simulated ones, to be looked at."""
     if isinstance(plan.source, Here):
         return True
     return isinstance(plan.source, Simulated) and _is_live(plan.presentation, is_terminal=is_terminal)

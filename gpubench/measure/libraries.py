@@ -162,7 +162,6 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
 
 
 def _absent(facts: LibrariesFacts, name: str, kind: LibraryKind, origin: Origin) -> LibraryRow:
-    """The row of what was looked for; whether it is there is not known where the search itself failed."""
     failed = facts.failures.get(name.lower()) or facts.failures.get("search")
     note = f"not read: {failed}" if failed else _NOT_FOUND if kind is LibraryKind.LIBRARY else "not installed here"
     return LibraryRow(
@@ -175,7 +174,6 @@ def _use(user: LibraryUser) -> str:
 
 
 def _copies(facts: LibrariesFacts) -> Iterator[_Copy]:
-    """Every NCCL of a host whose version is known."""
     for file in facts.files:
         if file.library == NCCL_LIB and file.version is not None:
             users = [user.label for user in facts.users if user.loads.get(NCCL_LIB) == file.path]
@@ -211,7 +209,6 @@ def _differing(facts: LibrariesFacts) -> Iterator[Finding]:
 
 
 def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
-    """Hosts of one job on which the same user loads NCCLs of different versions."""
     by_user: dict[str, dict[str, list[str]]] = {}
     for facts in hosts:
         for copy in _copies(facts):
@@ -233,7 +230,6 @@ def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
 
 
 def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
-    """What is there and does not load, and parts that gave no answer."""
     broken = [(file.path, file.unread) for file in facts.files if file.unread and file.version is None]
     broken += [(user.label, user.unread) for user in facts.users if user.unread]
     if broken:

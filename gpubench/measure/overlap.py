@@ -139,7 +139,6 @@ class StepMeter:
         return steps, period, spent
 
     def _look(self, completed: int) -> None:
-        """Report progress, and read the GPU from time to time."""
         if completed:
             self.progress.completed(completed)
         now = self.clock()
@@ -355,8 +354,6 @@ _LATER = 1000
 
 
 class _AloneRows:
-    """Keeps the rows of the collective alone; they come with the report."""
-
     def __init__(self, listener: Listener[OverlapRow]) -> None:
         self.progress = listener.progress
         self.rows: list[CollectiveRow] = []

@@ -189,7 +189,6 @@ def _prospect(explained: Explained, pair: Pair) -> _Prospect:
 
 
 def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:
-    """The ordered pairs of a node, and what is to be expected of each."""
     wiring = explained.circumstances.wiring
     positions = zip(sorted(explained.circumstances.gpus_of(number)), nodes[number].gpus, strict=True)
     for pair, ends in _pairs(dict(positions)):
@@ -197,7 +196,6 @@ def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Itera
 
 
 def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
-    """The nodes of a kind whose GPUs were looked at, its representative first."""
     others = sorted({*kind.alike, *kind.odd} - {kind.representative})
     return [kind.representative, *(number for number in others if explained.circumstances.gpus_of(number))]
 
@@ -211,7 +209,6 @@ def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
 
 
 def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]]]:
-    """The ordered pairs of some GPUs, by position and by name."""
     for one, source in devices.items():
         for other, destination in devices.items():
             if one != other:

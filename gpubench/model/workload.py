@@ -388,7 +388,6 @@ def layouts_for(model: TransformerModel, gpus: int, gpus_per_node: int) -> tuple
 
 
 def _shared_out(model: TransformerModel, gpus: int, layout: ParallelLayout) -> list[ParallelLayout]:
-    """The variants of a layout, with data parallelism over the GPUs that are left."""
     if gpus % layout.gpus:
         return []
     layout = replace(layout, data=gpus // layout.gpus)
@@ -409,7 +408,6 @@ def _shared_out(model: TransformerModel, gpus: int, layout: ParallelLayout) -> l
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
     return [1 << power for power in range(max(1, most).bit_length())]
 
 

@@ -69,8 +69,6 @@ def _check_kind(mode: int, name: str, expected: str, *, pipes: bool) -> None:
 
 
 class _Pipe(io.RawIOBase):
-    """A pipe that is read with patience, which has an end."""
-
     def __init__(self, descriptor: int, name: str, expected: str) -> None:
         self._descriptor, self._name, self._expected = descriptor, name, expected
         self._has_given = False
@@ -349,7 +347,6 @@ def load_json(text: str) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise ValueError for lists and dictionaries inside each other that no later code could walk through."""
     level, depth = [value] if isinstance(value, (dict, list)) else [], 0
     while level:
         depth += 1

@@ -41,7 +41,6 @@ def leaves_of_discovery(text: str) -> dict[str, str]:
 
 
 def _ports(text: str) -> Iterator[tuple[str, str, str]]:
-    """Host, device and switch of every port of a host."""
     switch = None
     for line in text.splitlines():
         header = _SWITCH.match(line)
@@ -113,7 +112,6 @@ def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tu
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and line ends that a backslash takes away, with their numbers."""
     kept, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].rstrip()

@@ -195,7 +195,6 @@ def _checked(values: dict[str, Any], name: str) -> TransformerModel:
 
 
 def _check_shape(values: Mapping[str, Any], name: str) -> None:
-    """Raise UsageError for numbers that no model has together."""
     shared = values.get("key_value_heads")
     if shared and values["heads"] % shared:
         raise UsageError(

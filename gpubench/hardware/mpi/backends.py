@@ -220,8 +220,6 @@ class TrialCommand:
 
 @dataclass(slots=True)
 class _TrialJob:
-    """A job that tries an operation, and the file that it writes to."""
-
     operation: str
     output: IO[bytes]
     process: "subprocess.Popen[bytes]"
@@ -247,8 +245,6 @@ class _TrialJob:
 
 @dataclass(frozen=True, slots=True)
 class _JobEnd:
-    """The objects that the first rank wrote, all that was printed, the exit code, and whether it took too long."""
-
     lines: Sequence[Mapping[str, object]]
     text: str
     code: int
@@ -332,14 +328,12 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
 
 
 def _ended_badly(end: _JobEnd) -> str:
-    """How a job ended that did all sizes, where that was not well; else empty."""
     if end.late:
         return "right, and the job did not end"
     return f"right, and the job ended with exit code {end.code}" if end.code else ""
 
 
 def _outcome(end: _JobEnd) -> tuple[TrialOutcome, str]:
-    """How a job ended that did not finish a size, in its own words where it has some."""
     found = _SIGNAL.search(end.text)
     number = int(found[1]) if found else end.code - 128 if end.code > 128 else -end.code if end.code < 0 else 0
     begun = any("begins" in line for line in end.lines)
@@ -363,7 +357,6 @@ def _signal(number: int) -> str:
 
 
 def _info(program: str | None) -> dict[str, str]:
-    """What `ompi_info` says, where there is one."""
     if program is None:
         return {}
     try:

@@ -214,7 +214,6 @@ def _initialise() -> None:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import modules, on any core; whoever needs one that cannot be says so when it does."""
     leave_core()
     for name in names:
         with contextlib.suppress(Exception):

@@ -72,7 +72,6 @@ def wrong_elements(operation: str, size_bytes: int, group: mpi.MpiGroup, device:
 
 
 def _claims() -> dict[str, str]:
-    """What the library says of itself in this process."""
     path = next(iter(mapped_files(_LIBMPI)), None)
     facts = read_mpi(path)
     said = {"MPIX_Query_cuda_support": facts.cuda_aware, "built with CUDA": facts.cuda_built}

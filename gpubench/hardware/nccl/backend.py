@@ -118,12 +118,10 @@ class NcclCalls:
         return NcclLaunch(((self._library.address(name), _address(send), _address(receive), *arguments, *self._tail),))
 
     def _send(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
-        """`ncclSend` of one block of a region."""
         address = _address(region) + block * count * dtype.size_bytes
         return (self._library.address("ncclSend"), address, count, self._types[dtype], peer, *self._tail)
 
     def _receive(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
-        """`ncclRecv` into one block of a region."""
         address = _address(region) + block * count * dtype.size_bytes
         return (self._library.address("ncclRecv"), address, count, self._types[dtype], peer, *self._tail)
 
@@ -133,7 +131,6 @@ class NcclCalls:
 
 
 def _address(region: Region) -> int:
-    """The device address of a region in memory of this backend."""
     address: int = region.memory.address + region.offset_bytes  # type: ignore[attr-defined]
     return address
 
@@ -256,7 +253,6 @@ class BoundedCommunicator:
             self._library.function("ncclCommAbort", ctypes.c_void_p)(handle)
 
     def _settle(self, status: int, deadline: float) -> None:
-        """Wait until what a call began is done, as far as the host is concerned."""
         state = ctypes.c_int(status)
         ask = self._library.function("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.c_void_p)
         while status in (_SUCCESS, _IN_PROGRESS):

@@ -221,7 +221,6 @@ class NcclLog:
             self.no_log = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
     def _write_users_lines(self) -> None:
-        """Write the lines that the user asked for to where he has his log."""
         text, self._users_lines = b"".join(line + b"\n" for line in self._users_lines), []
         file = self._settings.get(DEBUG_FILE)
         if not text:
@@ -276,7 +275,6 @@ def log_path(file: str) -> str:
 
 
 def _is_open_twice(descriptor: int) -> bool:
-    """True where this process has the file open a second time, beside this descriptor."""
     own, found = os.fstat(descriptor), 0
     for name in names_in(Path("/proc/self/fd")):
         with suppress(OSError):

@@ -120,7 +120,6 @@ def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
 
 
 def _integer(library: Any, function: str, *arguments: object) -> int:
-    """The integer that a call writes to its first argument."""
     value = ctypes.c_int()
     _check(library, function, ctypes.byref(value), *arguments)
     return value.value

@@ -164,7 +164,6 @@ def _confidential_computing(library: Any, unknown: dict[str, str]) -> Confidenti
 
 
 def _answer(library: Any, function: str, setting: str, unknown: dict[str, str]) -> Any:
-    """The answer to a question about the whole system; None, with the reason kept, where there is none."""
     try:
         return getattr(library, function)()
     except AttributeError:
@@ -329,7 +328,6 @@ def _limits(answers: Answers) -> GpuLimits:
 
 
 def _current(modes: list[int | None] | None) -> bool | None:
-    """The first of a current and a pending mode."""
     return None if modes is None or modes[0] is None else bool(modes[0])
 
 

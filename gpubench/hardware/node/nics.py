@@ -173,7 +173,6 @@ def nic_devices(root: Path) -> tuple[Path, ...]:
 
 
 def _interfaces(folder: Path) -> list[_Interface]:
-    """The interfaces that a device stands behind; bridges, loopback and the like have none."""
     found = []
     for name in names_in(folder):
         path = folder / name

@@ -67,7 +67,6 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
 
 
 def _is_installed() -> bool:
-    """True where NVML can be loaded, or pynvml, which loads it, is there already."""
     if "pynvml" in sys.modules:
         return True
     try:

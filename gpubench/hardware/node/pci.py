@@ -142,7 +142,6 @@ def ports_of(device: Path) -> list[Path]:
 
 @lru_cache(maxsize=4096)
 def _ports_on(path: str) -> tuple[Path, ...]:
-    """The PCI devices that a path without links leads through; it is asked for the same one again and again."""
     parts = path.split("/")
     ports: list[Path] = []
     for end in range(len(parts), 0, -1):
@@ -250,7 +249,6 @@ def _names(bits: int) -> tuple[str, ...]:
 
 
 def _word(file: int, offset: int) -> int | None:
-    """A word of 32 bits, None where the file ends before it does."""
     content = os.pread(file, _WORD_BYTES, offset)
     return int.from_bytes(content, "little") if len(content) == _WORD_BYTES else None
 
@@ -282,7 +280,6 @@ def read_errors(device: Path, unknown: UnknownFields) -> PcieErrors | None:
 
 
 def _counts(text: str) -> dict[str, int]:
-    """Counts by name; a line that is none is left out."""
     found = {}
     for line in text.splitlines():
         name, _, count = line.strip().rpartition(" ")

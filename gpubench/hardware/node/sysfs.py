@@ -241,7 +241,6 @@ def read_services(root: Path) -> tuple[dict[str, Service], dict[str, str]]:
 
 
 def _why_hidden(root: Path) -> str:
-    """The reason why the host's processes cannot be seen; empty where they can."""
     try:
         namespace = (root / "proc/self/ns/pid").readlink().name
     except OSError as error:
@@ -252,7 +251,6 @@ def _why_hidden(root: Path) -> str:
 
 
 def _running(root: Path) -> tuple[set[str], bool]:
-    """The programs that run, and whether all processes were looked at that could be one of them."""
     wanted = {name[:_KERNELS_LENGTH]: name for name in _PROGRAMS}
     found: set[str] = set()
     for looked_at, pid in enumerate(_pids(root)):
@@ -287,7 +285,6 @@ def _name(root: Path, pid: str) -> str:
 
 
 def _version(root: Path, name: str) -> tuple[str | None, str]:
-    """The version that stands last in the program's log, or why there is none."""
     path, before = _LOGS[name]
     unknown = UnknownFields()
     text = unknown.tail("version", root / path, _LOG_BYTES)
@@ -352,7 +349,6 @@ def _allowed(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _registry_keys(settings: dict[str, str]) -> dict[str, str]:
-    """'key=value;key=value', and for single GPUs 'pci=0000:1b:00.0;key=value;pci=...'."""
     found = {}
     for name in (_REGISTRY, _REGISTRY_PER_DEVICE):
         device = ""
@@ -453,13 +449,11 @@ def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> It
 
 
 def _minors(pages: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """The numbers of the GPUs' device files, by bus id."""
     minors = {address: information.get("Device Minor", "") for address, information in pages.items()}
     return {address: int(text) for address, text in minors.items() if _MINOR.fullmatch(text)}
 
 
 def _driver_pages(root: Path) -> dict[str, dict[str, str]]:
-    """The driver's pages in /proc/driver/nvidia/gpus, by bus id; those that it answers in time."""
     folder = root / "proc/driver/nvidia/gpus"
     named: dict[str, dict[str, str]] = {}
 

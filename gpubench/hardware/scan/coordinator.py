@@ -91,8 +91,6 @@ _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 
 @dataclass(slots=True)
 class _Supervised:
-    """The connection to a supervisor."""
-
     rank: int
     connection: socket.socket
     frames: Frames = field(default_factory=Frames)
@@ -258,7 +256,6 @@ class Coordinator:
         self._selector.register(connection, selectors.EVENT_READ, self._supervised[rank])
 
     def _orders(self, planned: PlannedRound) -> dict[int, bytes]:
-        """The order of every rank: the first node of a pair listens, its partner is the rank with the same rails."""
         retired: dict[int, int] = {}
         for node, rail in planned.retired:
             retired[node] = retired.get(node, 0) | 1 << rail
@@ -272,7 +269,6 @@ class Coordinator:
         return orders
 
     def _ask(self, orders: Mapping[int, bytes], kind: MessageType, seconds: float) -> dict[int, bytes]:
-        """The replies to orders; who gives none in time is gone."""
         asked: dict[int, None] = {}
         for rank, order in orders.items():
             if (supervised := self._supervised.get(rank)) is None:
@@ -305,7 +301,6 @@ class Coordinator:
         return replies
 
     def _received(self, supervised: _Supervised) -> list[bytes]:
-        """The messages that have arrived; none of a supervisor that is gone, or says what makes no sense."""
         try:
             data = supervised.connection.recv(_AT_ONCE)
             if data:

@@ -361,7 +361,6 @@ class Supervisor:
     def _answers(
         self, number: int, rails: Sequence[int], deadline: float, found: dict[int, tuple[float, Outcome, str]]
     ) -> dict[int, dict[str, object]]:
-        """The answers that workers give until then; those that die meanwhile are found to have."""
         answers: dict[int, dict[str, object]] = {}
         while waiting := [rail for rail in rails if rail not in answers and rail not in found]:
             if not seconds_left(deadline):
@@ -409,7 +408,6 @@ class Supervisor:
 
 
 def _connected(places: Sequence[tuple[str, int]]) -> socket.socket:
-    """A connection to whichever of these answers. Raises OSError where none does."""
     error: OSError = ConnectionRefusedError("rank 0 offered no address")
     for _ in range(_TRIES):
         for place in places:

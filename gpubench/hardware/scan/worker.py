@@ -436,7 +436,6 @@ def main() -> None:
 
 
 def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: WorkerTask) -> dict[str, object]:
-    """The answer to a task: figures, or what went wrong."""
     try:
         deadline = time.monotonic() + task.deadline_s
         backend.open()

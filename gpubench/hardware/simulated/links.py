@@ -99,7 +99,6 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
 
 
 def _share(profile: Profile, fault: Fault) -> float:
-    """The share of the bandwidth of a GPU's links that one fault leaves; 0 where no NVLink is left."""
     share = float(fault.get("speed") or 1)
     active, nvlink = fault.get("nvlink"), profile.nvlink
     if active is not None and nvlink is not None:
@@ -110,7 +109,6 @@ def _share(profile: Profile, fault: Fault) -> float:
 
 
 def _pcie_share(profile: Profile, fault: Fault) -> float:
-    """The share of the bandwidth of a GPU's PCIe link that a fault leaves."""
     left = pcie_gb_s(
         int(fault.get("generation") or profile.gpu.pcie_generation), int(fault.get("width") or profile.gpu.pcie_width)
     )
@@ -520,7 +518,6 @@ class SimulatedTraffic:
 
     @staticmethod
     def _network_gb_s(nic: NicFacts) -> float:
-        """What a port carries of a job on several nodes."""
         moves = nic.rdma and nic.state in ("active", None)
         return (nic.rate_gbit_s or _LEAST_RATE_GBIT_S) / BITS_PER_BYTE * NETWORK_SHARE if moves else 0.0
 
@@ -545,7 +542,6 @@ class SimulatedTraffic:
 
 
 def _ring(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlinks: bool) -> Sequence[Ways]:
-    """What a ring of these GPUs moves: every hop the same, by NVLink where it is direct, and as fast as the slowest."""
     staged_with = [gpu.staged_with for gpu in links.gpus[:gpus]]
     indices = [gpu.index for gpu in links.gpus[:gpus]]
     hops = [(one, (one + 1) % gpus) for one in range(gpus)]

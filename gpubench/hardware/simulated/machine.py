@@ -369,7 +369,6 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
 
 
 def _part_of_rack(rack: Profile, nodes: int, gpus: int, text: str) -> Profile:
-    """NVLink domains of so many GPUs of a rack of `nodes`."""
     own, rest = divmod(gpus, rack.match.visible)
     if rest or own > nodes:
         most = nodes * rack.match.visible
@@ -378,7 +377,6 @@ def _part_of_rack(rack: Profile, nodes: int, gpus: int, text: str) -> Profile:
 
 
 def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
-    """The part of a board that a virtual machine shows; all of it without a number."""
     if gpus is None:
         return profile
     most = profile.match.visible
@@ -458,7 +456,6 @@ def _on(faults: Sequence[Fault], number: int) -> list[Fault]:
 
 
 def _named(node: Snapshot, number: int, seed: int) -> Snapshot:
-    """A copy of the node with a host name, a boot id and UUIDs of its own."""
     host = f"node{number}"
     return replace(
         node,

@@ -226,7 +226,6 @@ def simulated_local_figures(
 
 
 def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
-    """The figures of a node with these faults, without noise."""
     gpus = node_links(profile, faults).gpus
     for gpu in gpus:
         for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST):
@@ -286,7 +285,6 @@ def _nic_share(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
 
 
 def _gpu_share(profile: Profile, links: NodeLinks, rail: int) -> float:
-    """What a GPU's PCIe link leaves of its NIC; NVLinks carry nothing between nodes."""
     gpu = next((each for each in links.gpus if each.index == rail), None)
     if gpu is None:
         return 0.0

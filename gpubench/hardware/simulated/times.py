@@ -176,8 +176,6 @@ class CollectiveTimes:
 
 
 class _Model:
-    """One collective on so many ranks a node."""
-
     def __init__(
         self,
         machine: SimulatedMachine,
@@ -250,7 +248,6 @@ class _Model:
         return max(stretched, staged)
 
     def _across(self, kinds: Sequence[NodeLinks], size_bytes: int) -> float:
-        """Seconds above the latency inside a node, where nodes have these links."""
         if self._nodes == 1:
             return 0.0
         if not all(links.nics_gb_s for links in kinds):

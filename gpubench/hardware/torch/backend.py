@@ -266,8 +266,6 @@ class TorchGroups:
 
 
 class _Opening:
-    """What every backend of torch's hands on to its process groups."""
-
     _groups: TorchGroups
 
     @property

@@ -162,7 +162,6 @@ class Watchdog:
                 self._reporter.note(text)
 
     def _report_loss(self, lost: LostRank) -> None:
-        """Report the first rank that was lost, and no other: launchers kill all ranks as soon as one is lost."""
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
@@ -173,7 +172,6 @@ class Watchdog:
             peers.serve(_SECONDS_TO_ANSWER)
 
     def _must_end(self) -> bool:
-        """True where this watchdog has to end its rank: by order, without a launcher, or because the job hangs."""
         parent = _parent_of(self._watched.pid)
         if (self._peers is not None and self._peers.ordered_to_end) or (parent and parent != self._parent):
             return True
@@ -191,7 +189,6 @@ class Watchdog:
         return self._is_hung(peers, sorted([*states, self.state()], key=lambda each: each.rank))
 
     def _is_hung(self, peers: Peers, states: Sequence[RankState]) -> bool:
-        """True where the job hangs; the hang is then reported and the other ranks are ordered to end."""
         timeout_s = self._watched.timeout_s
         seconds_left = max(each.seconds_left(timeout_s) for each in states)
         if seconds_left > 0:
@@ -236,7 +233,6 @@ class Watchdog:
             self._wait(_SECONDS_TO_END)
 
     def _ask_rank(self, request: str, seconds: float) -> str:
-        """The answer of the rank's thread for such requests; empty where there is none in time."""
         if not self._rank_answers:
             return ""
         self._answers.clear()
@@ -269,7 +265,6 @@ class Watchdog:
                 return
 
     def _receive(self) -> None:
-        """Take the messages that the rank has sent."""
         try:
             data = self._control.recv(1 << 16)
         except OSError:
@@ -370,8 +365,6 @@ def _local_socket(job: str, rank: int) -> socket.socket:
 
 
 class _StderrReporter:
-    """Reports on stderr, where the rank's own errors go."""
-
     sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:

@@ -302,7 +302,6 @@ def _packed_text(text: str, most: int) -> bytes:
 
 
 def _text(data: bytes, most: int) -> tuple[str, bytes]:
-    """A text, and what follows it."""
     length = _LENGTH.unpack_from(data)[0]
     end = _LENGTH.size + length
     if length > most or end > len(data):

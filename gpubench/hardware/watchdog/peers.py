@@ -358,7 +358,6 @@ class Peers:
                     break
 
     def _receive_one(self, own: socket.socket) -> bool:
-        """False where none has arrived."""
         try:
             received = self._datagrams.receive(own)
             if received is not None:
@@ -446,8 +445,6 @@ class Peers:
 
 
 class _DroppingLimit:
-    """The datagrams that were not believed lately."""
-
     def __init__(self) -> None:
         self._count = 0
         self._since = 0.0

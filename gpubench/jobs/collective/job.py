@@ -171,7 +171,6 @@ def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _ended(job: "Popen[bytes]") -> Iterator[None]:
-    """End a job that nobody has ended, whatever happened before somebody listened to it."""
     try:
         yield
     finally:
@@ -183,7 +182,6 @@ def _shows_progress(plan: CollectivePlan) -> bool:
 
 
 def _presenter(plan: CollectivePlan) -> "Presenter":
-    """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""
     from gpubench.formats.presenter import Presenter, terminal_style
 
     shown = plan.presentation
@@ -321,7 +319,6 @@ class _LaunchedJob:
             self._presenter.note(line.removeprefix(_OWN_NAME))
 
     def _died(self) -> GpubenchError:
-        """The reason why there is no result: the first rank that was killed or crashed, as launchers end the others."""
         first = first_lost(self._lost)
         if first is None and self._ranks_spoke:
             return ranks_ended_early(self._launcher_code, self._presenter.rows)

@@ -207,7 +207,6 @@ def speed_judge_of(
 
 
 def _in_the_past(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
-    """What earlier results reached, and as far off as they were from each other."""
     figure = past.time_of(row)
     if figure is None or figure.time_us is None:
         return None

@@ -221,7 +221,6 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
 
 
 def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Group) -> Callable[[], str]:
-    """Asks, on the first rank, for the libnccl that CuPy loads where torch does not come first; '' where it is not."""
     torch_comes_first = plan.nccl_library is None and any(kind.name.startswith(TORCH) for kind in kinds)
     if group.rank or not torch_comes_first:
         return lambda: ""
@@ -242,7 +241,6 @@ def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) ->
 
 
 def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
-    """Backends in the order in which they are loaded: where torch is still being imported it is waited for."""
     return sorted(kinds, key=lambda kind: not kind.name.startswith(TORCH))
 
 

@@ -106,7 +106,6 @@ class OverlapRankJob(CollectiveRankJob):
         return super().run(channel)
 
     def _before_sizes(self, opened: Opened) -> None:
-        """Take the memory of the partners: what is left is for the collective."""
         if opened.library is None or opened.device is None:
             raise no_gpu("this rank opened none", for_what=OVERLAP)
         backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for

@@ -41,8 +41,6 @@ class LoggingLibrary(ResettableLog, NcclErrors, Protocol):
 
 
 class _Known(NamedTuple):
-    """The facts of a rank that all others get before NCCL begins."""
-
     identity: RankIdentity
     facts: RankFacts
     settings: Mapping[str, str]
@@ -176,7 +174,6 @@ class PathWatch:
         return self._circumstances(self._nodes)
 
     def _read_again(self) -> None:
-        """What is loaded by now, and how long ranks have waited for a CPU; the first rank gets them."""
         share = waited_share(self._delay_before, run_delay())
         later = self._group.collect((read_again(self._facts), share))
         if later is not None:

@@ -123,7 +123,6 @@ class CollectiveRankJob:
             return self._measure(rank, opened, listener)
 
     def _join_group(self, split: str) -> None:
-        """Be one of the groups that all measure at once."""
         identities = self._group.gather(self.identity)
         self._parts = agree(self._group, lambda: groups_of(split, identities))
         color = next(number for number, part in enumerate(self._parts) if self._group.rank in part.ranks)
@@ -179,7 +178,6 @@ class CollectiveRankJob:
         return self._end(metadata, with_mpi_support(report, opened.mpi_support), opened, listener)
 
     def _end(self, metadata: "Metadata", report: Report, opened: Opened, listener: Listener[CollectiveRow]) -> int:
-        """Give back what was opened, and hand on the report; the exit code."""
         opened.backend.close()
         self._progress.enter(Phase.OUTPUT)
         if self._group.rank == 0:
@@ -200,7 +198,6 @@ class CollectiveRankJob:
         return exit_code_of(metadata, report)
 
     def _past(self, metadata: "Metadata") -> "PastFigures | None":
-        """This machine's past on the first rank, where the run's own result is kept in a folder."""
         if self._group.rank != 0 or self._plan.history is None:
             return None
         from gpubench.jobs.compare import past_of
@@ -212,7 +209,6 @@ class CollectiveRankJob:
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
-        """The backends beside the first; their ranks are connected once they are tried out."""
         found = []
         for kind in map(backend_named, self._plan.variants.beside):
             refused = opened.refusal(kind, self._plan.collective.name)
@@ -226,7 +222,6 @@ class CollectiveRankJob:
     def _sizes(
         self, request: SweepRequest, opened: Opened, beside: Sequence[BesideBackend]
     ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-        """The sizes that fit on every rank, in every group and with every backend; the others with their reasons."""
         group, backend, holders = self._group, opened.backend, opened.memory_holders
         sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity, holders))
         for other in (each.backend for each in beside if each.backend is not None):
@@ -242,7 +237,6 @@ class CollectiveRankJob:
         listener: Listener[CollectiveRow],
         observers: Observers,
     ) -> Report:
-        """Measure, in all groups at once where there are several, or in all variants."""
         if self._part is None:
             return measure_variants(request, self._group, variants, identities, listener, observers)
         from gpubench.measure.collective.variants import GroupRows, InStep
@@ -322,7 +316,6 @@ class CollectiveRankJob:
 
 
 def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapping[str, str]) -> dict[str, str]:
-    """What does the work, of all backends."""
     libraries = {**opened.backend.libraries(), **started_by}
     for other in (each.backend for each in beside if each.backend is not None):
         libraries = {**other.libraries(), **libraries}

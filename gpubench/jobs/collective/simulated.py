@@ -213,7 +213,6 @@ def _record(
     request: SweepRequest,
     made: Sequence[Sequence[float]],
 ) -> None:
-    """Write a recording of what the model said of every row, in seconds by rank."""
     from gpubench.measure.collective.recording import RecordedRow, RecordingLine
 
     with written(directory, RecordedCollective.of(described), Machines.of(nodes)) as write:
@@ -225,7 +224,6 @@ def _record(
 
 
 def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> int:
-    """--np spread evenly over the nodes, else one rank a GPU."""
     if plan.ranks is None:
         return gpus
     per_node, rest = divmod(plan.ranks, simulation.machine.nodes)
@@ -290,7 +288,6 @@ def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str
 
 
 def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
-    """Nodes and processes as they were. Raises UsageError: they and the samples do not belong together."""
     by_host = {node.snapshot.host: node for node in machines.nodes}
     facts = machines.processes
     missing = [f"samples of {host}, which no node of the recording is" for host in found.hosts if host not in by_host]

@@ -234,7 +234,6 @@ def _topmost(number: int, root_of: Mapping[int, int | None]) -> int:
 
 
 def _root(number: int, places: Mapping[int, _FindingPlace], *, nvlinked: bool) -> int | None:
-    """The finding that explains another: a setting or device before a figure, the gravest first."""
     place = places[number]
     roots = [
         other
@@ -266,7 +265,6 @@ def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> b
 
 
 def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
-    """True if a condition makes what it touches do this."""
     told, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()
     if told.id == HOST_STAGED:
@@ -319,8 +317,6 @@ _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The findings of one check, those on facts that could not be read included, and what its conditions saw."""
-
     check: Check
     findings: tuple[Finding, ...]
     looked: Looked
@@ -360,7 +356,6 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
 
 
 def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
-    """The first node, after those that findings name."""
     told = [
         node
         for node in facts.nodes
@@ -422,7 +417,6 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:
-    """False for a check of speed whose rows nobody could judge."""
     if check.name == "collective_bandwidth" and facts.measurements.collectives:
         return any(row.expected_us and row.verdict is not None for row in facts.measurements.collectives)
     if check.name == "p2p_bandwidth":
@@ -432,7 +426,6 @@ def _is_judged(facts: Facts, check: Check) -> bool:
 
 
 def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:
-    """The hosts that a check could not look at: those whose driver did not tell, or that could not be measured."""
     if check.needs is not Need.FACTS:
         return tuple(each.node for each in facts.measurements.failed_on if each.need is check.needs)
     if check.name in _OF_SILENCE:
@@ -441,7 +434,6 @@ def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:
 
 
 def _is_silent(node: Topology) -> bool:
-    """True if the driver, or another source of facts, tells nothing of GPUs that are there."""
     return bool(node.snapshot.failures or (node.gpus and node.snapshot.driver.absent))
 
 

@@ -210,7 +210,6 @@ def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collecti
 
 
 def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology]) -> str:
-    """Facts without a value or a reason, as in a recording without them, and their subjects."""
     found: dict[str, list[str]] = {}
     every: dict[str, int] = {}
     for scope, names in _by_scope(check).items():
@@ -232,7 +231,6 @@ def _said(scope: str, name: str, subject: _Subject) -> str:
 
 
 def _by_scope(check: Check) -> dict[str, list[str]]:
-    """The facts that a check reads, by scope."""
     found: dict[str, list[str]] = {}
     for each in check.reads:
         scope, _, name = each.partition(".")
@@ -241,7 +239,6 @@ def _by_scope(check: Check) -> dict[str, list[str]]:
 
 
 def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> Iterable[_Subject]:
-    """All subjects of one scope on a node; a subject without facts if the node should have some."""
     alive = [gpu for gpu in node.gpus if gpu.lost is None]
     match scope:
         case "gpu":
@@ -270,7 +267,6 @@ def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFa
 
 
 def _tells(facts: Any, name: str) -> bool:
-    """True if a fact has a value. Of several parts one value is enough; an empty list of parts counts as a value."""
     if isinstance(facts, tuple):
         return not facts or any(_tells(each, name) for each in facts)
     first, _, rest = name.partition(".")
@@ -321,7 +317,6 @@ def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> It
 
 
 def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
-    """The reasons for facts with these names, for their parents, and for their parts."""
     names = [each for name in wanted for each in name.split("|")]
     return {
         name: reason

@@ -148,7 +148,6 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
 
 
 def _verdict(request: SweepRequest, job: JobFacts, wrong: int) -> Verdict | None:
-    """The verdict on the data of a row; one rank sends none."""
     if wrong and request.check:
         return Verdict.FAIL
     return Verdict.SKIP if job.ranks == 1 else Verdict.PASS if request.check else None
@@ -301,7 +300,6 @@ class Timer:
         return self.sampling.mode is Mode.THROUGHPUT and self.sampling.iterations is None
 
     def _batches(self, launches: Sequence[Launch], a_batch: int) -> OwnTimes:
-        """Loops of batches of so many operations, until their mean is known well enough or the budget is spent."""
         seconds, operations, values, issued = 0.0, 0, list[float](), list[float]()
         more = FIRST_BATCHES
         while True:
@@ -326,7 +324,6 @@ class Timer:
                 )
 
     def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:
-        """The first rank's statistics of all ranks' batches, and the effort spent on them."""
         collected = self.group.collect((Spread.of(values), seconds))
         decision = None
         if collected is not None:
@@ -379,7 +376,6 @@ class Timer:
         return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
 
     def _note(self, effort: Effort) -> str | None:
-        """The note of a row whose interval did not get tight within the budget."""
         interval = effort.interval
         if self.sampling.iterations is not None or (interval is not None and interval <= INTERVAL):
             return None

@@ -183,7 +183,6 @@ def read_choices(
 
 
 def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable[[str | None], Used]:
-    """The connections of an algorithm, or without one of the sends between these pairs; each found once."""
 
     @cache
     def used(algorithm: str | None) -> Used:
@@ -336,7 +335,6 @@ def _unconnected(choices: LoggedChoices) -> list[str]:
 
 
 def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
-    """The transports of those paths that go through host memory, by their ranks."""
     return {_ranks(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
 
 
@@ -425,7 +423,6 @@ class _Paths:
         return (*([source.sent] if sent else []), *([destination.received] if received else []))
 
     def _foreign_gb_s(self, pair: Pair) -> float:
-        """What others sent from the one GPU or to the other over NVLink while this job was idle."""
         idle = self._observed.idle
         if not idle:
             return 0.0
@@ -457,7 +454,6 @@ class _Paths:
 
 
 def _selection(transports: Sequence[Transport], own_way: str) -> Evidence:
-    """What the library chose; `own_way` is why it has no other way than host memory, empty where it has."""
     if own_way:
         return Evidence(State.CONTRADICTING, own_way)
     if not transports:
@@ -506,7 +502,6 @@ class PathJudge:
         return backend in self.observations.choices_by_setting
 
     def _limit(self, setting: str | None, choice: Choice) -> Limit:
-        """The ceiling of busbw; operations with one algorithm under one setting have the same."""
         key = setting, None if choice.tuning is None else choice.tuning.algorithm
         if key not in self._limits:
             self._limits[key] = self._limit_of(key[1], choice.used)

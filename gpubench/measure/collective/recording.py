@@ -350,7 +350,6 @@ def _check_ranks(found: RecordedCollective, where: str) -> None:
 
 
 def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
-    """True if groups have every rank once, and names of their own."""
     ranks = sorted(rank for part in parts for rank in part.ranks)
     names = {part.name for part in parts}
     return ranks == list(range(count)) and all(part.ranks for part in parts) and len(names) == len(parts)
@@ -598,7 +597,6 @@ class _RowsOfCases:
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:
-    """The report of a run that did not come to its end."""
     last = f"the last of them {rows[-1].case.label}" if rows else "for it ended before the first"
     finding = Finding(
         id=CUT_SHORT,

@@ -102,7 +102,6 @@ class ExpectedTimes:
         return found or from_limit(self.collective, row)
 
     def _over_links(self, row: CollectiveRow) -> ExpectedTime | None:
-        """What a row of the host backend should take over the links between its nodes, where these are known."""
         if self.network is None or row.backend != _HOST:
             return None
         from gpubench.collectives.expected import from_links
@@ -206,7 +205,6 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
 
 
 def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
-    """The likeliest cause of slowness; a weak one explains nothing by itself."""
     found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
 
@@ -521,7 +519,6 @@ def _staged(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdenti
 
 
 def _incomplete(file: ResultFile) -> Iterator[Finding]:
-    """A whole output without its end: the rows stand, and nobody knows how the run ended. Of an excerpt nobody asks."""
     if file.complete or not file.circumstances.hosts:
         return
     yield Finding(

@@ -311,7 +311,6 @@ class Sweep:
         return self.request.collective.issue(self.backend.calls, call) if self.issue is None else self.issue(call)
 
     def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
-        """The times of this rank. Buffers are poisoned behind the warm-up: its results cannot pass for timed ones."""
         request = self.request
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         self.fill(row, case, len(launches))

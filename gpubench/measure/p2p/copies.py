@@ -103,7 +103,6 @@ class ManagedBench:
             self._managed.prefetch(self._pages, self._home(copy), copy.by)
 
     def _pass(self, copy: ManagedCopy) -> float:
-        """Seconds of one pass over all bytes."""
         if copy.way is ManagedWay.PREFETCH:
             return self._managed.prefetch(self._pages, _place(copy.destination), copy.by)
         source, destination = Region(self._source(copy), 0), Region(self._destination(copy), 0)
@@ -139,13 +138,11 @@ class ManagedBench:
         destination.fill_byte(self._size, POISON)
 
     def _on_gpu(self, copy: ManagedCopy) -> Memory:
-        """The pages on a GPU, as that GPU fills them."""
         gpu = copy.by if copy.source is None else copy.source
         self._managed.prefetch(self._pages, gpu, gpu)
         return self._managed.on(self._pages, gpu)
 
     def _wrong(self, copy: ManagedCopy) -> int:
-        """Wrong elements, counted where they arrived."""
         data, block = random_data(self._size, self._row, _SENDERS)
         if copy.way is ManagedWay.PREFETCH:
             arrived = self._managed.on(self._pages, _place(copy.destination))
@@ -316,7 +313,6 @@ class CopyBench(Bench):
             memory.fill_byte(stream.destination.offset_bytes + stream.size_bytes, POISON)
 
     def _wrong(self, streams: Sequence[CopyStream]) -> int | None:
-        """Wrong elements at all destinations, counted by the GPUs that own them; None where nobody looked."""
         if not self._request.check:
             return None
         senders = {id(memory): place for place, memory in self._sent.items()}
@@ -338,12 +334,10 @@ def unreachable_pairs(copies: Copies) -> frozenset[Pair]:
 
 
 def _issuer(direction: Direction, pair: Pair) -> int:
-    """The GPU whose engine copies."""
     return pair[1] if direction is Direction.READ else pair[0]
 
 
 def _counted_gpu(copy: PairCopy | HostCopy | PatternCopy) -> int | None:
-    """The GPU whose links tell which way a copy went: of a pair the source; of many pairs none."""
     if isinstance(copy, PairCopy):
         return copy.pair[0]
     return copy.gpu if isinstance(copy, HostCopy) else None
@@ -530,7 +524,6 @@ class _Round:
         return [each for each, _ in answers]
 
     def _copies(self, pair: Pair, repeats: int, samples: int) -> tuple[float, ...]:
-        """Seconds a copy in each sample, on the rank that makes them; on its partner nothing, but over a network."""
         copies, series, (source, destination) = self._bench.copies, self._series, pair
         is_source = self._bench.group.rank == source
         own = self._buffers[0 if is_source else 1]
@@ -555,13 +548,11 @@ class _Round:
             self._reading = self._bench.meter.read(_OWN_GPU)
 
     def _carried(self, pair: Pair, repeats: int) -> Carried | None:
-        """The count of the source's links, on its rank; none of what NCCL sends its own way."""
         if self._bench.group.rank != pair[0] or self._reading is None:
             return None
         return self._bench.meter.since(self._reading, repeats * self._series.size_bytes)
 
     def _wrong(self, pair: Pair) -> int | None:
-        """Wrong elements, on the destination's rank."""
         if self._bench.group.rank != pair[1] or not self._bench.request.check:
             return None
         data, block = self._data()

@@ -136,7 +136,6 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_
 
 
 def _counted(cell: Cell) -> str:
-    """The counters of a copy that did not use NVLink, in words."""
     carried = cell.carried
     nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
     return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
@@ -154,8 +153,6 @@ def _written(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMat
 
 @dataclass(frozen=True, slots=True)
 class _Slowness:
-    """A GPU or pairs that are slow in one series."""
-
     subjects: tuple[str, ...]
     series: Series
     verdict: Verdict
@@ -197,7 +194,6 @@ def _slow(
 
 
 def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:
-    """The pairs with slow small copies, one entry for each series, slowest pair first."""
     for matrix in matrices:
         late = sorted(matrix.slow - set(staged), key=matrix.gb_s.__getitem__)
         if late and not matrix.series.is_large:
@@ -210,7 +206,6 @@ def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequen
 def _slow_in(
     matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu], paths: Mapping[Pair, str] | None
 ) -> Iterator[_Slowness]:
-    """The GPUs and pairs that stand out in a matrix without the `known` pairs; all slow pairs if none stands out."""
     slow = matrix.slow - known
     others = {pair: gb_s for pair, gb_s in matrix.gb_s.items() if pair not in known}
     odd = [each for each in odd_ones(others, len(gpus), paths) if any(set(each.gpus) <= set(pair) for pair in slow)]
@@ -232,7 +227,6 @@ def _named(oddity: Oddity, gpus: Sequence[CopyGpu]) -> str:
 
 
 def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
-    """Pairs whose copies are slower with peer access than through host memory."""
     off = _written(matrices, peer=False)
     for size_bytes, matrix in _written(matrices, peer=True).items():
         if not matrix.series.is_judged or size_bytes not in off:
@@ -286,7 +280,6 @@ class _Subjects(TypedDict):
 
 
 def _subjects(named: Sequence[str]) -> _Subjects:
-    """The subjects of a finding, and the first few of them in words."""
     return {"subject": some_of(named, _MOST_PAIRS), "subjects": tuple(named)}
 
 

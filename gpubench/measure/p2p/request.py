@@ -354,7 +354,6 @@ class CopyMachine:
 
 
 def _without(pids: AbstractSet[int], node: Topology) -> Topology:
-    """The node without these processes on its GPUs."""
     gpus = tuple(
         replace(gpu, processes=tuple(each for each in gpu.processes or () if each.pid not in pids))
         for gpu in node.snapshot.gpus
@@ -518,7 +517,6 @@ def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP
 
 
 def _check(recorded: RecordedP2p, where: str) -> None:
-    """Refuse what no run can have been."""
     if recorded.schema_version != VERSION:
         raise UsageError(
             f"{where}: schema_version {recorded.schema_version}",

@@ -96,7 +96,6 @@ def expected_copy(machine: CopyMachine, series: Series, pair: Pair, reference: R
 
 
 def _small(machine: CopyMachine, series: Series, path: str) -> ExpectedCopy | None:
-    """Latency and bytes over bandwidth, by a profile of this very kind of machine."""
     if machine.matched is None or machine.matched.profile.match.generic is not None or series.quantity is None:
         return None
     profile = machine.matched.profile
@@ -157,7 +156,6 @@ def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -
 
 
 def _total_gb_s(request: P2pRequest, cell: Cell, pairs: int) -> float | None:
-    """The bandwidth of all pairs together."""
     return pairs * request.pattern_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
 
 
@@ -243,7 +241,6 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
 
 
 def _host_expected(machine: CopyMachine, copy: HostCopy, size_bytes: int) -> float | None:
-    """GB/s that the profile has of large copies of pinned memory."""
     if copy.memory is not HostMemory.PINNED or size_bytes < JUDGED_FROM_BYTES:
         return None
     quantity = "host_to_device_gb_s" if copy.to_gpu else "device_to_host_gb_s"

@@ -86,8 +86,6 @@ def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Seq
 
 
 class _PairObservations:
-    """The evidence on each pair, from its cells in all matrices."""
-
     def __init__(self, machine: CopyMachine, matrices: Sequence[CopyMatrix]) -> None:
         self._machine, self._matrices = machine, matrices
         self._staged = staged_pairs(matrices, machine.wiring.outruns_host)
@@ -181,7 +179,6 @@ class _PairObservations:
         return found or Evidence(seen="nothing was measured that would tell")
 
     def _of_others(self, pair: Pair, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
-        """Evidence where others moved the NVLink counters: of PCIe counters, which others do not make stand still."""
         seen = self._sent_by_others(pair, on)
         if not seen:
             return None
@@ -190,7 +187,6 @@ class _PairObservations:
         return Evidence(seen=seen)
 
     def _sent_by_others(self, pair: Pair, on: Sequence[tuple[Series, Cell]]) -> str:
-        """What shows that others send over the NVLinks of the source; empty where nothing does."""
         shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
         if max(shares, default=0.0) > MOST_SHARE:
             return f"NVLink counters moved by {max(shares):.2g} times our bytes: {SOMEBODY_ELSE}"
@@ -201,7 +197,6 @@ class _PairObservations:
         return f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {SOMEBODY_ELSE}"
 
     def _counted(self, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
-        """The evidence of counters for a path that is not staged."""
         shares = [share for _, cell in on if (share := cell.carried.nvlink_share) is not None and share <= MOST_SHARE]
         if shares:
             return Evidence(State.PRESENT, f"NVLink counters moved by {min(shares):.0%} of what was copied")
@@ -244,12 +239,10 @@ class _PairObservations:
         return None
 
     def _copied(self, pair: Pair, *, peer: bool) -> list[tuple[Series, Cell]]:
-        """The cells that copy engines, or NCCL, copied."""
         cells = self._cells(pair, peer=peer)
         return [(series, cell) for series, cell in cells if series.engine is Engine.CE and cell.seconds]
 
     def _cells(self, pair: Pair, *, peer: bool | None) -> list[tuple[Series, Cell]]:
-        """The cells of this pair alone: copies both ways at once are of the opposite pair too."""
         return [
             (each.series, each.cells[pair])
             for each in self._matrices
@@ -360,7 +353,6 @@ class P2pRun:
         return next((support[end].lacks for end in ends if support[end].lacks), "")
 
     def _measure_series(self, *, peer: bool) -> None:
-        """A matrix of each series between the pairs that it is for: on a node, or across nodes."""
         for series in (each for each in self._request.series if each.peer is peer):
             scoped = [each for each in self._request.pairs if (self._machine.scope(each) == NETWORK) == series.network]
             if scoped:
@@ -392,7 +384,6 @@ class P2pRun:
         self._above += [row for row in rows.values() if times_limit(row) is not None]
 
     def _row(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> PairRow:
-        """The row of a cell, with what is expected of it and the verdict."""
         row = pair_row(self._machine, series, pair, cell, self._verdict(series, pair, cell, gb_s))
         reference = self._reference(series, pair, gb_s) if self._is_judged(series, pair) else None
         expected = expected_copy(self._machine, series, pair, reference)
@@ -413,7 +404,6 @@ class P2pRun:
         return None if self._machine.can_reach(pair) else Cell()
 
     def _is_judged(self, series: Series, pair: Pair) -> bool:
-        """Whether a bandwidth gets a verdict: also without peer access, where a healthy machine has no other way."""
         by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
@@ -483,7 +473,6 @@ def _title(series: Series) -> str:
 
 
 def _ratios(matrices: Sequence[CopyMatrix]) -> dict[Pair, float]:
-    """Bandwidth with peer access over that without, at the largest size that has both."""
     off = {each.series.size_bytes: each.gb_s for each in matrices if not each.series.peer}
     on = {
         each.series.size_bytes: each.gb_s

@@ -90,7 +90,6 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
 
 
 def _others(group: tuple[int, ...], gpus: Sequence[GpuRates]) -> dict[str, str]:
-    """'process 7 (python) uses GPU0 as well', by bus id, of every GPU that another process is on too."""
     return {
         gpu.bus_id: _as_well(process, gpu)
         for gpu in gpus
@@ -122,7 +121,6 @@ def _as_well(process: GpuProcess, gpu: GpuRates) -> str:
 
 
 def _users(gpu: GpuRates) -> Iterator[GpuProcess]:
-    """The processes on a GPU that may send bytes of their own."""
     return (each for each in gpu.processes or () if not _is_service(each.name))
 
 
@@ -131,7 +129,6 @@ def _is_service(name: str | None) -> bool:
 
 
 def _is_closed(task: TaskFacts) -> bool:
-    """True for a process of which nothing tells to which others it belongs."""
     return task.facts is None and not task.together
 
 
@@ -164,7 +161,6 @@ def _job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
 
 
 def _name(tasks: Sequence[TaskFacts]) -> str:
-    """What joins its processes, with their program: 'python (torchrun 127.0.0.1:29500)'; of one process its pid."""
     program = next((task.name for task in tasks if task.name), "?")
     if len(tasks) == 1:
         return f"process {tasks[0].pid} ({program})"
@@ -279,7 +275,6 @@ def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Tran
 
 
 def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
-    """The run as the job's processes have it: each the rank of its own GPU, where it has one alone."""
     places: list[Located] = []
     facts = []
     host = node.snapshot.host

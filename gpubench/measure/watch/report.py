@@ -198,7 +198,6 @@ class Course:
         return {host: reason for host, (reason, _) in self._silent.items()}
 
     def _explain(self, course: JobCourse, observed: Observed, host: str) -> None:
-        """Once, when it is sure that there is something to explain."""
         way = observed.way
         if way not in (Way.STAGED, Way.SOCKETS) or course.explained is way or not course.stretches[way].is_steady:
             return
@@ -537,7 +536,6 @@ def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
 
 
 def _together(alike: Sequence[tuple[JobCourse, Finding]]) -> list[str]:
-    """'python (torch node0:29500) on node0-15 GPU0-7': each job with all its nodes."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for course, _ in alike:
         if course.main.last is not None:

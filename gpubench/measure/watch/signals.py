@@ -206,7 +206,6 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
 
 
 def _senders(job: RunningJob) -> set[str]:
-    """The GPUs that send data over PCIe, by bus id."""
     return {gpu.bus_id for gpu in job.gpus if _data_sent(gpu) >= BUSY_GB_S}
 
 
@@ -243,7 +242,6 @@ def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
 
 
 def _data_sent(gpu: GpuRates) -> float:
-    """The PCIe bandwidth that a GPU sends, without possible read requests for the data it receives."""
     return max((gpu.pcie_sent or 0.0) - REQUESTS_SHARE * (gpu.pcie_received or 0.0), 0.0)
 
 
@@ -351,13 +349,11 @@ def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, flo
 
 
 def _is_busy(nic: NicRates) -> bool:
-    """True for traffic in both directions, as between processes; files are read in one direction."""
     less, more = sorted((nic.sent or 0.0, nic.received or 0.0))
     return more >= BUSY_GB_S and less >= BUSY_GB_S / 5
 
 
 def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
-    """RDMA ports that carry far less or more than the median of at least three ports."""
     rails = [nic for nic in nics if nic.rdma and nic.active is not False and nic.sent is not None]
     carried = {nic.name: max(nic.sent or 0.0, nic.received or 0.0) for nic in rails}
     usual = sorted(carried.values())[len(carried) // 2] if len(carried) > 2 else 0.0

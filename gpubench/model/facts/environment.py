@@ -82,7 +82,6 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
 
 
 def _by_torchrun(environment: Mapping[str, str]) -> LaunchedBy:
-    """Raises UsageError: what torchrun sets is there, and is no number."""
     found = {name: _number(environment, name) for name in OF_TORCHRUN if name != "MASTER_ADDR"}
     for name in (each for each, number in found.items() if number is None or (each == "WORLD_SIZE" and number == 0)):
         raise UsageError(

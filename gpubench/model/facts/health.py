@@ -150,7 +150,6 @@ def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
 
 
 def _many(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Iterator[Errors]:
-    """Errors during a run: grave ones, and corrected ones where they are more than a few."""
     if grave or sum(counts.values()) > FEW_MEANWHILE:
         yield Errors(device, counts, meanwhile=True, grave=grave)
 

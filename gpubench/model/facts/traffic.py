@@ -303,7 +303,6 @@ def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRat
 
 
 def _of_driver(name: str, reading: GpuReading, most_gb_s: float, unknown: dict[str, str]) -> float | None:
-    """The driver's average; None where it gives none, or one that no link carries, and of a GPU that is lost."""
     rate: float | None = getattr(reading, f"{name}_gb_s")
     if rate is None or reading.lost is not None:
         return None

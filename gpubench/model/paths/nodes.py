@@ -24,7 +24,6 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 def _numbers(value: object) -> Place:
-    """'580.159.04', '5 x16' and 400.0 by their numbers."""
     return tuple(int(each) for each in _NUMBER.findall(str(value)))
 
 
@@ -157,7 +156,6 @@ _Group = tuple[list[int], dict[int, tuple[Difference, ...]]]
 
 
 def _size_and_place(group: _Group) -> tuple[int, int]:
-    """The order of groups: the largest first, and of equally large ones the one with the first node."""
     return -len(group[0]) - len(group[1]), group[0][0]
 
 
@@ -181,7 +179,6 @@ def _without_strays(groups: Sequence[_Group], models: Sequence[Models], traits_o
 def _other_models(
     node: int, usual: int, models: Sequence[Models], traits_of: Sequence[Traits]
 ) -> tuple[Difference, ...]:
-    """The models, and what else differs but for what is said of each device."""
     seen = Difference("GPU models", *(", ".join(models[each]) or "none" for each in (node, usual)))
     return seen, *(
         each
@@ -208,7 +205,6 @@ def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> lis
 
 
 def _all_but(kind: type, *left_out: str) -> Callable[[object], tuple[object, ...]]:
-    """The values of a dataclass's fields, but for some."""
     return attrgetter(*(each.name for each in fields(kind) if each.name not in left_out))
 
 
@@ -305,7 +301,6 @@ def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
 
 
 def _devices(traits: Traits) -> str:
-    """The devices that traits are of, where nothing but their names tells two nodes apart."""
     return compress_names([name.removesuffix(_IN_EVERY_DEVICE) for name in traits if name.endswith(_IN_EVERY_DEVICE)])
 
 
@@ -335,7 +330,6 @@ def _text(value: object) -> str:
 
 
 def _letter(number: int) -> str:
-    """A, B, ... Z, AA, AB, ..."""
     head, last = divmod(number, 26)
     return (_letter(head - 1) if head else "") + chr(ord("A") + last)
 

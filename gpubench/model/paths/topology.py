@@ -249,7 +249,6 @@ class Topology:
 
     @cached_property
     def _links(self) -> dict[int, dict[str | None, int] | None]:
-        """Active NVLinks of each GPU by where they lead: a GPU's bus id, or the switch. None: not known."""
         counts: dict[int, dict[str | None, int] | None] = {}
         for gpu in self.gpus:
             if active_links(gpu) is None:
@@ -479,7 +478,6 @@ def _shared_switches(one: PciPlace, other: PciPlace) -> int:
 
 
 def _nvlink_limit(source: Device, links: int) -> Limit:
-    """GB/s per direction of so many NVLinks of a GPU; all of them are alike."""
     own = source.nvlinks if isinstance(source, GpuFacts) else None
     rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
     if rate is None:
@@ -591,7 +589,6 @@ def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: 
 
 
 def _is_granted_alike(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if two GPUs of the same models as these have peer access, and no NVLinks between them."""
     models = frozenset((source.name, destination.name))
     return None not in models and models in node.granted_over_pcie
 

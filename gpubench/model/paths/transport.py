@@ -205,7 +205,6 @@ def routes(logged: Iterable[LoggedChannels]) -> tuple[Route, ...]:
 
 
 def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Iterator[Route]:
-    """Channels that both ends name, then those that only one does."""
     ends = [each for each in logged if each.peer_to_peer is peer_to_peer]
     received = [each for each in ends if each.received]
     both_ends = 0
@@ -304,7 +303,6 @@ def without_idle(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, fl
 
 
 def _only(expected_bytes: Iterable[float]) -> int | None:
-    """The rank that has any bytes, where it is the only one."""
     ranks = [rank for rank, each in enumerate(expected_bytes) if each]
     return ranks[0] if len(ranks) == 1 else None
 
@@ -349,7 +347,6 @@ class Selection:
 
 
 def _by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pair, tuple[Transport, ...]]:
-    """The distinct transports of these pairs, worst first; both ends' where they differ."""
     found: dict[Pair, dict[Transport, None]] = {pair: {} for pair in sorted(pairs)}
     for path in paths:
         if (path.src, path.dst) in found:

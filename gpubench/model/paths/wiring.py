@@ -255,7 +255,6 @@ class Wiring:
 
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
-        """The facts of each GPU, found by its bus id, else its name: indices differ between ranks, CUDA and NVML."""
         by_id = {
             number: {gpu.bus_id or bus_id(gpu.device): gpu for gpu in node.gpus} for number, node in self.nodes.items()
         }
@@ -381,7 +380,6 @@ def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
 
 
 def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:
-    """GB/s that leave a node over the NICs near its ranks' GPUs, and over the slowest of them."""
     nics: dict[int, dict[str, tuple[NicFacts, GpuFacts]]] = {}
     links: list[float] = []
     for position in positions:
@@ -520,7 +518,6 @@ def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> Limit
 
 
 def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Limit]:
-    """The GB/s of each rank's links by direction: to the ranks it sends to, from those it receives from."""
     peers: dict[tuple[int, int], set[Pair]] = {}
     for pair in pairs:
         peers.setdefault((pair[0], _SENT), set()).add(pair)
@@ -554,7 +551,6 @@ def _capped(each_gb_s: Sequence[float], total: Limit) -> float:
 
 
 def _unknown(limits: Collection[Limit]) -> Limit | None:
-    """The first limit that is not known; also of no limits at all."""
     if not limits:
         return Limit(None, "who is connected to whom is not known")
     return next((limit for limit in limits if limit.gb_s is None), None)

@@ -188,7 +188,6 @@ def _of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[Learn
 
 
 def _quantity(row: PairRow) -> str | None:
-    """The quantity of a profile that a row of p2p is; None for what profiles do not hold."""
     size_bytes = row.size_bytes or 0
     if not _is_between_gpus(row):
         large = size_bytes >= JUDGED_FROM_BYTES and HostMemory.of_note(row.note) is HostMemory.PINNED

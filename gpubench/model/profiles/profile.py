@@ -453,7 +453,6 @@ def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
 
 
 def _pair_gb_s(profile: Profile, path: str | None) -> float:
-    """GB/s of the links between two GPUs in one direction: those of the path class, else the most of any pair."""
     if profile.nvlink is None:
         return profile.gpu.pcie_gb_s
     named = _NVLINK_PATH.fullmatch(path or "")

@@ -219,7 +219,6 @@ def _flat(sizes: Sequence[Sequence[BackendRow]]) -> list[BackendRow]:
 
 
 def _percent(rows: Sequence[BackendRow]) -> str:
-    """'88.4 to 101 %', from the slowest to the fastest."""
     speeds = [row.speed_percent for row in rows]
     return " to ".join(dict.fromkeys(_digits(each) for each in (min(speeds), max(speeds)))) + " %"
 
@@ -229,7 +228,6 @@ def _digits(value: float) -> str:
 
 
 def _span(rows: Sequence[BackendRow]) -> str:
-    """'from 1K to 64M', 'at 64M'."""
     sizes = [row.size_bytes for row in rows]
     smallest, largest = format_size(min(sizes)), format_size(max(sizes))
     return f"at {largest}" if smallest == largest else f"from {smallest} to {largest}"
@@ -241,7 +239,6 @@ def _placements(rows: Sequence[BackendRow]) -> str:
 
 
 def _drift_words(rows: Sequence[BackendRow]) -> str:
-    """That the first was not as fast as itself either."""
     worst = max(rows, key=lambda row: abs(row.first_drift_percent or 0.0))
     drift = abs(worst.first_drift_percent or 0.0)
     if drift <= _WITHIN_PERCENT:

@@ -238,7 +238,6 @@ class Slowness:
 
 
 def _percent(row: CollectiveRow) -> float:
-    """The expected time of a row over its time."""
     return 100 * (row.expected_us or 0.0) / row.time_us
 
 
@@ -452,7 +451,6 @@ class SpeedFigures:
         self.unchecked = self.unchecked or not are_verified
 
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
-        """Keep what shows best that the run is slow."""
         if verdict not in _BAD or figure.expected_percent is None:
             return
         known = self.slowest

@@ -212,7 +212,6 @@ def _place_beside(head: ResultHead, other: ResultHead) -> str:
 
 
 def _against(name: str, own: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """'2.27, not 2.28'."""
     values = (shortened(each.get(name, "none").replace('"', "").strip("[]")) for each in (own, other))
     return ", not ".join(values)
 
@@ -384,8 +383,6 @@ def tallied(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """One row of one result."""
-
     time_us: float | None
     gb_s: float | None
 
@@ -414,7 +411,6 @@ def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
 
 
 def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
-    """The rows of a result that are right and not slow; of several alike the middle one."""
     found = [
         (collective_key(row), _Measured(row.time_us, row.busbw_gb_s))
         for row in result.rows

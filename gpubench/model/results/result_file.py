@@ -260,8 +260,6 @@ class AlikeRows:
 
 @dataclass(slots=True)
 class _WrittenNode:
-    """The rows of a node that are written out."""
-
     host: str
     rows: Sequence[Record]
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -308,7 +306,6 @@ def alike_rows(name: str, section: Table) -> AlikeRows | None:
 
 
 def _by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | None:
-    """The rows of every node, in order; None where some are of two nodes, or those of one stand apart."""
     if section.parts is not None:
         parts = [part for part in section.parts() if part.rows]
     else:

@@ -158,7 +158,6 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
 
 
 def _because(root: Finding) -> LinePart:
-    """The cause of a path through host memory, which is known or not; of any other figure the likely reason."""
     if root.id != HOST_STAGED:
         return part(f"likely {root.cause}" if root.cause else "", importance=SOON)
     if root.cause.startswith(("no setting", "not known", "unknown")):
@@ -211,7 +210,6 @@ def _slower_words(rows: Sequence[ComparisonRow]) -> str:
 
 
 def _machine_words(row: MachineRow) -> str:
-    """'all-reduce reaches 1.75 × per GPU at 4G (479 → 839 GB/s)', of another machine."""
     place = "" if row.size_bytes is None else f" at {format_size(row.size_bytes)}"
     name = COLLECTIVE_NAMES.get(row.what, row.what)
     return f"{name} reaches {row.ratio:.2f} × per GPU{place} ({row.base_gb_s:.3g} → {row.new_gb_s:.3g} GB/s)"
@@ -235,7 +233,6 @@ def _with_place(metadata: Metadata, subject: str) -> str:
 
 
 def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = None, *, with_place: bool = True) -> str:
-    """'all-reduce reaches 25 of 340 GB/s (7 %) on node3', of a small size the time that it takes."""
     slow = figures.slowest
     if slow is None or slow.expected_gb_s is None:
         return ""
@@ -252,7 +249,6 @@ def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = N
 
 
 def _machine(metadata: Metadata, report: Report) -> str:
-    """'4 × H200', 'no GPU' where it is known that there is none; nothing where it is not known."""
     names = [each[0].gpu or "GPU" for each in by_device(metadata.ranks)]
     names += [rank.gpu for rank in metadata.ranks if rank.gpu and rank.device is None]
     names = names or [row.name or "GPU" for row in report.rows("gpus", GpuRow)]
@@ -277,7 +273,6 @@ def _machine(metadata: Metadata, report: Report) -> str:
 
 
 def _open(report: Report) -> Iterator[str]:
-    """That `check` had nothing to compare the number of GPUs with, or that NICs run at less than their cards can."""
     notes = {row.check: row.note or "" for row in report.rows(CHECKS_SECTION, CheckRow)}
     if notes.get(_PRESENT, "").startswith("GPU count"):
         yield notes[_PRESENT].partition(" (")[0]
@@ -286,7 +281,6 @@ def _open(report: Report) -> Iterator[str]:
 
 
 def _checked(metadata: Metadata, report: Report) -> list[str]:
-    """The model of every GPU that `check` judged."""
     from gpubench.model.results.result_file import MODELS
 
     models = metadata.options.get(MODELS) or ["GPU"]
@@ -298,7 +292,6 @@ def _model(name: str) -> str:
 
 
 def _job(report: Report) -> str:
-    """What `explain` read, or how much `compare` compared."""
     communicators = report.rows("communicators", CommunicatorRow)
     found = {each.id for each in report.findings}
     if NOTHING_TO_CONNECT in found:
@@ -325,7 +318,6 @@ def _job(report: Report) -> str:
 
 
 def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
-    """The figures, then data and paths."""
     unit = " GB/s"
     of_what = " of expected"
     for figure in figures.all():
@@ -365,7 +357,6 @@ def _share(figure: SpeedFigure, of_what: str) -> str:
 
 
 def _paths(report: Report) -> Iterator[str]:
-    """What is known of paths: one word where all fare alike."""
     staged = {row.host_staged for row in report.rows("transports", TransportRow)}
     conclusions = {row.conclusion for row in report.rows(FALLBACK_SECTION, FallbackRow)}
     judged = any(row.check == "paths" and row.verdict == Verdict.PASS for row in report.rows(CHECKS_SECTION, CheckRow))
@@ -381,7 +372,6 @@ def _paths(report: Report) -> Iterator[str]:
 
 
 def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
-    """That speed was not judged, and why, from the fullest wording; nothing where all of it was."""
     measured = list(figures.all())
     not_judged = [figure for figure in measured if not figure.is_judged]
     unjudged = [figure.what for figure in not_judged]
@@ -402,7 +392,6 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
 
 
 def _gb_s(value: float) -> str:
-    """Two digits, whole from ten on."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -494,7 +483,6 @@ def _of_what(record: Mapping[str, Any]) -> str:
 
 
 def _ends(record: Mapping[str, Any]) -> str:
-    """Both ends of a copy or a path, with their nodes."""
     if not record.get("source"):
         return ""
     source, destination = (str(record[name]) for name in ("source", "destination"))

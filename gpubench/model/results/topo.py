@@ -484,7 +484,6 @@ def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
 
 
 def _direct(node: Topology, source: Device, destination: Device) -> str:
-    """A note on a pair: direct or through host memory, by peer access or by GPUDirect RDMA."""
     if isinstance(source, GpuFacts) and isinstance(destination, GpuFacts):
         access = node.peer_access(source, destination)
         answer = {True: "direct possible", False: "through host memory", None: "peer access not known"}[access.possible]
@@ -526,7 +525,6 @@ def tree_rows(node: Topology) -> Iterator[TreeRow]:
 
 
 def _below(node: Topology, devices: Sequence[Placed], level: int) -> Iterator[TreeRow]:
-    """The devices and switches below `level` switches; devices first."""
     host = node.snapshot.host
     switches: dict[str, list[Placed]] = {}
     for device in devices:

@@ -163,7 +163,6 @@ def watch_part(report: Report) -> LinePart:
 
 
 def _told(rows: list[JobRow]) -> str:
-    """What a job does, on all nodes on which it does the same."""
     first = rows[0]
     job = f"{first.job} on {compress_names([row.node for row in rows])}"
     rates = [row.nvlink_gb_s for row in rows if row.nvlink_gb_s is not None]

@@ -44,7 +44,6 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 @cache
 def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass with their defaults, MISSING where there is none."""
     return tuple(
         (each.name, each.default if each.default_factory is MISSING else each.default_factory())
         for each in fields(kind)
@@ -124,7 +123,6 @@ def _expect(kind: type, plain: Any, where: str) -> None:
 
 
 def _shown(plain: Any) -> str:
-    """A value in a message: of lists and dictionaries the kind alone, for they may be a whole document."""
     if isinstance(plain, (dict, list)) and plain:
         return f"{'an object' if isinstance(plain, dict) else 'a list'} of {len(plain)}"
     text = repr(plain)

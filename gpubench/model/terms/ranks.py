@@ -356,7 +356,6 @@ def _who(missing: Iterable[int]) -> str:
 
 
 def _groups(states: Iterable[RankState]) -> list[str]:
-    """A line for all ranks in the same phase and operation; a few of them with their hosts and GPUs."""
     groups = grouped(states, lambda state: state.where + _stuck(state))
     lines = []
     for where, members in groups.items():

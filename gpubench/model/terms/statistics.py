@@ -361,7 +361,6 @@ def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequenc
 def _late_group(
     rows: Sequence[tuple[Sequence[EntryTimes], float]], ranks: tuple[int, ...], size: int
 ) -> Straggler | None:
-    """These ranks, if they are late more often than by chance, by more than the clocks' uncertainty, at a cost."""
     from statistics import median
 
     operations = sum(entries[0].operations for entries, _ in rows)

@@ -163,8 +163,6 @@ def read(text: str, name: str) -> Snapshot:
 
 
 class _Node:
-    """The node that the elements of one file describe."""
-
     def __init__(self, root: Element) -> None:
         self._root = root
         self._gpus: list[tuple[int | None, GpuFacts]] = []
@@ -206,7 +204,6 @@ class _Node:
         return f"NCCL topology {self._root.file}" + (f" ({'; '.join(notes)})" if notes else "")
 
     def _machine(self, cpus: Sequence[Element]) -> HostFacts:
-        """The NUMA nodes; which of them share a socket the XML does not say."""
         return HostFacts(
             cpu=next((model for model in map(_cpu_model, cpus) if model), None),
             cpus=self._all_cpus.bit_count() or None,
@@ -263,7 +260,6 @@ class _Node:
             self._pci(each, place, affinity)
 
     def _check_size(self, read: Element) -> None:
-        """Refuse more devices than a node has: every pair of them would be a row."""
         for held, most, what in (
             (self._gpus, limits.MOST_GPUS, "GPUs"),
             (self._nics, limits.MOST_NICS, "NICs"),

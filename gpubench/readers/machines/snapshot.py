@@ -86,7 +86,6 @@ _MOST_LINK_GB_S = 200.0
 
 
 def _check_gpus(snapshot: Snapshot) -> None:
-    """No link is there twice or carries what none does, none is better than its best, and models are what they are."""
     usual: dict[tuple[str, str], tuple[int, str | None]] = {}
     for number, gpu in enumerate(snapshot.gpus):
         where, links = f"snapshot.gpus[{number}]", gpu.nvlinks or ()
@@ -128,7 +127,6 @@ def _check_paths(snapshot: Snapshot) -> None:
 
 
 def _check_numbers(value: object, where: str) -> None:
-    """Counts, sizes, rates and numbers of devices are never below 0; a NUMA node is -1 where the kernel knows none."""
     if isinstance(value, Mapping):
         for name, held in value.items():
             _check_numbers(held, f"{where}.{name}")
@@ -140,7 +138,6 @@ def _check_numbers(value: object, where: str) -> None:
 
 
 def _check_bridges(snapshot: Snapshot) -> None:
-    """Every bridge that is named is there, each device is once, and no way up goes in a circle."""
     above = {device.bus_id: device.above for device in snapshot.pci_devices}
     _check_unique("pci_devices", [device.bus_id for device in snapshot.pci_devices], set())
     for number, device in enumerate(snapshot.pci_devices):
@@ -207,7 +204,6 @@ def _entry(held: Any) -> str:
 
 
 def _rendered(value: Any, *, indent: int) -> str:
-    """A value on one line where that is short enough, else with the elements of its lists one a line."""
     line = json.dumps(value, allow_nan=False)
     if indent + len(line) <= _WIDTH or not value:
         return line

@@ -224,7 +224,6 @@ def read(text: str, name: str) -> Snapshot:
 
 
 def _no_matrix(lines: Sequence[str], text: str, name: str) -> UsageError:
-    """The error of a text without a matrix, or with one whose columns nobody can tell from each other."""
     longest = max(text.split("\n"), key=len)
     if len(longest) > limits.LONGEST_LINE:
         number = text.count("\n", 0, text.index(longest)) + 1
@@ -259,8 +258,6 @@ class _Row:
 
 @dataclass(slots=True)
 class _Matrix:
-    """One matrix: its header's line, devices and trailing columns, and what is above it of commands."""
-
     file: str
     line: int
     columns: tuple[str, ...]
@@ -333,7 +330,6 @@ def _bare(word: str) -> str:
 
 
 def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
-    """Every matrix in a text, checked; command lines are looked for above each."""
     found: list[_Matrix] = []
     commands: tuple[str, ...] = ()
     current: _Matrix | None = None
@@ -359,7 +355,6 @@ def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
 
 
 def _header(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The devices and the trailing columns that a line names, None where it is no header."""
     start = next((i for i, word in enumerate(words) if _GPU.fullmatch(_bare(word))), None)
     if start is None:
         return None
@@ -372,7 +367,6 @@ def _header(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] | N
 
 
 def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """The device of a row and the words behind it, None where a line is no row."""
     start = next((i for i, word in enumerate(words[:_MOST_PREFIX_WORDS]) if _bare(word) in columns), None)
     if start is None:
         words, start = row_apart(words, columns), 0
@@ -384,7 +378,6 @@ def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[st
 
 
 def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
-    """The matrix of each field of PairFacts."""
     fields: dict[str, _Matrix] = {}
     named = [(matrix, _named_fields(matrix)) for matrix in matrices]
     taken = {each for _, names in named for each in names}
@@ -420,7 +413,6 @@ def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple
 
 
 def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, GpuFacts]) -> tuple[GpuFacts, ...]:
-    """The GPUs of all matrices by number, with what their rows and the rest of the text say."""
     gpus: dict[int, GpuFacts] = {}
     for matrix in fields.values():
         for device, row in matrix.rows.items():

@@ -109,7 +109,6 @@ _TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (Co
 
 
 def _value(text: str, declared: Any, column: str, where: str) -> Any:
-    """The value of a cell: None of an empty one, where the column allows that."""
     optional = isinstance(declared, UnionType)
     kind = next(each for each in get_args(declared) if each is not type(None)) if optional else declared
     if text == "":
@@ -125,7 +124,6 @@ def _value(text: str, declared: Any, column: str, where: str) -> Any:
 
 
 def _problems(row: CollectiveRow | PairRow) -> Iterator[tuple[str, str]]:
-    """Columns whose value no row can have, with what is expected."""
     for name in row.columns():
         value = getattr(row, name)
         if value is None:
@@ -213,7 +211,6 @@ def document_of(text: str, name: str, sections: Container[str] | None = None) ->
 
 
 def _unfolded(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """The document with the rows that `alike` says in short."""
     alike, found = document.pop(ALIKE, {}), dict[str, UnfoldedRows]()
     if not isinstance(alike, dict) or not alike.keys() <= HOST_FIELDS.keys():
         raise UsageError(f"{name}: {ALIKE} names no sections of nodes", expected=EXPECTED)
@@ -261,7 +258,6 @@ def _section(kind: Any, where: str) -> str:
 
 
 def _add(found: dict[str, Any], section: str, record: dict[str, Any]) -> None:
-    """One more row of a section, or the cells of one row of a matrix."""
     if record.keys() == _CELLS:
         rows = found.setdefault(section, {})
         if isinstance(rows, dict):
@@ -349,7 +345,6 @@ def _records(kind: type[T], document: Mapping[str, Any], section: str, name: str
 
 
 def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tuple[Any, str]]:
-    """The records of a section, each with where it stands."""
     records: Any = document.get(section, ())
     if not isinstance(records, (list, tuple, UnfoldedRows)):
         raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)

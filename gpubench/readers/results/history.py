@@ -98,7 +98,6 @@ def read_head(path: Path) -> ResultHead:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn any error about a file into a UsageError that names it."""
     try:
         yield
     except OSError as error:
@@ -171,8 +170,6 @@ def newest_and_spread(newest_first: Sequence[T], most: int) -> list[T]:
 
 
 class _Reader:
-    """Reads what fits the run `own`, and keeps why the rest does not."""
-
     def __init__(self, kept: Kept, own: ResultHead) -> None:
         self._kept, self.own = kept, own
         self._reasons: list[tuple[str, str]] = []
@@ -226,7 +223,6 @@ class _Reader:
         return (name, head) if unfit is None and head.run_id != self.own.run_id else None
 
     def _why_unread(self, name: DatedName) -> tuple[str, str]:
-        """Why a head could not be read: the file of a run that begins is empty for a moment, this one's own too."""
         path = self._kept.path(name)
         with suppress(OSError):
             if path.is_file() and path.stat().st_size == 0:

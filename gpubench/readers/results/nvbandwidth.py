@@ -102,8 +102,6 @@ class _NamedGpu:
 
 @dataclass(frozen=True, slots=True)
 class _OpenMatrix:
-    """A matrix while it is read: its test, its title, and the devices that its columns are of."""
-
     test: str
     title: re.Match[str]
     columns: tuple[int, ...] = ()
@@ -111,8 +109,6 @@ class _OpenMatrix:
 
 @dataclass(slots=True)
 class _MatrixParser:
-    """Takes lines one by one; `rows` are known by what they measured, the last run of several counts."""
-
     version: str = ""
     driver: str = ""
     devices: dict[int, _NamedGpu] = field(default_factory=dict)
@@ -153,7 +149,6 @@ class _MatrixParser:
             self.devices[place] = _NamedGpu(found["host"] or self._host, found["name"].strip(), whole)
 
     def _values(self, matrix: _OpenMatrix, text: str) -> bool:
-        """True if a line is the head or a row of the matrix that was begun."""
         if not matrix.columns:
             self._matrix = None
             if not _INDICES.fullmatch(text):
@@ -244,7 +239,6 @@ def _take_test(parser: _MatrixParser, test: Mapping[str, Any]) -> None:
 
 
 def _cells(matrix: Sequence[Sequence[str]]) -> Iterator[tuple[int, int, float]]:
-    """The values of a matrix; of both directions three stand below each other, the last of which is their sum."""
     columns = len(matrix[0]) if matrix else 0
     whole = matrix[-columns:] if columns and len(matrix) > columns else matrix
     for row, values in enumerate(whole):

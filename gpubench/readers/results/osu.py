@@ -28,8 +28,6 @@ from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_s
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """A collective as OSU has it; `a_block` where its size is that of one rank's block."""
-
     name: str
     factor: Callable[[int], float]
     a_block: bool = False
@@ -133,8 +131,6 @@ def _nothing(parser: "_OsuText", name: str) -> UsageError:
 
 @dataclass(slots=True)
 class _OsuRun:
-    """A run while it is read: what its first line, its columns and the command above say."""
-
     program: str = ""
     backend: str = "host"
     dtype: str | None = None
@@ -147,8 +143,6 @@ class _OsuRun:
 
 @dataclass(slots=True)
 class _OsuText:
-    """Takes a file line by line."""
-
     told_ranks: int | None = None
     tool: str = "OSU"
     latencies: list[LatencyRow] = field(default_factory=list)
@@ -178,7 +172,6 @@ class _OsuText:
             self._values(behind_prefix(text, run.prefix) or [])
 
     def _begin(self, found: re.Match[str]) -> None:
-        """The run that a first line is of; what the command above it said is of this run alone."""
         backend = _BACKENDS[found["library"]]
         if backend == "host" and found["device"]:
             backend = "mpi"
@@ -190,7 +183,6 @@ class _OsuText:
             self.others.append(found["name"])
 
     def _values(self, words: list[str]) -> None:
-        """A row, of which the first word is a size; a line that begins otherwise is another program's."""
         run = self._run
         is_row = bool(words) and bool(_WHOLE.fullmatch(words[0])) and all(map(_LIKE_A_CELL.fullmatch, words))
         kind = "Bandwidth" if run.program in _BANDWIDTHS else "Latency" if run.program in _COLLECTIVES else None
@@ -248,7 +240,6 @@ def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str
 
 
 def _pair(run: _OsuRun, size: int, gb_s: float, cells: Mapping[str, str]) -> PairRow:
-    """A row of the two ranks of osu_bw. Which devices, nodes and links they are is not in its output."""
     checked = cells.get("Validation")
     failed = checked == "Fail"
     send, receive = (f"rank {rank} ({run.ends[rank]})" if run.ends else f"rank {rank}" for rank in range(2))

@@ -78,7 +78,6 @@ def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
 
 
 def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:
-    """The document, and whether it was whole; of one without an end, what was finished."""
     try:
         return _object(load_json(text)), True
     except ValueError as error:

@@ -190,7 +190,6 @@ def possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list
 
 
 def _blocks(line: OutputLine) -> int:
-    """The blocks of one rank that the size of a row holds: as many as there are ranks, where a row counts one's."""
     return round(line.size_bytes / (line.count * ELEMENT_TYPES[line.element_type][1])) if line.count else 1
 
 
@@ -300,7 +299,6 @@ class CutColumns:
 
 
 def _scale(name: str | None, unit: re.Match[str] | None) -> float:
-    """What turns a unit into µs or GB/s: 0 of one that is not known."""
     if unit is None or name not in ("time", "algbw", "busbw"):
         return 1.0
     return (_MICROSECONDS if name == "time" else _GB_S).get(unit["unit"], 0.0)
@@ -422,7 +420,6 @@ class NcclTestsRun:
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
     def _check_told(self, lines: Sequence[OutputLine], where: str, told: Told, collective: str) -> None:
-        """Raise UsageError where figures are those of another number of ranks than a person says."""
         likely = likely_ranks(lines, collective)
         if likely is not None and likely != told.ranks:
             a_node, rest = divmod(likely, told.nodes)
@@ -525,7 +522,6 @@ class NcclTestsRun:
         )
 
     def _extremes(self, placed: Placed, each: PerIteration) -> tuple[float | None, float | None, int | None]:
-        """The fastest and slowest rank's time, and which rank that was: of a process that drives several, the first."""
         means = each.mean_us_by_process
         if means:
             slowest = max(range(len(means)), key=means.__getitem__)
@@ -595,7 +591,6 @@ def result_file(
 
 
 def _refuse(runs: Sequence[NcclTestsRun], name: str, damaged: int) -> NoReturn:
-    """Refuse a file without a row that says anything."""
     seen, reason = f"{name} has nothing that was measured", "the run ended before its first size"
     if damaged:
         seen = f"{name} has no whole row: {counted(damaged, 'row')} damaged"

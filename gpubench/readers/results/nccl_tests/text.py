@@ -189,7 +189,6 @@ def _words(text: str) -> list[str]:
 
 
 def _number(text: str) -> float | None:
-    """A value; None where it is 'N/A', or no number at all."""
     plain = text.rstrip("*")
     value = None if plain == "N/A" else float(plain)
     return value if value is not None and math.isfinite(value) else None
@@ -271,8 +270,6 @@ def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
 
 
 class _Parser:
-    """Takes a file line by line and sorts it into runs."""
-
     def __init__(self) -> None:
         self.runs = [NcclTestsRun()]
         self.damaged = 0
@@ -315,7 +312,6 @@ class _Parser:
             self._command_line(plain)
 
     def _cut_line(self, plain: str) -> bool:
-        """True if this is the header, or a row, of a table of which somebody cut columns."""
         run = self.runs[-1]
         if self._cut is not None and (found := self._cut.line(plain)) is not None:
             run.cut.append(found)
@@ -326,14 +322,12 @@ class _Parser:
         return columns is not None
 
     def _command_line(self, plain: str) -> None:
-        """What a person typed above the output: the program with its options, and settings of NCCL's."""
         self.environment |= {found["name"]: found["value"].strip("\"'") for found in _SETTING.finditer(plain)}
         if found := _COMMAND.search(plain):
             average = _AVERAGE.search(found["options"])
             self._command = COLLECTIVE_NAMES.get(found["name"]), int(average[1]) if average else None
 
     def _end_row(self, row: TableRow) -> None:
-        """Keep a row that has all its values, and drop one that is damaged."""
         if row.is_damaged:
             self.drop_row()
         elif row.is_whole:
@@ -365,13 +359,11 @@ class _Parser:
         run.complete = False
 
     def _begin(self) -> NcclTestsRun:
-        """The run that a header is of: a new one where the last has its devices."""
         if self.runs[-1].devices or self.runs[-1].lines:
             self.runs.append(NcclTestsRun())
         return self.runs[-1]
 
     def _header(self, text: str) -> bool:
-        """True if this is one of nccl-tests' own lines; its facts are kept."""
         run = self.runs[-1]
         above, self._above = self._above, text
         if found := _VERSION.search(text):
@@ -401,7 +393,6 @@ class _Parser:
         return True
 
     def _note(self, run: NcclTestsRun, text: str) -> bool:
-        """True if this line says how the run was done."""
         if "Blocking Enabled" in text:
             run.blocking = True
         elif "Reducing maxBytes" in text:
