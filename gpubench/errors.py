@@ -20,10 +20,9 @@ _INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 
 
 class GpubenchError(Exception):
-    """One thing that stops a run: what was seen, what was expected, the likely reason, the next command.
+    """What stops a run: what was seen, what was expected, the likely reason, the next command; all plain text.
 
-    `where` names the rank, host and GPU it happened on, if on one; `details` are lines below `seen`. All is plain text,
-    so that an error can travel from a rank to the process that prints it.
+    `where` names rank, host and GPU; `details` are lines below `seen`.
     """
 
     exit_code = COULD_NOT_MEASURE

@@ -1,8 +1,7 @@
 """The expected time of a healthy collective: from a profile's curves, its NICs, or the limits of its links.
 
-Between nodes, one model serves everything that expects or simulates a time. Its form is NCCL's own cost model
-(src/graph/tuning.cc of NCCL 2.30): latency + bytes / bandwidth for every algorithm and protocol; the fastest counts.
-docs/formulas.md has the formulas and the source of each constant, docs/profiles.md the order of the sources.
+Between nodes the form is NCCL's cost model (src/graph/tuning.cc of NCCL 2.30); docs/formulas.md has formulas and
+sources.
 """
 
 import math
@@ -60,15 +59,10 @@ class Curve:
 
 
 def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nvls: bool = True) -> Curve:
-    """The curve for `gpus` GPUs of a node out of `ranks` ranks in all.
+    """The curve for `gpus` GPUs of a node out of `ranks` ranks; without `nvls`, none of reductions in NVSwitches.
 
-    Without `nvls` values of reductions in NVSwitches are left out: a row that names another algorithm, or none, is held
-    against what its own reaches.
-
-    A collective of which the profile expects nothing takes the points of all-reduce, at the same latency and above it
-    at the same busbw, which is by definition what the links carry (nccl-tests, doc/PERFORMANCE.md); but none of NVLS,
-    which reduces in the switches and so reaches a busbw beyond the links.
-    Raises UsageError where the profile expects nothing of all-reduce either at a known size.
+    A collective without expectations takes all-reduce's points at equal latency and busbw (nccl-tests,
+    doc/PERFORMANCE.md). Raises UsageError where the profile expects nothing of all-reduce either.
     """
     known = _known(profile, collective)
     if not nvls:
@@ -96,12 +90,9 @@ def _known(profile: Profile, collective: Collective) -> list[Expected]:
 
 
 def _through(known: Sequence[Expected], profile: Profile, collective: Collective, gpus: int, ranks: int) -> Curve:
-    """The curve through expected values.
+    """The curve through expected values of this number of GPUs, else of the nearest, scaled by busbw factors.
 
-    Points of this very number of GPUs are taken, else those of the nearest number, scaled by the ratio of the busbw
-    factors; reductions in NVSwitches (NVLS) are not carried over to another number. For this number they take the
-    place of the bandwidths of rings, which NCCL then does not pick. Of several values for one size a measured one
-    comes first, then the fastest.
+    NVLS is not carried over. For one size a measured value comes first, then the fastest.
     """
     nearest = min({profile.gpus_of(each) for each in known}, key=lambda count: (abs(count - gpus), -count))
     taken = [each for each in known if profile.gpus_of(each) == nearest]
@@ -189,10 +180,9 @@ class AlgorithmTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What the ranks of one node, or one NVLink domain, reach among themselves.
+    """What the ranks of a node or NVLink domain reach: busbw of rings (infinite for one rank), times of NVLS or None.
 
-    `ring_gb_s` is the busbw of rings, infinite where a node has one rank; `nvls` are the times of NVLS, None where NCCL
-    does not take it; `nvlink` is true where NVLinks join them. A faulty GPU leaves `share` of the bandwidth.
+    A faulty GPU leaves `share` of the bandwidth; `nvlink` is true where NVLinks join the ranks.
     """
 
     ring_gb_s: float = math.inf
@@ -301,12 +291,9 @@ def from_profile(
 ) -> ExpectedTime | None:
     """The time by the profile's points for this collective, number of GPUs and algorithm; None where it has none.
 
-    Between points straight lines hold, below the smallest its time, beyond the largest its bandwidth. From another
-    number of GPUs it is scaled by the bytes that pass a link. `nccl` is the version that measured the row; a simulated
-    one is `like_model`, which reduces in NVSwitches where the profile has that. In place is expected to take as long as
-    out of place: on 4 H200s it takes 0 to 5 % less. Of other types than float32, and of other reductions than sums,
-    what was measured is no more than a model. Of an unknown algorithm the fastest is expected, and what the slowest may
-    take is no failure.
+    Between points straight lines hold, below the smallest its time, beyond the largest its bandwidth; another number of
+    GPUs scales by the bytes that pass a link. `nccl` is the measuring version; a simulated row is `like_model`. For
+    other types and reductions than float32 sums, what was measured is a model.
     """
     if profile.match.generic is not None or row.nodes > 1 or row.ranks < 2:
         return None
@@ -337,12 +324,10 @@ def from_network(
     *,
     like_model: bool = False,
 ) -> ExpectedTime | None:
-    """The time between nodes, by what their NICs carry and what the profile's GPUs reach inside a node or domain.
+    """The time between nodes, by their NICs and what the profile's GPUs reach inside a node; None inside a node.
 
-    None inside a node, where RDMA goes through host memory, for which there is no model unless it is the GPU's own
-    memory too, and where the profile does not know such a node. By the algorithm that NCCL's log names, else the one
-    that NCCL's own model takes: then a large all-reduce that a healthy ring explains warns, and does not fail, unless
-    the row is simulated and so `like_model`.
+    By the algorithm of NCCL's log, else of NCCL's model, which then warns and does not fail unless `like_model`. None
+    too where RDMA goes through host memory, or the profile does not know such a node.
     """
     if row.nodes < 2 or profile is None or profile.match.generic is not None:
         return None

@@ -1,7 +1,6 @@
 """The record of a collective: its calls, the data it has to move, and the request for a sweep of it.
 
-`Hierarchy` is an all-reduce made of smaller ones. With L ranks in a node, each rank sends an L-th of the data between
-nodes, to the rank in the same place there. Frameworks do this by hand where the network is the bottleneck.
+`Hierarchy` is an all-reduce of smaller ones: each of L ranks in a node sends an L-th between nodes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,14 +29,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One collective.
+    """One collective: its layout of counts, expected receive buffer, library call, and busbw factor.
 
-    `layout(elements, dtype, ranks)` gives the counts for a requested size of that many elements;
-    `expected(layout, rank, ranks, root)` says what the receive buffer holds afterwards; `issue(calls, call)` binds the
-    library call.
-    `busbw_factor(ranks)` turns algbw into busbw. `in_place` is false where NCCL defines no in-place form;
-    `point_to_point` is what NCCL makes of sends and receives, without an algorithm of its own; `decomposes` what
-    `hierarchical` makes of smaller ones.
+    `in_place` is false where NCCL defines no in-place form; `point_to_point` is made of sends and receives;
+    `decomposes` is what `hierarchical` makes of smaller ones.
     """
 
     name: str

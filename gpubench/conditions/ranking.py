@@ -105,8 +105,7 @@ class Diagnosis:
     def explaining(self, paths: Mapping[Pair, PathKind]) -> tuple[Named, ...]:
         """The causes that can explain the paths of these pairs, most likely first.
 
-        A policy, or hardware without a direct path, comes first where it explains all of them, and last where it does
-        not. Of others the surest come first, then what is not general, then what explains most pairs.
+        A policy, or hardware without a direct path, is first where it explains all, else last; then by certainty.
         """
         able = [named for named in self.named if not named.cause.explains.paths.isdisjoint(paths.values())]
         found = [(named, *_explained(named, paths)) for named in able]

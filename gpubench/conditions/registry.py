@@ -1,8 +1,4 @@
-"""Every condition: a new family is one module and one line here.
-
-They are in the order in which to look at them where they are equally sure: what the machine cannot do comes before what
-somebody set, since a setting is often somebody's answer to it.
-"""
+"""Every condition: a new family is one module and one line here, equally sure ones in order: machine, then settings."""
 
 from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.failures import HARDWARE_ERRORS, NCCL_DIAGNOSTICS, NCCL_START, NCCL_TRANSFERS

@@ -1,8 +1,4 @@
-"""Computation on one GPU: matrix products by CuPy, a model's blocks by PyTorch, and the host's time to issue them.
-
-Blocks so small that a GPU is done with every kernel before the next is issued: what they take is the host's time, which
-does not depend on their size. One rank, so that nothing is communicated: what DDP and FSDP do beside it is done.
-"""
+"""Computation on one GPU: matrix products by CuPy, a model's blocks by PyTorch, and the host's time to issue them."""
 
 import statistics
 from collections.abc import Callable

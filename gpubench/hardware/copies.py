@@ -262,11 +262,7 @@ class CudaCopies:
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
     def enable(self, source: int, destination: int) -> None:
-        """Let one GPU address another's memory from now on; once is enough.
-
-        Copy engines then copy directly between the two in both directions, whichever GPU issues it (seen on H200);
-        SMs only those of this one GPU.
-        """
+        """Let one GPU address another's memory from now on: its SMs, and copy engines both ways (seen on H200)."""
         if (source, destination) in self._enabled:
             return
         with cuda_errors(f"letting {self._name(source)} address the memory of {self._name(destination)}"):
@@ -289,8 +285,7 @@ class CudaCopies:
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """Wall time, by the first stream's GPU, from a common start until every stream has made its copies.
 
-        The start waits until all copies, but no more than a stream holds, are enqueued. To and from pageable memory
-        the host itself copies, one stream after another, from the time that it begins to.
+        The start waits until all copies that a stream holds are enqueued; the host copies pageable memory itself.
         """
         with cuda_errors(self._describe(streams)):
             work = self._bind(streams)
@@ -457,9 +452,8 @@ class CudaCopies:
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
-    """The GPUs of this process, named in matrices by `device_names` (bus id as sysfs spells it → name), else by CUDA.
+    """The GPUs of this process, by `device_names` (bus id as sysfs spells it → name), else CUDA's.
 
-    A GPU that CUDA does not give to this process raises when memory of it is asked for.
     Raises CouldNotMeasureError for no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
     """
     return CudaCopies(load_cupy(driver), driver, device_names)

@@ -1,10 +1,7 @@
 """The libraries that this process has loaded or would load, and NCCL's settings as NCCL will see them.
 
-Looked at are, in its order: what is loaded already, LD_LIBRARY_PATH, its cache, its own folders. Not followed is the
-search path inside another library (RUNPATH), by which a wheel can bring libraries of its own.
-
-`MPIX_Query_cuda_support` is Open MPI's and MVAPICH's, `MPIX_GPU_query_support` MPICH's. What Open MPI chose stands in
-variables that its libraries export. Seen: Open MPI 5 and MPICH 5 without GPUs; neither with them, nor MVAPICH.
+In the loader's order: loaded ones, LD_LIBRARY_PATH, its cache, its folders; not the RUNPATH inside a library. Seen:
+Open MPI 5 and MPICH 5 without GPUs; neither with them, nor MVAPICH.
 """
 
 import ctypes
@@ -278,10 +275,9 @@ def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, s
 
 @contextmanager
 def environment_set(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Have these variables in the environment while a communicator is made, which reads some of them anew each time.
+    """Have these variables in the environment while a communicator is made.
 
-    NCCL_ALGO and NCCL_PROTO are of that kind: three communicators of one process took three algorithms (NCCL 2.28.9 on
-    H200s). NCCL_P2P_DISABLE and most others are read once a process.
+    NCCL reads NCCL_ALGO and NCCL_PROTO anew each time, NCCL_P2P_DISABLE and most others once (2.28.9 on H200s).
     """
     before = {name: environment.get(name) for name in variables}
     environment.update(variables)

@@ -239,10 +239,9 @@ def _is_heard(control: Path) -> bool:
 
 
 def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, str]:
-    """The variables with which so many ranks share a GPU; without MPS those of MPS change nothing.
+    """The variables with which so many ranks share a GPU; `kernels_at_once` of a rank fit beside each other.
 
-    `kernels_at_once` are those of a rank that have to fit beside each other, 2 where it computes beside a collective:
-    two ranks of an H100 hung with 50 % of its SMs each, and ran with 25 %.
+    Two ranks of an H100 that compute beside a collective hung with 50 % of its SMs each, and ran with 25 %.
     """
     if ranks_per_gpu == 1:
         return {}

@@ -386,9 +386,8 @@ _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or
 
 
 def hosts_of(path: Path) -> dict[str, int | None]:
-    """The hosts of a file as mpirun's --hostfile, each with the ranks that it has room for, None where it does not say.
+    """The hosts of a file as mpirun's --hostfile: 'node1 slots=8' or 'node1:8', None without a number.
 
-    Room is told as Open MPI does, 'node1 slots=8', or as MPICH does, 'node1:8'.
     Raises UsageError: it cannot be read, has no host, or a line that is none.
     """
     try:

@@ -1,9 +1,6 @@
-"""The libraries that move data between GPUs: a child finds their files, or loads one and asks it.
+"""The libraries that move data between GPUs: a child finds their files, or loads one, and writes a line of JSON.
 
-Executable and Linking Format, 64-bit, little endian (gABI, "Dynamic Section"); other files have nothing to say.
-
-Each task is a process of its own, for a library that is loaded may crash, hang, or load others. It writes one line of
-JSON.
+Of ELF, 64-bit, little endian (gABI, "Dynamic Section"). A loaded library may crash or hang: one process a task.
 """
 
 import ctypes

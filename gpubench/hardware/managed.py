@@ -1,8 +1,4 @@
-"""Managed memory of the GPUs of one process, by the driver's own functions.
-
-CuPy's `memPrefetchAsync` and `memAdvise` changed their arguments with CUDA 13; the driver's first versions of both
-(cuMemPrefetchAsync, cuMemAdvise) are in every driver since CUDA 8.
-"""
+"""Managed memory of the GPUs of one process, by the driver's functions (in every driver since CUDA 8)."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,10 +1,6 @@
 """Computation beside a collective on a GPU: the work, steps of both on two streams, communicators with few CTAs.
 
-An event costs no SM, so that none is taken from what is clocked. Each step begins when the one before it is done on
-both streams, without the host: computation first waits for the collective before, and the collective for the event with
-which computation begins. A whole batch is enqueued ahead.
-
-CuPy's `NcclCommunicator` takes no `ncclConfig_t`; this has the part of its methods that a backend uses.
+A batch is enqueued ahead: each step begins when the one before is done on both streams, without the host.
 """
 
 import ctypes

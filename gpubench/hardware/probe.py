@@ -361,8 +361,7 @@ def probe(
 ) -> Snapshot:
     """This node, read in at most about `timeout_s`; what did not answer in time is in the snapshot's `failures`.
 
-    `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
-    children, by name; `root` is where sysfs and procfs are found.
+    `stages` are the children's command lines by name; `root` is where sysfs and procfs are found.
     """
     return _put_together(run_stages(stages or stage_commands(root), _of_whole_gpus(environment), timeout_s))
 

@@ -1,10 +1,6 @@
 """The facts of this process: rights, container, limits, CPU time, debuggers, and user files that decide about NCCL.
 
-A filter of calls (seccomp) that no container's runtime made could end a process for a call that it does not know, so
-under one nothing is tried.
-
-They may lie on a file system of the network, which may never answer: they are read by a thread that is not waited for
-longer than a moment.
+Under a seccomp filter of no container's runtime nothing is tried; user files are read by a thread.
 """
 
 import ctypes

@@ -45,11 +45,9 @@ class GpuNeed(StrEnum):
 class BackendKind:
     """A backend: what it needs, what it can do, and how a rank opens it.
 
-    `default_sizes` is the sweep where `--sizes` gives none. `lacks` has the reason for each option that it cannot
-    follow. `check_types` raises UsageError for types that it cannot reduce; reductions of None only move data.
-    `check_installed` raises CouldNotMeasureError where a package is missing, before ranks start; `load` loads what has
-    to come before NCCL. `logs_to_nccl` is whether NCCL's log tells of it, `no_log` why no log does; `by_design` why its
-    bytes pass through host memory whatever the machine. `refusals` are the exceptions by which it refuses an operation.
+    `lacks` has the reason for each option that it cannot follow; `check_types` raises UsageError, `check_installed`
+    CouldNotMeasureError; `load` comes before NCCL; `logs_to_nccl`, `no_log`: whether NCCL's log tells of it;
+    `by_design`: why bytes pass through host memory; `refusals` are its exceptions.
     """
 
     name: str

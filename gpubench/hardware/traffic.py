@@ -124,11 +124,9 @@ class NvmlLoad:
 
 
 class NvmlUse:
-    """Knows who had a context on the GPUs of this host when it was made: that is, before this job has.
+    """Knows who had a context on the GPUs of this host before this job had.
 
-    Inside a container NVML's pids may be the host's. They are known to be this container's own where a process of this
-    job is among them, and where this process is in the host's PID namespace; else only processes that were there before
-    are sure to be somebody else's, and /proc is not asked for their names.
+    Inside a container NVML's pids may be the host's, and /proc is then not asked for their names.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -220,10 +218,9 @@ _SECONDS_TO_END = 1.0
 
 
 class GpuChild:
-    """Asks a child for readings. It is asked again only once it has answered: a wedged one is left to itself.
+    """Asks a child for readings, again only once it has answered, so that a wedged one is left to itself.
 
-    It has `start_seconds` for its first answer, for which it starts and NVML does, and for all others
-    `deadline_seconds`. `command` starts it; by default what asks NVML, of the GPUs with these indices, or of all.
+    Its first answer has `start_seconds`, others `deadline_seconds`; `command` starts it.
     """
 
     def __init__(

@@ -477,10 +477,7 @@ def _with_machines(report: Report, facts: Facts) -> Report:
 
 
 def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
-    """The measurements of a recorded check; of another command's recording nothing.
-
-    `node` is the first, and `asked` the profile to judge by: recordings of before rows had what is expected of them get
-    it now.
+    """The measurements of a recorded check of node `node`, judged by the profile `asked`; else nothing.
 
     Raises UsageError: the file cannot be read, or is none that a check wrote.
     """

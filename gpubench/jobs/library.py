@@ -1,8 +1,4 @@
-"""Commands of gpubench in processes of their own, for jobs and for programs that import gpubench.
-
-Each is a process of its own, as on the command line, so that MPI, CUDA and signals of the calling program are left
-alone, and a driver that hangs costs the call and not the program.
-"""
+"""Commands of gpubench in processes of their own, for jobs and for programs that import gpubench."""
 
 import math
 import os

@@ -161,13 +161,7 @@ class RankNccl:
 def check_nccl_of_ranks(
     group: Group, identity: RankIdentity, library: NcclVersion, driver: Driver, kernels_at_once: int = 1
 ) -> None:
-    """Check that the ranks have one NCCL, and that it lets those share a GPU that do.
-
-    `kernels_at_once` are those of a rank that have to fit on its GPU beside each other.
-
-    Raises AgreedError: ranks have different versions, or share a GPU and this NCCL, its settings or MPS's do not let
-    them.
-    """
+    """Check that the ranks have one NCCL, and that it lets those share a GPU that do. Raises AgreedError."""
     enabled = nccl_settings(os.environ).get(SHARED_GPU_VARIABLE, "0") not in ("0", "")
     own = RankNccl(identity, library.version, library.version_code, library.path, enabled)
     ranks = group.gather(own)
@@ -304,11 +298,8 @@ def run(
 ) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
-    `defaults` are options that stand in the environment or a file, each with where: the same on every rank.
-    A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
-
-    What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
-    and GPU, and ends the whole job at once.
+    Without progress for `timeout_s` seconds the job ends with exit code 3. What goes wrong on all ranks is told once; a
+    rank that breaks alone ends the job. `defaults` are options from environment or file.
     """
     from gpubench.hardware.torch.distributed import RanksMissingError, lost_connection
 

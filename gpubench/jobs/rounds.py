@@ -106,8 +106,7 @@ def check_node_count(nodes: int) -> None:
 def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[int] = ()) -> NodeRanks:
     """Which rank has which rails: every rank of a node is one, but of a rank alone on its host every GPU is.
 
-    Node, host and GPUs that it sees are by rank; no GPUs with the host backend.
-    Raises UsageError for nodes with different numbers of ranks or GPUs, and for GPUs that no rank would measure.
+    Raises UsageError for unequal numbers of ranks or GPUs, and for GPUs that no rank would measure.
     """
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):

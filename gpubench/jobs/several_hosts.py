@@ -50,9 +50,8 @@ def run_there(
 ) -> int:
     """Start `gpubench` with the words `for_ranks` as ranks, by srun, or mpirun on named hosts; present their report.
 
-    `gpus` are those of every node, None for as many as this one shows; without any there are as many ranks as every
-    host has room for, one where nobody says. Returns the exit code; hosts that give no report are an ERROR.
-    Raises GpubenchError: hosts that cannot be read, no allocation, no launcher, or one that started this process.
+    `gpus` are those of every node, None for as many as here. Returns the exit code; hosts without a report are an
+    ERROR. Raises GpubenchError: hosts, allocation or launcher missing.
     """
     launch = launched_by(os.environ)
     if launch is not None and launch.size > 1:

@@ -195,8 +195,7 @@ def gathered(
 ) -> "Machines | None":
     """The machines of a job on its first rank, None on the others; every rank brings the nodes that it has read.
 
-    `source` is where they come from, where they are not the ranks' own. In machines that are simulated, or that a file
-    describes, no rank runs: what a rank knows of itself, its libraries and its settings, says nothing of them.
+    `source` is given where machines are simulated or from a file, and then no rank's own facts count.
     """
     from gpubench.jobs.machines import Machines, recorded_settings
 

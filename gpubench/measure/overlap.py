@@ -250,11 +250,7 @@ AgainSteps = Mapping[tuple[str, int], float]
 
 
 def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[ShortestStepRow]:
-    """The shortest step of every partner and size that was measured under more than one cap.
-
-    The two steps with NCCL's own number show how much a step varies while nothing is changed. Rows with
-    wrong data take no part: a step that does not do its work is none.
-    """
+    """The shortest step of every partner and size measured under several caps, without rows with wrong data."""
     usable = [row for row in rows if not row.wrong]
     for members in grouped(usable, lambda row: (row.partner, row.size_bytes)).values():
         if len({row.ctas for row in members}) < 2:

@@ -110,11 +110,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
 
 
 def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained) -> list[FallbackRow]:
-    """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected.
-
-    Of nodes of one kind, the pairs of the first, and of odd ones those that fare otherwise; named with their node where
-    there are several kinds, or a pair is an odd node's.
-    """
+    """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected."""
     groups: dict[_Prospect, list[_FallbackPairs]] = {}
     for kind in kinds:
         usual: dict[tuple[str, str], _Prospect] = {}
@@ -247,8 +243,7 @@ def examine(
 ) -> Report:
     """The report on some nodes, each with the profile that it matches, or, where that was `asked` for, has to.
 
-    Matrices are those of the largest kind of node; the section `kinds` has every kind's. With `strict`
-    a node without GPUs is an error, else it is not judged.
+    Matrices are those of the largest kind; with `strict` a node without GPUs is an error.
     """
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)

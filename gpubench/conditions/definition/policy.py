@@ -1,9 +1,6 @@
 """The two tables of policy over all conditions: their severity, and what each cause can explain.
 
-Severity: FAIL and ERROR drain a node: `check` ends with 1 or 3, and so does a prolog. WARN leaves it in service.
-
-Causes: `check`, `topo`, `explain` and every measurement name a cause for a path only where the table of causes has the
-path's kind.
+FAIL and ERROR drain a node (`check` exits with 1 or 3), WARN leaves it in service.
 """
 
 from collections.abc import Iterable, Mapping

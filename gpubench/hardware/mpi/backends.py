@@ -1,7 +1,6 @@
 """The mpi and host backends, on GPU memory and on NumPy buffers, and whether MPI supports GPU memory.
 
-`MPIX_Query_cuda_support` is what Open MPI was built with, and says nothing of the UCX below it. Some take GPU memory in
-one operation and crash in the next. So every operation is tried, at a small and a large size, in a child job.
+`MPIX_Query_cuda_support` says nothing of the UCX below, so every operation is tried in a child job.
 """
 
 import json

@@ -135,10 +135,9 @@ class MpiGroup:
         return found
 
     def clock_offset(self) -> ClockOffset:
-        """The difference of this rank's clock to the first rank's, by messages to and fro, one rank after another.
+        """The difference of this rank's clock to the first rank's, by the quickest of some round trips.
 
-        The first rank's answer was read between question and arrival, most likely in the middle, and the quickest of
-        some round trips says it best (F. Cristian, Probabilistic clock synchronization, 1989).
+        F. Cristian, Probabilistic clock synchronization, 1989.
         """
         if self.rank == 0:
             for other in range(1, self.size):
@@ -164,11 +163,8 @@ class MpiGroup:
 def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
     """Initialise MPI and return the group of the whole job; then import modules, as far as they are there.
 
-    Whoever needs such a module waits for it by importing it. None is imported earlier: MPI_Init calls setenv, under
-    which a getenv of libraries that are loaded beside it (OpenBLAS) may crash (seen with glibc 2.36). For the same
-    reason an import beside this rank's next steps must set no variable: nvmlInit crashed in getenv under NumPy's.
-
-    Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
+    Importing one waits for it. None is imported during MPI_Init, whose setenv crashed a getenv of OpenBLAS (glibc
+    2.36). Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
     import mpi4py
 
@@ -281,10 +277,9 @@ def finish() -> None:
 
 
 def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
-    """End every rank of the job at once, this process too; without a group, MPI never started, or failed to.
+    """End every rank of the job at once, this process too; without a group, and alone, leave with an error.
 
-    There, and alone, leaving with an error is all there is: a launcher then ends the other ranks. MPI_Abort in an MPI
-    that failed to start hangs (Open MPI 5).
+    MPI_Abort in an MPI that failed to start hangs (Open MPI 5).
     """
     if group is not None and group.size > 1:
         group.communicator.Abort(exit_code)

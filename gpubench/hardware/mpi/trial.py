@@ -1,7 +1,6 @@
-"""One operation of MPI on GPU memory, with checked data: a rank of a job that may crash, and that nobody else is in.
+"""One operation of MPI on GPU memory, with checked data, in a job of its own, which may crash.
 
-Started by `support.py` as `mpirun -n 2 python -m gpubench.hardware.mpi.trial OPERATION`. The first rank prints what it
-knows, a JSON object a line, and a line after every size: what is missing there is where the job ended.
+`mpirun -n 2 python -m gpubench.hardware.mpi.trial OPERATION` prints a JSON object a line, and one after every size.
 """
 
 import faulthandler

@@ -1,8 +1,4 @@
-"""The libnccl that CuPy loads in a process without torch.
-
-The first libnccl.so.2 of a process is everybody's: beside torch, the nccl backend runs torch's. Which one it would be
-alone only another process can tell; it is started before torch is imported, and takes no longer than that.
-"""
+"""The libnccl that CuPy loads in a process without torch: beside torch every backend runs torch's."""
 
 import json
 import subprocess

@@ -1,7 +1,6 @@
 """The nccl backend: communicators, and collectives as calls into the library that CuPy loaded.
 
-A blocking call of NCCL's waits for a rank that died for ever. With `blocking = 0` (NCCL 2.14 and later) calls return at
-once, and `ncclCommGetAsyncError` says when what they began is done (NCCL user guide, "Fault Tolerance").
+With `blocking = 0` (NCCL 2.14 and later) calls return at once, so that a dead rank can be noticed.
 """
 
 import ctypes

@@ -41,10 +41,9 @@ class CudaGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """The GPUs that processes of this user see.
+    """The GPUs that processes of this user see; `peers` is cuDeviceCanAccessPeer by reaching and reached bus id.
 
-    `peers` holds cuDeviceCanAccessPeer by the bus id of the GPU that reaches out, then of the one that it reaches.
-    `visible_devices` is the CUDA_VISIBLE_DEVICES that was in force; `absent` says why there is no GPU.
+    `visible_devices` is CUDA_VISIBLE_DEVICES; `absent` says why there is no GPU.
     """
 
     gpus: tuple[CudaGpu, ...] = ()

@@ -1,12 +1,7 @@
 """The child that reads the traffic of all GPUs from NVML: a line of indices in, a line of counters out.
 
-From Hopper on the driver averages rates between two samples (GPM), of NVLink, PCIe and kernels. Before, NVLink has
-counters, and PCIe counters of 32 bits, which are read twice in a moment. Costs on H200, milliseconds of a core for one
-GPU that works: a sample 0.29, averages of NVLink and PCIe 0.03, of kernels 0.9 to 1.8, for which the driver asks the
-GPU again; NVLink counters 0.86, PCIe counters 0.19, processes 0.20, errors 1.0, utilization 0.12, clock and reasons
-0.05. GPUs that idle answer several times slower. `benchmarks.nvml_costs` measures them.
-
-A driver may never answer: then this process hangs, and the one that watches says so.
+From Hopper on the driver averages rates between samples (GPM); before, there are counters. A sample of one busy H200
+takes 0.3 ms of a core, kernels up to 1.8, errors 1.0, links 0.9 (`benchmarks.nvml_costs`).
 """
 
 import json

@@ -1,9 +1,6 @@
-"""The NICs of a node, from sysfs: devices, RDMA ports, and byte counters.
+"""The NICs of a node, from sysfs: devices, RDMA ports, and the byte counters that tell of trouble.
 
-A counter costs the NIC a question to its firmware, so those alone are read that tell of trouble. Not seen on hardware:
-written after the kernel's documentation of its files, and checked against trees made of it.
-
-Those of RDMA ports were not seen on hardware: written after Documentation/ABI/stable/sysfs-class-infiniband.
+RDMA ports were not seen on hardware: written after Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
 import re

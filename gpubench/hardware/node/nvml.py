@@ -147,10 +147,8 @@ def read_link_bytes(answers: Answers, *, nvlink_only: bool = False, pcie_only: b
 class NvmlCounters:
     """Counters of the GPUs with these PCI bus ids, in their order, from the time that the driver was loaded.
 
-    On H200, copies of 5 and 10 GiB by copy engines and by SMs moved those of the 18 NVLinks together by what was
-    copied, give or take 4 KiB, and copies through host memory by nothing. These moved the PCIe counter of the source by
-    1.094 of what was copied and that of the destination by 1.079; copies over NVLink moved it by 0.03 MiB. Only copies
-    of megabytes are to be judged by them.
+    On H200 copies moved NVLink's by what was copied ± 4 KiB, copies through host memory PCIe's by 1.08 to 1.09 of it,
+    copies over NVLink PCIe's by 0.03 MiB: judge copies of megabytes only.
     """
 
     def __init__(self, bus_ids: Sequence[str]) -> None:

@@ -1,12 +1,7 @@
 """The PCI tree of a node, from sysfs: devices, links, access control, address translation, counted errors.
 
-Only root may read so far into it. Offsets and bits are those of Linux' pci_regs.h (PCI_EXT_CAP_ID_ACS, PCI_ACS_CTRL,
-PCI_EXT_CAP_ID_ATS, PCI_ATS_CTRL). Written after that documentation and checked against trees made of it; no device with
-either was at hand.
-
-The format is that of the kernel's Documentation/ABI/testing/sysfs-bus-pci-devices-aer: a name and a count a line, the
-last of them the total. A device without AER has no such files, and neither has one in most virtual machines. Not seen
-on hardware: written after that description and checked against files made of it.
+After Linux' pci_regs.h and Documentation/ABI/testing/sysfs-bus-pci-devices-aer. ACS, ATS and AER were not seen on
+hardware; only root may read them.
 """
 
 import os
@@ -78,8 +73,7 @@ def pci_folder(device: Path) -> Path | None:
 def place_of(device: Path) -> PciPlace:
     """The place in the PCI tree of the device that a sysfs path leads to.
 
-    Of the bridges above it the first is the port of the CPU; behind it PCIe switches show as two bridges each, the
-    upstream and a downstream port. A bridge left over counts as a switch of its own.
+    Behind the CPU's port PCIe switches show as two bridges each; a bridge left over is a switch of its own.
     """
     ports = ports_of(device)
     if not ports:

@@ -1,8 +1,6 @@
 """The node according to its kernel: machine, names, settings of kernel and NVIDIA driver, services of the fabric.
 
-IMEX channels were not seen on hardware: /proc/devices is read as the driver's documentation has it.
-
-Of IMEX and the subnet manager neither was seen on hardware.
+IMEX and the subnet manager were not seen on hardware.
 """
 
 import re
@@ -388,10 +386,9 @@ _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SysfsFacts:
-    """The node as the kernel shows it.
+    """The node as the kernel shows it, `gpus` by bus id.
 
-    `gpus` are numbered in the order of their bus ids. `gpu_drivers` names, by bus id, the kernel driver that has a GPU,
-    and `device_files` counts /dev/nvidia0 and on: both tell a GPU that is lost from one of another container or VM.
+    `gpu_drivers` and the count of `device_files` tell a lost GPU from one of another container or VM.
     """
 
     machine: HostFacts = field(default_factory=HostFacts)

@@ -1,7 +1,6 @@
-"""What rank 0 and supervisors tell each other: short messages over TCP, each with its length in front.
+"""What rank 0 and supervisors tell each other: short messages of fixed form over TCP, each after its length.
 
-They are structures of fixed form and no pickles, and a connection is believed once both ends have shown that they know
-the job's secret, which the ranks exchanged over MPI.
+A connection is believed once both ends have shown that they know the job's secret.
 """
 
 import hashlib
@@ -113,11 +112,7 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RingOrder:
-    """What a supervisor is to do: measure rails of its own in the rings in which they have these seats.
-
-    All rails of a ring send to the next one, or with `all_reduce` reduce together. In phase 0 a worker that fails is
-    `told_later` once more, in the next round.
-    """
+    """What a supervisor is to do: measure rails in rings with these seats, sending on or with `all_reduce` reducing."""
 
     number: int
     deadline_s: float

@@ -251,11 +251,9 @@ class Supervisor:
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
 
     def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
-        """Do what rank 0 says until it says that the scan is over; True where nobody is gone.
+        """Do what rank 0 says until the scan is over; True where nobody is gone. `deadline_s` is a round's.
 
-        Workers of several GPUs share no core that the launcher gave this rank: they may run on all.
-
-        `deadline_s` is that of a round. Raises OSError where rank 0 is not found, goes away, or is silent for long.
+        Raises OSError where rank 0 is not found, goes away, or is silent for long.
         """
         own_host = cards[self._rank].host
         if len(self.workers) > 1:

@@ -398,11 +398,9 @@ BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "hos
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """What a supervisor tells its worker: to measure by itself where `number` is 0, else with a partner.
+    """What a supervisor tells its worker: measure by itself where `number` is 0, else in a ring at `place`.
 
-    `addresses` are the partner's, none where this end listens. In a ring of `ring` workers, in which it has a `place`,
-    it listens for the partner before it, which is of rail `partner_rail`, and `addresses` are of the one behind; with
-    `reduces` they reduce together. None is the rail of its own.
+    It listens for the partner before it (of rail `partner_rail`); `addresses` are of the one behind.
     """
 
     number: int

@@ -1,9 +1,6 @@
 """Links of simulated nodes: bandwidth with faults, copies over them, managed memory, and the traffic of a job.
 
-A copy lasts its latency and its bytes over the profile's bandwidth; links that are down, slow or staged stretch it.
-Copies at the same time share what leaves a GPU and what enters it.
-
-Each way reaches a share of what a plain copy between the same ends does: those of two H200s with 64 MiB.
+A copy lasts its latency and bytes over bandwidth; shares of ways were measured on two H200s with 64 MiB.
 """
 
 import random
@@ -59,10 +56,8 @@ class NodeLinks:
 
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """The links of a node of that kind with these faults.
+    """The links of a node of that kind with these faults; refused peer access and lost NVLinks host-stage copies.
 
-    A refusal of peer access (NVML's or CUDA's, and so MIG and a fabric that is not ready), staged=yes and a GPU without
-    any NVLink left make copies host-staged: NCCL and MPI go through host memory then.
     Raises UsageError for a GPU or NIC that the node does not have.
     """
     on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]

@@ -1,9 +1,6 @@
-"""Simulated machines: nodes of a profile's kind, with faults, as snapshots.
+"""Simulated machines: nodes of a profile's kind, with faults, as snapshots of origin `simulated`.
 
-Faults that no source reports (speed, staged) change no fact here, only times.
-
-Everything here is a model and no measurement, and says so: the origin of every snapshot is `simulated`, its source the
-profile. `simulated.times` has the times.
+Faults that no source reports (speed, staged) change times only, which `simulated.times` has.
 """
 
 import re
@@ -45,10 +42,9 @@ _HEALTH_SHIFTS = range(0, 16, 2)
 
 
 def apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
-    """The node with these faults, all of which are its own.
+    """The node with these faults, by indices of the healthy node; a missing GPU renumbers those after it.
 
-    Indices are those of the healthy node; a missing GPU makes those after it count down, as the driver would.
-    Raises UsageError for a GPU, NIC or link that the node does not have, or a value above what it has.
+    Raises UsageError for a part that the node does not have, or a value above what it has.
     """
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
@@ -341,13 +337,9 @@ class SimulatedMachine:
 
 
 def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
-    """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'; 'hgx-h100-8/1' shows one of its eight GPUs.
+    """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16', 'hgx-h100-8/1', 'gb200-nvl72/64*2'.
 
-    Of a rack, more GPUs than a node has are those of whole nodes: 'gb200-nvl72/64*2' is two domains of 16 nodes.
-
-    `option` is the one that names it, for errors.
-
-    Raises UsageError for another form, an unknown profile, or a number of GPUs or nodes that is none.
+    Raises UsageError, which names `option`, for another form, profile, or number.
     """
     found = _MACHINE.fullmatch(text.strip())
     if found is None:

@@ -1,9 +1,4 @@
-"""A healthy node of a profile's kind, as NVML, CUDA, sysfs and the kernel would describe it.
-
-Bus ids, host bridges and root ports are made up, in an order that a server could have; they only have to be consistent.
-
-It is derived from the node, so a fault in a device shows here too. Downstream ports have addresses that are made up.
-"""
+"""A healthy node of a profile's kind, as NVML, CUDA, sysfs and the kernel would describe it; addresses are made up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -82,9 +82,8 @@ _RANK_SPREAD = 0.1
 class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
-    `noise` is the spread of a row's time, as a part of it; else that which real machines have at its size. With
-    `whole_nodes` the GPUs that take no part are at work in other groups, and the NICs near them carry their share.
-    Raises UsageError for a fault on something that the machine does not have.
+    `noise` is the spread of a row's time as a part of it; with `whole_nodes` idle GPUs' NICs carry their share. Raises
+    UsageError for a fault on something that the machine does not have.
     """
 
     def __init__(
@@ -121,13 +120,9 @@ class CollectiveTimes:
         return self._machine.nodes == 1 or any(links.nics_gb_s for links in self._kinds_of_node())
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
-        """Seconds of one operation by rank, node after node.
+        """Seconds of one operation by rank, node after node, of nccl-tests' `size_bytes`; `row` tells repeats apart.
 
-        `size_bytes` is nccl-tests' size; `row` tells repeats apart, each with noise of its own.
-
-        Raises:
-            UsageError: an unknown collective, no expected value to start from, or ranks that the machine cannot have.
-            CouldNotMeasureError: a node has no NIC that is up.
+        Raises UsageError for what the machine cannot have, CouldNotMeasureError for a node without a NIC that is up.
         """
         model = self._model(name, ranks_per_node)
         source = random.Random(f"{self._seed}/{name}/{size_bytes}/{row}")

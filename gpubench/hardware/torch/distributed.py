@@ -187,10 +187,9 @@ def import_fully_shard() -> Any:
 
 
 def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
-    """Torch with that backend of torch.distributed; with `for_cuda`, one that drives NVIDIA GPUs.
+    """Torch with that backend; `for_cuda`: one that drives NVIDIA GPUs, up to `driver_cuda` (13000 for 13.0).
 
-    `driver_cuda` is the newest CUDA that the driver runs, 13000 for 13.0. Raises CouldNotMeasureError: torch is not
-    installed, cannot be imported, or lacks what is asked of it.
+    Raises CouldNotMeasureError: torch is not installed, cannot be imported, or lacks what is asked of it.
     """
     torch = import_torch()
     found = TorchDistributed(torch, "nccl" if word == "rccl" else word)
@@ -237,9 +236,7 @@ def store_place(environment: Mapping[str, str]) -> str:
 def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
     """The store of torchrun's agent, else of rank 0, once every rank has come to it.
 
-    Raises:
-        RanksMissingError: within `seconds` the store did not answer, or a rank did not come.
-        CouldNotMeasureError: the store cannot begin, as where another listens on its port.
+    Raises RanksMissingError after `seconds`, CouldNotMeasureError where the store cannot begin.
     """
     store = _open_store(distributed, launched_by, environment, seconds)
     rank, size = launched_by.rank, launched_by.size

@@ -86,9 +86,8 @@ class RankIsGoneError(Exception):
 class Watchdog:
     """Reads the progress of a rank twice a second until the rank is gone.
 
-    `local` is the datagram socket for watchdogs of this host, `datagrams` are those for all hosts. Only the watchdog of
-    the lowest rank that can be reached decides that a job hangs, and only where no rank made progress for as long as
-    its phase may take. The others end their ranks when it orders them to.
+    The watchdog of the lowest reachable rank alone decides that a job hangs: no rank made progress for as long as its
+    phase may take. `local` and `datagrams` are the sockets of this host and of all.
     """
 
     def __init__(

@@ -1,9 +1,6 @@
 """Messages between ranks, watchdogs and the launcher: addresses, formats, the page of progress, reports.
 
-There is no grammar that nests and no number without bounds, so reading one costs the same whatever is in it.
-
-It imports little: a watchdog starts with every rank, beside its rank's own start, and reads no files once something
-hangs.
+Formats do not nest and numbers are bounded. It imports little, as a watchdog starts with every rank.
 """
 
 import contextlib
@@ -76,12 +73,9 @@ class ProgressReading:
 
 
 class ProgressBlock:
-    """The page, a new one, or that of an inherited `descriptor`.
+    """The page of progress, new or of an inherited `descriptor`: a rank writes it, its watchdog reads it.
 
-    A rank calls `enter`, `completed` and `leave`; the process that it hands the descriptor to calls `read` and `left`.
-
-    It holds numbers of eight bytes, which processors write whole, and no time: a watchdog notes itself when it sees
-    something change, so that a rank pays for a number and never for a clock.
+    Numbers of eight bytes, which processors write whole, and no clock.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:

@@ -1,10 +1,6 @@
 """Questions, answers and orders between the watchdogs of a job, in authenticated datagrams.
 
-Nothing of a datagram is read before it is known who sent it.
-
-Until the ranks have started MPI, watchdogs of one host find each other by abstract sockets, whose names end with their
-processes; afterwards each has the addresses of all. A question without an answer is asked again; an order to end is
-obeyed only with the secret that the ranks exchanged over MPI.
+Before MPI has started, by abstract sockets of one host; afterwards by addresses, with the secret exchanged over MPI.
 """
 
 import contextlib
@@ -133,11 +129,9 @@ _CREDENTIALS_KIND = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
 
 
 class SealedDatagrams:
-    """UDP datagrams with a message authentication code (HMAC-SHA256) by a key that only this job's ranks have.
+    """UDP datagrams with an HMAC-SHA256 by a key of the job's name and its secret, which is never sent.
 
-    The code covers the message with sender, receiver and counter, and the addresses it was sent from and to: what was
-    caught elsewhere is believed neither a second time nor at another address, and whoever passes it on is not taken
-    for its sender. The key is made of the job's name and its secret, which is never sent.
+    It covers message, sender, receiver, counter and both addresses, against replays and relays.
     """
 
     carries_orders = True
@@ -321,10 +315,9 @@ class Peers:
             self._ask_everywhere(rank)
 
     def is_first_lost(self, at_seconds: float) -> bool:
-        """True where this rank was the first that was lost, as the first rank's watchdog decides.
+        """True where this rank was the first that was lost, as the first rank's watchdog decides; False without one.
 
-        `at_seconds` is the time of the loss by this host's monotonic clock. False where there is no decision: none of
-        the ranks that a launcher kills with the first is to be named.
+        `at_seconds` is the time of the loss by this host's monotonic clock.
         """
         if self._rank == _ARBITER:
             self._own_loss = at_seconds

@@ -93,10 +93,9 @@ _SECONDS_TO_END_TOO = 0.5
 
 
 class WatchdogKeeper:
-    """A watchdog for the rank `watched`, and another one, told the same, where that is killed, is stopped or breaks.
+    """A watchdog for the rank `watched`, and another one where that is killed, is stopped or breaks.
 
-    The rank keeps the sockets at which other watchdogs ask, so that the next one is found where the first was. A rank
-    inside a call that holds Python's lock notices the end of its watchdog once that call returns.
+    The rank keeps the sockets, so that the next one is found where the first was.
     """
 
     def __init__(
@@ -280,10 +279,9 @@ class RankProgress:
 
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
-    """Start the watchdog of this process, which is about to be a rank.
+    """Start the watchdog of this process before MPI and CUDA, as MPI_Init may hang with Python's lock held.
 
-    It comes before MPI and CUDA: MPI_Init may be what hangs, with Python's lock held, so that no thread could help. It
-    is a program of its own: after a mere fork, the first write to every page is a fault in the midst of what is timed.
+    A program of its own: after a fork the first write to every page would be a fault in what is timed.
     """
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)

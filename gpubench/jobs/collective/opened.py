@@ -52,9 +52,7 @@ class Rank:
 class Opened:
     """A backend, the rank with its GPU, and what observes both.
 
-    `machines` returns nodes and processes on the first rank, for a recording, once all was tried out; `memory_holders`
-    who else holds memory of this rank's GPU, in words; `nccl_alone` is the libnccl that CuPy loads without torch, ''
-    where nobody asked.
+    `machines` returns nodes and processes on the first rank; `memory_holders` names other users of the GPU's memory.
     """
 
     kind: BackendKind

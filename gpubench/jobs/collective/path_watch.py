@@ -49,8 +49,7 @@ class _Known(NamedTuple):
 class PathWatch:
     """Watches NCCL on this rank; a context from before NCCL's first call until it is done.
 
-    The first rank of a node reads it meanwhile, in processes of their own. With `strict`, NCCL is told to refuse to go
-    through host memory inside a node, as far as the user has not told it otherwise.
+    With `strict`, NCCL is told to refuse to go through host memory inside a node.
     """
 
     def __init__(
@@ -88,11 +87,9 @@ class PathWatch:
             os.environ.pop(name, None)
 
     def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
-        """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now.
+        """Have NCCL's log come here from its first call on; `identity` has the GPU now.
 
-        `no_log` is why it says nothing of the paths of what is measured first, empty where it does; `by_design` why
-        these go through host memory on any machine. NCCL is told to refuse where that was asked for, here at the
-        earliest: to change the environment while libraries are being loaded beside may crash these.
+        `no_log`, `by_design`: why it names no paths, or why these go through host memory on any machine.
         """
         os.environ.update(self._refusals)
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))

@@ -212,8 +212,7 @@ class _FindingPlace:
 def folded(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> tuple[Finding, ...]:
     """The findings without those that follow from others, which are told as consequences of these.
 
-    `hosts` are all of the run; `nvlinked` is whether its GPUs have NVLinks, where PCIe explains copies with host memory
-    alone. A root cause is as grave as the gravest of its consequences. Wrong data are always a finding of their own.
+    A root cause is as grave as its gravest consequence; wrong data stay. `nvlinked`: its GPUs have NVLinks.
     """
     places = {number: _FindingPlace(each, tuple(hosts)) for number, each in enumerate(findings)}
     root_of = {number: _root(number, places, nvlinked=nvlinked) for number in places}

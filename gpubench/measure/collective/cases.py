@@ -182,9 +182,7 @@ class Model:
 class DescribedCollective:
     """A run before it is observed: the request, the ranks, and how they were asked to measure.
 
-    `hosts` are the nodes in their order, by the names that a recording gives them. `unwatched` is the reason why paths
-    are not observed, empty where there is none. `parts` are the groups that measured at once, none where all ranks did
-    together.
+    `hosts` are the nodes as recorded; `unwatched` why paths are not observed; `parts` groups that measured at once.
     """
 
     schema_version: int
@@ -226,10 +224,9 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """A rank's times of a row: its seconds an operation, how many of them, and what all ranks agreed on.
+    """A rank's times of a row: seconds an operation, how many, and what all ranks agreed on.
 
-    `samples` are the first of the seconds that this rests on, where there are several: of this rank's batches, or of
-    operations alone by their slowest rank. `issue_seconds` are those that this rank's host takes to issue an operation.
+    `samples` are the first seconds behind it; `issue_seconds` those of its host.
     """
 
     seconds: float

@@ -75,11 +75,7 @@ class Counting:
     def count(
         self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
     ) -> Traffic:
-        """The traffic of operations that are run to be counted, of every size for which that takes few enough.
-
-        No more of each than it takes: PCIe's counters are soon at their end. Counters are not read around what is
-        timed, since a GPU that has waited for that, half a millisecond, is slower for a while.
-        """
+        """The traffic of operations that are run to be counted, not timed, as few of each size as it takes."""
         found = Traffic()
         for size, case in {case.size_bytes: case for case in cases}.items():
             operations = -(-COUNTED_BYTES // size)
@@ -215,9 +211,8 @@ _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters a
 class PathObservations:
     """All that was observed of paths before anything was timed, on the first rank.
 
-    `expected_bytes` are each rank's sent and received bytes for a byte of the size, at least; `traffic` is what each
-    rank's GPU counted; `idle` are the ranks' GPUs while no operation ran, empty where nobody looked. `by_design` is why
-    all of it goes through host memory, where that is the library's own way.
+    `expected_bytes` are each rank's for a byte of the size, at least; `traffic` what each GPU counted; `idle` GPUs;
+    `by_design` why all goes through host memory.
     """
 
     choices: LoggedChoices

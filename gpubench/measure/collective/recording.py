@@ -427,12 +427,9 @@ def simulate(
     keep: Callable[[Sequence[float]], object] = lambda _seconds: None,
     most_rows: int | None = None,
 ) -> Report:
-    """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified.
+    """Have every case of the request last as long as the model says; `keep` gets the times of every row.
 
-    Speed is judged as that of measured rows: those near the threshold are made again. `keep` gets the times of every
-    row.
-
-    `outcome` is what the model says of paths. No more than `most_rows` are made.
+    Slow rows are made again as measured ones are; `outcome` is what the model says of paths.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)

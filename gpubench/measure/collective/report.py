@@ -67,12 +67,9 @@ def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTimes:
-    """The sources of what is expected of rows, asked in their order: a profile, this machine's past, a model of what
-    joins its nodes, the limit.
+    """The sources of what is expected of rows, in order: profile, past, a model of the network, the limit.
 
-    `nccl` is the version that measures; `network` is what joins the nodes, None where that is not known; `unlike` is
-    why these ranks are compared with nothing, '' where they may be. `assumed` says what of the network nobody told, as
-    the NICs of a table; slow rows of several nodes then warn, and do not fail.
+    `unlike` is why these ranks are compared with nothing; `assumed` what nobody told of the network.
     """
 
     collective: Collective
@@ -219,11 +216,7 @@ def _not_explained(explained: "Explained") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A rank's part of a row: its seconds an operation, when it entered them, and its wrong elements.
-
-    `condition` is that of its GPU, read only where it is known when it entered operations; `issue_seconds` are those
-    that its host takes to issue an operation, where that is known.
-    """
+    """A rank's part of a row: seconds an operation, when it entered them, wrong elements, its GPU's condition."""
 
     seconds: float
     entries: EntryTimes | None = None

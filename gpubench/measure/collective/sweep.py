@@ -46,9 +46,7 @@ def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
 class ObservationSources:
     """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
 
-    `window` looks at the rank's GPU while nothing of this job runs; `by_design` is why what is measured goes through
-    host memory on any machine; `read_waited` is the share of its time that the rank waited for a CPU since its first
-    operation.
+    `window` looks at the idle GPU; `by_design`: why it host-stages anywhere; `read_waited`: share waiting for a CPU.
     """
 
     log: LibraryLog
@@ -146,10 +144,7 @@ class PathObserver:
 class Observers:
     """The observers of a sweep, each with a stand-in that does nothing.
 
-    `path_observer` finds out over which paths the bytes go, `progress` is told of every phase, so that a hang is seen,
-    `read_condition` is called between rows, `recorder` gets the samples that rows and verdicts are made of. The first
-    rank makes a judge of speed; a row that it doubts is measured again, where `measures_again`: not where groups have
-    to keep in step.
+    The first rank's judge of speed has doubtful rows measured again, where `measures_again`.
     """
 
     path_observer: PathObserver | None = None
@@ -172,10 +167,8 @@ def fitting_sizes(
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
     """The sizes to measure, the same on every rank, and those dropped, each with its reason.
 
-    `memory_holders` tells who else holds memory of this rank's GPU; it is asked where something does not fit.
-
-    Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
-    them rounds to nothing. Raises CouldNotMeasureError: none is left.
+    Dropped are sizes beyond the tightest rank's memory, and shares of nothing. Raises CouldNotMeasureError: none is
+    left.
     """
     own_bytes = backend.free_bytes()
     held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""

@@ -42,9 +42,8 @@ def findings_of(
 ) -> tuple[Finding, ...]:
     """All findings, most severe first, except host-staged paths, which are reported with the evidence on all paths.
 
-    `wrong_with_host` are GPUs with wrong data in copies from or to host memory. `paths` are path classes by pair: pairs
-    are compared with pairs of the same wiring. `outruns_host` is for `staged_pairs`. `others` are copies outside the
-    matrices, by name: with host memory, and of many pairs at once.
+    `wrong_with_host` are GPUs with wrong data to or from host memory; `paths` are path classes by pair; `others` are
+    copies outside the matrices.
     """
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
@@ -109,9 +108,8 @@ def _errors(
 def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_pair) -> dict[Pair, str]:
     """Host-staged pairs with peer access on, and the evidence.
 
-    The evidence is NVLink counters that moved only for other pairs; else equal bandwidth and latency with peer access
-    on and off, at the largest common size. Without a measured latency, only pairs count for which `outruns_host` is
-    true: their direct copies are faster than any copy through host memory.
+    NVLink counters that moved only for other pairs; else bandwidth and latency equal with peer access off, at the
+    largest size. Without latency only pairs that `outruns_host`.
     """
     found = {
         pair: _counted(cell)

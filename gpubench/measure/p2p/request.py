@@ -241,12 +241,9 @@ PROCESS, IPC, NETWORK = "process", "ipc", "network"
 
 @dataclass(frozen=True)
 class CopyMachine:
-    """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
+    """The GPUs that copy, by position: driven by one process, or each by the rank of that number (`is_ranks`).
 
-    `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
-    told the one process that they have no peer access. `idle_gpus` are GPUs as they were before the first copy and
-    after the last, while none was made. `profile_asked_for` and `expected_gpus` are what somebody said that every node
-    has.
+    `unreachable` pairs have no peer access; `idle_gpus` are GPUs before the first copy and after the last.
     """
 
     wiring: Wiring
@@ -397,10 +394,9 @@ Write = Callable[[object], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedP2p:
-    """The first line: what was asked for, and of whom. `gpus` are those of one process; or there are `ranks`.
+    """The first line: what was asked for, and of whom: `gpus` of one process, or `ranks`.
 
-    `hosts` are the nodes in their order, by the names that the recording gives them; `like` is the peer whose
-    parameters were used, `unreachable` are pairs that CUDA keeps apart, `strict` is how the run was judged.
+    `hosts` are nodes by recorded name; `unreachable` are pairs that CUDA keeps apart.
     """
 
     schema_version: int

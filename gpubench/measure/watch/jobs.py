@@ -24,10 +24,8 @@ _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
 class RunningJob:
     """Processes that belong together, and the GPUs that they use.
 
-    `exchanges` is whether anything shows that its GPUs send each other data: one process has several of them, or
-    processes of one launcher have an NCCL communicator each. None is not known, and `doubt` says why. `others` says of
-    its GPUs, by bus id, what else uses them, so that PCIe may carry its bytes; `shared_with` is what of that uses more
-    than one GPU, so that NVLinks may.
+    `exchanges`: whether its GPUs send each other data, None with a `doubt`; `others` and `shared_with` use its GPUs
+    too.
     """
 
     name: str

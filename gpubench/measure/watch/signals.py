@@ -42,11 +42,7 @@ AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
 
 
 class Nvlinks(StrEnum):
-    """The NVLinks between the GPUs of a job: `partly` where PCIe carries what those of some lack.
-
-    `little` is more than nothing and too little to judge by. `none` join the GPUs, or not all of those between which
-    PCIe may carry bytes, as bridges that join GPUs in pairs.
-    """
+    """The NVLinks between the GPUs of a job: `partly` with PCIe for some, `little` too little to judge, `none`."""
 
     BUSY = "busy"
     LITTLE = "little"
@@ -57,11 +53,7 @@ class Nvlinks(StrEnum):
 
 
 class Pcie(StrEnum):
-    """The PCIe links of a job's GPUs: `across` is out of some and into others, as much as it is.
-
-    `beside` is both ways too, of GPUs whose NVLinks carry so much more that it cannot be what they send each other.
-    `nics` is what NICs send and receive, and nothing else: alike on GPUs whose NVLinks are busy.
-    """
+    """The PCIe links of a job's GPUs: `across` from some to others, `beside` busy NVLinks, or alike as `nics`."""
 
     QUIET = "quiet"
     LITTLE = "little"
@@ -97,9 +89,7 @@ class Members(StrEnum):
 class Signals:
     """What is seen of a job over an interval; `doubts` say why something is unknown.
 
-    `staged_ends` are the GPUs that send through host memory beside busy NVLinks, and those that receive it; `odd_rails`
-    are ports that carry another amount than their siblings, `idle_gpus` those that do nothing while the others run
-    something and send nothing.
+    `staged_ends` send or receive through host memory, `odd_rails` are unlike their siblings, `idle_gpus` do nothing.
     """
 
     nvlinks: Nvlinks

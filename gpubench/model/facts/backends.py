@@ -39,11 +39,7 @@ GATE = "gate"
 
 
 def gated(backends: Sequence[str], *, alone: bool = False) -> tuple[str, ...]:
-    """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others.
-
-    torch:nccl has to be timed so, but for operations that are timed `alone`, with their launch; and what stands beside
-    it, where it can be, too.
-    """
+    """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others."""
     if alone or TORCH_NCCL not in backends:
         return ()
     return tuple(each for each in _ENQUEUED if each in backends)

@@ -61,8 +61,7 @@ class LaunchedBy:
 def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
     """The launcher that started this process as one of its ranks, or None for a process started alone.
 
-    A shell that `srun --pty` opened inside an allocation is not a rank, and neither is one task, also where srun speaks
-    PMI to it: there, gpubench launches itself. Raises UsageError: what torchrun sets is there, and is no number.
+    A shell of `srun --pty` and a single task are none. Raises UsageError: torchrun's variables are no numbers.
     """
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -101,8 +100,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 def as_if_alone(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what a launcher or an allocation set, for a child that is to start ranks on this host.
 
-    Else its mpirun would start them on an allocation's other hosts, or believe that it is a rank itself. The user's own
-    settings of MPI stay: without OMPI_MCA_plm_rsh_agent, or another way to start, mpirun fails where there is no ssh.
+    The user's own settings of MPI stay, such as OMPI_MCA_plm_rsh_agent.
     """
     return {
         name: value

@@ -1,9 +1,7 @@
 """Health of a node's devices: counted errors, fabric registration, clocks under load, and GPUs hidden from the job.
 
-A counter that was read once does not tell when: drivers stay loaded for months, links train, cables are plugged, and
-a bus is searched at boot. So a total counts only where it stands out from those of siblings, and is weak; growth during
-a run shows a fault that is there now. Links correct errors by design (PCIe allows one bit in 10^12, which is one in two
-seconds on a busy x16 of generation 5), so a few that were corrected are nothing either.
+A total counts only, weakly, where it stands out from siblings; growth during a run is a fault now. Few corrected errors
+are normal (PCIe allows one bit in 10^12).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,9 +197,7 @@ _GOOD_WHEN_TRUE = ("partition_missing", "fabric_manager_disconnected")
 def decode_health(mask: int) -> dict[str, bool | None]:
     """The bad conditions in a fabric's health mask: true, false, or None where driver or GPU do not tell.
 
-    Fields are two bits wide, 1 for true and 2 for false, so 0xaa is healthy. In the two that name something good (a
-    partition is assigned, the fabric manager is connected) true and false change places here. From bit 8 on stands a
-    number of four bits, 1 for a correct configuration (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
+    Fields of two bits: 1 true, 2 false; good ones change places here (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
     """
     conditions: dict[str, bool | None] = {}
     for name, shift in _CONDITION_SHIFTS.items():
@@ -261,11 +257,7 @@ HIDDEN_GPUS = "hidden_gpus"
 
 
 def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
-    """The node without its hidden GPUs, which count as those of others, as in a container that lacks them.
-
-    `processes` are those on the node. Where each has a setting of its own, as of one GPU a rank, what one of them does
-    not see another may have: hidden is what none of them names.
-    """
+    """The node without its hidden GPUs, which count as those of others; hidden is what none of `processes` names."""
     hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
     settings = {each.visible_devices for each in processes}
     if len(settings) > 1:

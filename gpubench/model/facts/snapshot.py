@@ -78,9 +78,7 @@ LEAST_CLOCK_SHARE = 0.9
 class GpuCondition:
     """A GPU right after the operations of a row, as far as it can slow them down.
 
-    `throttle_reasons` leaves out idling and clocks that somebody asked for; `clock_mhz` is None while it idles.
-    `memory_errors` are uncorrectable ones since the driver was loaded. `others` are processes that have a context on
-    it, beside its rank. `unread` are the facts that could not be read, each with the reason.
+    `clock_mhz` is None while it idles; `memory_errors` are uncorrectable ones; `unread` has reasons.
     """
 
     throttle_reasons: tuple[str, ...] = ()
@@ -638,10 +636,9 @@ class ProbeFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs.
+    """One node. `source` says who read it; `gpus_of_others` counts GPUs given to other containers or VMs.
 
-    `pci_devices` are the GPUs and NICs and every bridge above them, by bus id. `errors_grown` are errors counted from
-    then to the end of a run, by device and counter; None where they were read once.
+    `pci_devices` are GPUs, NICs and bridges by bus id; `errors_grown` those counted until the end of a run, or None.
     """
 
     host: str

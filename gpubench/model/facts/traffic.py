@@ -62,10 +62,9 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGpu:
-    """What the links of a GPU carried and who used it while this job was idle.
+    """What the links of a GPU carried and who used it while this job was idle; None where nobody looked.
 
-    `at_work` is its condition just before, right after operations of this job, and `waited` the share of the time since
-    the first of them that its rank was ready to run and waited for a CPU; None where there were none, or nobody looked.
+    `at_work` is its condition just before; `waited` the share of time in which its rank waited for a CPU.
     """
 
     rates: LinkRates = field(default_factory=LinkRates)

@@ -86,12 +86,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """Nodes that are the same, and those that nearly are.
+    """Nodes that are the same (`alike`), and those that nearly are (`odd`), by position; `name` is a letter.
 
-    `name` is a letter; `alike` and `odd` hold positions in the list that was grouped, `odd` with the differences.
-    `differs` says in what it differs from the kind `differs_from`, the largest with the same GPU models. `rivals` are
-    nodes that may as well be the usual ones, as many are alike: single odd ones that have no less of a healthy machine,
-    or those of the kind that it differs from.
+    `differs` says in what it differs from `differs_from`; `rivals` are nodes that may as well be the usual ones.
     """
 
     name: str
@@ -108,13 +105,10 @@ class MachineKind:
 
 
 def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
-    """The kinds of some nodes, the largest first.
+    """The kinds of some nodes, the largest first; nodes with equal traits form a variant.
 
-    Nodes with equal traits form a variant. The largest variant of each set of GPU models is a kind, and so is every
-    other with at least two nodes that make up a quarter of those models' nodes; the nodes of any other variant are odd
-    ones of the kind from which they differ least. GPU models that one node alone has, or less than a quarter of all,
-    make no kind beside a larger one: such nodes are odd ones of the largest. Of equally large variants the one with
-    more of a healthy machine counts as larger: of two nodes the one with a GPU less is odd, whichever comes first.
+    A kind is the largest variant of each set of GPU models, or one of a quarter of those nodes; other nodes are odd
+    ones of the nearest kind. Of equally large variants the one with more of a healthy machine is first.
     """
     models = [_models(topology.snapshot) for topology in nodes]
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}

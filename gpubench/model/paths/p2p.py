@@ -118,11 +118,7 @@ class Cell:
 
     @property
     def is_staged(self) -> bool | None:
-        """True if the counters say that it went through host memory; None where they say nothing.
-
-        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way. Counters of
-        NVLinks that moved by more than was copied say nothing: somebody else's traffic moved them.
-        """
+        """True if the counters say that it went through host memory; None where they say nothing, or moved too much."""
         carried = self.carried
         if carried.nvlink_share is not None and carried.nvlink_share <= MOST_SHARE:
             return carried.nvlink_share < MOVED_SHARE
@@ -190,9 +186,7 @@ _STAGED_LATENCY_GAIN = 2.0
 def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None, *, outruns_host: bool) -> bool:
     """True if large copies with peer access are as slow as those without, and nothing else could make them so.
 
-    Host-staged 16-byte copies take 8 to 20 µs, direct ones 1 to 2.5: latencies decide where both were measured. Without
-    them equal bandwidths show host memory only where `outruns_host`: a direct copy is faster than host memory allows.
-    Over PCIe both reach the same bandwidth on healthy machines.
+    Latencies decide where measured (staged 8 to 20 µs, direct 1 to 2.5), else bandwidths where `outruns_host`.
     """
     if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > _STAGED_GAIN:
         return False
@@ -252,9 +246,7 @@ class Oddity:
 def odd_ones(figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None) -> tuple[Oddity, ...]:
     """The GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow pair.
 
-    A cell is slow below `SLOW_SHARE` of what is usual over its path class, which `paths` have where pairs are not all
-    wired alike: one NVLink is no slow pair of two. Rows and columns are named where more than half of their cells
-    are; what a named row or column explains is not named again.
+    Slow is below `SLOW_SHARE` of what is usual over its path class; a GPU is named by more than half of its cells.
     """
     if len(figures) < 2:
         return ()
@@ -281,11 +273,7 @@ def _mostly(cells: set[Pair], slow: set[Pair]) -> bool:
 
 
 def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
-    """All unordered pairs in as few rounds of disjoint pairs as can be: one fewer than ranks, or as many if odd.
-
-    The circle method: the first stays, the others move on by one seat a round, and whoever sits opposite is the other
-    half of a pair. With an odd number one seat is empty, and its opposite sits the round out.
-    """
+    """All unordered pairs in as few rounds of disjoint pairs as can be, by the circle method."""
     seats: list[int | None] = [*range(ranks), *([None] if ranks % 2 else [])]
     played = []
     for _ in range(len(seats) - 1):
@@ -334,12 +322,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """The counts, speed and limits of a path.
+    """The counts, speed and limits of a path, GB/s.
 
-    `ends` are the counts of the GPUs at its ends, of those through which something had to pass. `has_nvlinks` is
-    whether NVLinks join them; `limit_gb_s` what these carry, `through_host_gb_s` what the way to host memory does.
-    `most_shares` are the shares of each end that the operation can have moved at most, none where they are not known;
-    `foreign_gb_s` is what passed these ends' NVLinks while this job was idle.
+    `ends` are the counts of its GPUs; `most_shares` the shares of each end that the operation can have moved at most;
+    `foreign_gb_s` what passed NVLinks while this job was idle.
     """
 
     ends: tuple[Carried, ...]

@@ -443,10 +443,9 @@ _NOTHING = PairFacts(source="", destination="")
 
 
 def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | None:
-    """The PCIe path class of two places, None where they do not tell.
+    """The PCIe path class of two places (`nvidia-smi topo -m`), None where they do not tell.
 
-    PIX: at most one switch between them; PXB: several, but no host bridge; PHB: the host bridge; NODE: two host bridges
-    of one NUMA node; SYS: two NUMA nodes (the legend of `nvidia-smi topo -m`).
+    PIX: one switch at most; PXB: several; PHB: a host bridge; NODE: two of one NUMA node; SYS: two NUMA nodes.
     """
     if one.host_bridge is None or other.host_bridge is None:
         return None
@@ -546,11 +545,9 @@ NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A kind of refusal of peer access by the driver.
+    """A kind of refusal of peer access by the driver; `status` is NVML's word, '' where only CUDA refuses.
 
-    `status` is NVML's word, '' where only CUDA refuses; whether NVLinks join the two (`wired`), or, of TNS, each of
-    them to other GPUs (`mesh`); whether either is split (`mig`); of GNS, whether two others of the same models have
-    peer access over PCIe (`odd`), so that it is no matter of the models.
+    `wired`: NVLinks join the two; `mesh`: of TNS, each to others; `mig`; `odd`: of GNS, equal models have access.
     """
 
     status: str

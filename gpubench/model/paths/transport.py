@@ -114,11 +114,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 class LoggedChannels(NamedTuple):
-    """Channels of one connection that one rank logs with the same transport.
+    """Channels of one connection that one rank logs with the same transport; `channel_bits` has a bit a channel.
 
-    `channel_bits` has bit c set for channel c. `peer_to_peer` is NCCL's connection 1 (send and receive), not 0
-    (collectives). `received` marks lines of the receiving rank: P2P and SHM are logged by the sender alone, NET by both
-    ranks, whose transports may differ.
+    `peer_to_peer` is NCCL's connection 1; `received` marks lines of the receiver (P2P and SHM: the sender alone).
     """
 
     transport: Transport
@@ -224,11 +222,7 @@ def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'); None is not logged.
-
-    `algorithm` is SYMMETRIC, COPY_ENGINE or HIERARCHICAL_CE where NCCL runs no algorithm over channels; `protocol` is
-    then the kernel, where it has a name.
-    """
+    """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'); None is not logged."""
 
     function: str
     size_bytes: int
@@ -402,13 +396,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathEvidence:
-    """All evidence on one path.
-
-    `capability` is whether the machine could do it directly, `selection` what the library chose, `measurement` what
-    counters and bandwidths show, `correctness` whether the right data arrived. `by_design` says why the library goes
-    through host memory here where that is no fault (a policy of its own, GPUs without peer access); empty where nothing
-    makes it right.
-    """
+    """All evidence on one path: capability, selection, measurement, correctness, and why staging is `by_design`."""
 
     capability: Evidence = Evidence()
     selection: Evidence = Evidence()

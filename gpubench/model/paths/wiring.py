@@ -1,7 +1,6 @@
 """The wiring between the GPUs of a run: whether a path could be direct, and the highest busbw its links can carry.
 
-t is the time, S the size, f the factor between algbw and busbw, w(i) the GB/s that rank i's links carry one way to the
-ranks that it sends to. The derivations stand in docs/limits.md.
+docs/limits.md derives it: t time, S size, f busbw over algbw, w(i) GB/s that rank i's links carry one way.
 """
 
 import math
@@ -296,9 +295,8 @@ class BusbwFactor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeNetwork:
-    """Nodes, or NVLink domains, with equally many ranks, that NICs join.
+    """Nodes, or NVLink domains, with equally many ranks, that NICs join; GB/s of a node and of one NIC.
 
-    `node_gb_s` is what leaves one of them over all NICs that NCCL uses, `nic_gb_s` what leaves over one of them.
     Without `rdma` they are plain Ethernet, over which NCCL sends by sockets or a cloud's own protocol.
     """
 
@@ -330,11 +328,7 @@ class NodeNetwork:
         return 1.5 if self.nodes == 3 and not as_nccl else 2.0
 
     def exchanged(self, collective: BusbwFactor) -> float | None:
-        """The most algbw where data go straight from rank to rank, in GB/s; None for other collectives.
-
-        In an all-to-all every rank of a node sends a block to all ranks elsewhere, over the NICs near it. Of a gather
-        or scatter all blocks from elsewhere pass the NIC of the root; of sendrecv one rank of a node sends to the next.
-        """
+        """The most algbw where data go straight from rank to rank, in GB/s; None for other collectives."""
         elsewhere = (self.ranks - self.local) / self.ranks
         passing = {
             "alltoall": self.node_gb_s / (self.local * elsewhere),
@@ -357,9 +351,7 @@ def nccl_name(algorithm: str | None) -> str:
 def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
     """What joins the nodes of a run at its weakest and its strongest node; None where that is not known.
 
-    Nodes of one NVLink domain count as one: of a single domain the network has one node. NCCL takes the NICs nearest to
-    the ranks' GPUs. On all nodes alike they are what the machine has; one node with
-    less is slower than its siblings, and what is expected is what the strongest would carry.
+    Nodes of one NVLink domain count as one. NCCL takes the NICs nearest to the ranks' GPUs.
     """
     positions: dict[object, list[int]] = {}
     for position, gpu in enumerate(wiring.gpus):
@@ -425,10 +417,9 @@ def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeN
 
 
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
-    """The ceiling inside a node, or an NVLink domain, of a healthy machine whose algorithm and connections nobody told.
+    """The ceiling inside a node or NVLink domain where nobody told algorithm and connections.
 
-    Links to all peers may carry it, of sendrecv those to the next rank. Where NVSwitches can reduce (NVLS), an
-    all-reduce may reach 2(n-1)/(n+1) of that (docs/formulas.md).
+    With NVLS an all-reduce may reach 2(n-1)/(n+1) of what the links carry (docs/formulas.md).
     """
     ranks = range(len(wiring.gpus))
     ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]

@@ -47,8 +47,7 @@ class Generic(StrEnum):
 class MatchRule:
     """The machines that a profile is for: NVML's names of the GPU model, and how many GPUs are visible.
 
-    `board_gpus` counts the GPUs of the whole board where a part of it is handed out, as clouds do. A `generic` one is
-    for models that no other profile names: its `[gpu]` and the rest are an example, with which nothing is compared.
+    `board_gpus` counts the whole board where a part is handed out; a `generic` one compares with nothing.
     """
 
     gpus: tuple[str, ...]
@@ -72,12 +71,9 @@ class FactsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
-    """The GPU model; `pcie_*` is the link as it trains under load; `ecc` and `mig` are missing where it has none.
+    """The GPU model; `pcie_*` is the link under load; `c2c_gb_s` NVLink-C2C per direction (PCIe is then 0).
 
-    `c2c_gb_s` is NVLink-C2C, per direction, where a CPU has that to its GPUs; PCIe is then 0, for it carries nothing.
-    With `shared_memory` GPU and CPU have one memory, and what goes through host memory is no slower for it.
-
-    `places` says per GPU what it hangs on, the name of a `[[switch]]`; without it each has a root port of its own.
+    With `shared_memory` GPU and CPU have one memory. `places` names what each GPU hangs on, else a root port.
     """
 
     name: str
@@ -191,11 +187,9 @@ class ExpectedPeerAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """One expected value.
+    """One expected value of so many `gpus` (None: all) and `nodes`, for pairs of a `path` (None: every pair).
 
-    `gpus` counts the GPUs of a node that take part (None: all of the profile), `nodes` the nodes; `path` is the path
-    class of the pairs that it holds for (None: every pair); `size_bytes` is nccl-tests' size, None for "large messages"
-    where the source says no more. `source` is a key of `[sources]`.
+    `size_bytes` is nccl-tests' size, None for "large messages"; `source` is a key of `[sources]`.
     """
 
     quantity: str

@@ -46,11 +46,9 @@ def is_brief(options: Mapping[str, Any]) -> bool:
 
 
 def exit_code_of(metadata: Metadata, report: Report) -> int:
-    """The exit code of a run.
+    """The exit code of a run. With --strict every doubt is 1, and nothing judged is 3.
 
-    With --strict every doubt is 1, and nothing judged is 3. Without, a benchmark and `topo` end with 1 for wrong data
-    alone, and with 3 for what could not be measured; a path that nobody saw is none of their measurements. So does a
-    comparison of two machines, which judges nothing.
+    Without, a benchmark and `topo` end with 1 for wrong data alone, and with 3 for what could not be measured.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     judges = metadata.of_command.judges and MACHINES_SECTION not in report.sections

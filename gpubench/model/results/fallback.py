@@ -1,8 +1,4 @@
-"""The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`.
-
-A command puts what it knows of each path into a `KnownPath`, says how to find a cause, and has the rows of both
-sections, and the findings, from here.
-"""
+"""The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,11 +113,10 @@ def fallback_rows(
     not_observed: str = "",
     without_paths: Sequence[str] = (),
 ) -> list[FallbackRow]:
-    """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each, as sure as the least.
+    """The section `fallback`, gravest first: a line for paths that fare and travel alike, as sure as the least.
 
-    `cause_of` finds the first cause of staged paths. `not_observed` is the reason why the transports of some paths, or
-    of all, could not be observed; where no path is known at all, it stands for all of them. `without_paths` are the
-    short names of ends that must have paths, and of which none is known.
+    `cause_of` finds the first cause of staged paths; `not_observed` why transports are unknown; `without_paths` are
+    ends that must have paths.
     """
     rows = [_row(members, origin, cause_of, not_observed) for members in grouped(paths, _fare_and_travel).values()]
     if without_paths:

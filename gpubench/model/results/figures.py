@@ -295,10 +295,9 @@ _WHOLE_PERCENT = 100.0
 
 @dataclass(frozen=True, slots=True)
 class SpeedFigure:
-    """What was measured, GB/s of it, and what was expected; `is_judged` is whether anything was expected at all.
+    """What was measured, GB/s of it, and what was expected; below 64 MiB `time_us` and `expected_us` tell more.
 
-    Of a size below 64 MiB the time tells more than the bandwidth: `time_us` and `expected_us` are known of it alone.
-    `interval_percent` is half of the 95 % confidence interval of its time, where that is known.
+    `interval_percent` is half of the 95 % confidence interval of its time.
     """
 
     what: str
@@ -332,12 +331,7 @@ class SpeedFigure:
 
 @dataclass(slots=True)
 class SpeedFigures:
-    """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow.
-
-    Where nothing is measured between GPUs, the slowest copy between one and host memory.
-
-    `checked` is whether the data of any row were verified, `unchecked` whether those of any were not.
-    """
+    """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow."""
 
     slowest: SpeedFigure | None = None
     checked: bool = False
