@@ -167,8 +167,7 @@ _SLOWER_RING = 1.4 * 1.2
 _NVLS_TREE_FILL_US = 250.0
 """Beyond NCCL's latency, to fill the pipeline of an NVLSTree: H100 and H20, two nodes. Kind: derived."""
 
-_TREE_HOP_US = 5.0
-"""One hop of a tree between nodes with protocol LL, of collectives without an algorithm of their own."""
+_TREE_HOP_US = 5.0  # One hop of a tree between nodes with protocol LL, of collectives without an algorithm of their own
 
 
 class AlgorithmTime(NamedTuple):
@@ -375,9 +374,7 @@ def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork)
 _OVER_LINKS_FROM_BYTES = 2**20
 """Eight healthy hosts took 1.2 times as long as expected for 8 MiB, 2.4 times for 1 MiB and 10 for 64 KiB."""
 
-_HOP_OF_MPI_US = 50.0
-"""Of one message over TCP between hosts."""
-
+_HOP_OF_MPI_US = 50.0  # Of one message over TCP between hosts
 _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 
 

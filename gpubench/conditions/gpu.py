@@ -29,14 +29,9 @@ _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
 _POWER_CAP, _SYNC_BOOST = "sw_power_cap", "sync_boost"
 
-_MOST_ABOVE_SIBLINGS_C = 20
-"""Idle GPUs of one server differ by about 10 °C along the air flow."""
-
-_HOT_C = 85
-"""Below the slowdown of data centre GPUs, 87 to 93 °C (nvidia-smi -q -d TEMPERATURE)."""
-
-_LOW_POWER_SHARE = 0.6
-"""Share of the default power limit below which copies slow down."""
+_MOST_ABOVE_SIBLINGS_C = 20  # Idle GPUs of one server differ by about 10 °C along the air flow
+_HOT_C = 85  # Below the slowdown of data centre GPUs, 87 to 93 °C (nvidia-smi -q -d TEMPERATURE)
+_LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
 
 
 def _throttled(*harmful: str) -> Look:
@@ -327,9 +322,7 @@ GPU = Family.of(
 )
 
 
-_MOST_USED_SHARE = 0.02
-"""Share of an unused GPU's memory; the driver's own part is not counted as used."""
-
+_MOST_USED_SHARE = 0.02  # Share of an unused GPU's memory; the driver's own part is not counted as used
 _HOST_BOUND_SHARE = 0.9
 """Share of an operation's time that the host needs to issue it. Healthy small operations need 5.3 to 6.7 of 8.8 µs."""
 

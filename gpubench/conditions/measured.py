@@ -29,9 +29,7 @@ _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
 clock of its core."""
 
-_LATE_SHARE = 1.2
-"""Ranks of a collective wait for each other: on H200 the slowest takes 1 % longer than the fastest."""
-
+_LATE_SHARE = 1.2  # Ranks of a collective wait for each other: on H200 the slowest takes 1 % longer than the fastest
 _LATE_FROM_BYTES = 16 * 2**20
 
 

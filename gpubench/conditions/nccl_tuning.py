@@ -12,9 +12,7 @@ from gpubench.model.paths.transport import Confidence
 Weighed = Callable[[int], Confidence | None]
 """The confidence that a value slows NCCL down; None if it does not."""
 
-_OWN_CHANNELS = 16
-"""Channels that NCCL chooses for GPUs with many NVLinks: 16 to 24 on HGX A100, H100 and H200."""
-
+_OWN_CHANNELS = 16  # Channels that NCCL chooses for GPUs with many NVLinks: 16 to 24 on HGX A100, H100 and H200
 _OWN_CHANNELS_OVER_PCIE = 2
 _CHANNELS_PER_LINK = 2
 
@@ -27,9 +25,7 @@ _OF_A_PEER = {"NCCL_NCHANNELS_PER_PEER": 2, "NCCL_NCHANNELS_PER_NET_PEER": 2}
 _OWN_BYTES = {"NCCL_BUFFSIZE": 4 * 2**20, "NCCL_LL128_BUFFSIZE": 4800 * 2**10, "NCCL_LL_BUFFSIZE": 512 * 2**10}
 """NCCL's default buffer sizes of the protocols Simple, LL128 and LL (computeBuffSizes in src/init.cc)."""
 
-_SURELY_SLOW_SHARE = 1 / 4
-"""Share of NCCL's default buffer below which a channel waits for its peer at every step."""
-
+_SURELY_SLOW_SHARE = 1 / 4  # Share of NCCL's default buffer below which a channel waits for its peer at every step
 _OWN_THREADS, _OWN_LL128_THREADS = 512, 640
 _OWN_THREADS_OVER_PCIE = 256
 _SURELY_FEW_THREADS = 128

@@ -23,9 +23,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.units import ranges_of
 
-_SMALLEST_SHM_BYTES = 64 * 2**20
-"""Docker's default."""
-
+_SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default
 _SMALLEST_MEMLOCK_BYTES = 64 * 2**20
 """Less than any RDMA library registers; the usual limit of a login is 8 MiB or less, in a container 64 KiB."""
 
@@ -282,8 +280,7 @@ _WIDER = (
     "mpirun --bind-to none. Start the job without taskset, numactl -C and --cpuset-cpus; with Slurm: "
     "srun --cpus-per-task=8"
 )
-_CPUS_A_RANK = 2
-"""One for the launching thread, one for the threads of NCCL and MPI."""
+_CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL and MPI
 
 
 def _shared(run: Circumstances) -> Found:

@@ -213,9 +213,7 @@ def _rates(rates: list[float]) -> str:
 
 
 _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slowest NVLink in GB/s"
-_AS_LARGE = 0.95
-"""Drivers reserve a few hundred MB of memory, and round rates."""
-
+_AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates
 _PROFILES = "profile-keys.md"
 GPU_MISSING = "gpu-missing"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"

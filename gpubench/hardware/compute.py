@@ -12,9 +12,7 @@ from gpubench.hardware.cuda import CudaDevice
 from gpubench.hardware.torch.distributed import import_fully_shard, import_torch
 from gpubench.model.workload import BlockKind, Sharding, TransformerModel
 
-_SETTLE_SECONDS = 0.5
-"""Clocks and power of a GPU that was idle fall to what it can hold within this."""
-
+_SETTLE_SECONDS = 0.5  # Clocks and power of a GPU that was idle fall to what it can hold within this
 _SAMPLES = 7
 _SAMPLE_SECONDS = 0.02
 _COPY_BYTES = 2**28
@@ -205,8 +203,7 @@ _TOKENS = 16
 _WARM_STEPS = 5
 _STEPS = 4
 _HOST_SAMPLES = 5
-_ONE_TENSOR_MB = 0.001
-"""A cap that every gradient exceeds, so that each has a bucket of its own, as large ones have."""
+_ONE_TENSOR_MB = 0.001  # A cap that every gradient exceeds, so that each has a bucket of its own, as large ones have
 
 
 def time_host(model: TransformerModel) -> dict[Sharding | None, float]:

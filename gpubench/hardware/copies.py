@@ -221,8 +221,7 @@ _STAGED_PLACES = 4
 _STAGED_PIECE_BYTES = 64 * 1024
 """A copy through host memory is several operations, and more the larger it is; how many, CUDA does not say."""
 
-_ATTACH_GLOBAL = 1
-"""cudaMemAttachGlobal: any stream of any GPU may use the memory."""
+_ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,9 +295,7 @@ and may wait for the GPU when it loads a kernel. To issue `MOST_WAITING` takes a
 
 _FLAG_BYTES = 4
 _WORD = 0xFFFFFFFF
-_AT_LEAST = 0
-"""CU_STREAM_WAIT_VALUE_GEQ in cuda.h, compared as numbers that wrap around."""
-
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ in cuda.h, compared as numbers that wrap around
 _Wait = Callable[[int, int, int, int], int]
 
 
@@ -388,8 +386,7 @@ def _find_wait() -> _Wait | None:
 MOST_HELD = 64
 """Operations behind one closed gate: each is a kernel and several events, and a stream has 1,022 places."""
 
-_PLACES = 6
-"""Of a stream that one operation may take."""
+_PLACES = 6  # Of a stream that one operation may take
 
 
 class WorkEndedError(Exception):

@@ -99,9 +99,7 @@ def mapped_files(pattern: str, maps: Path = Path("/proc/self/maps")) -> list[str
 
 
 _LONGEST_VERSION = 8192
-_CUDA = 0
-"""MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h."""
-
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
 _FIELDS = ("cuda_built", "cuda_aware", "pml", "accelerator")
 
 

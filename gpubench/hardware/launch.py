@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from gpubench.model.results.report import Report, Section
 
-_PARENT = Path(__file__).resolve().parents[2]
-"""The folder that the package `gpubench` is in."""
+_PARENT = Path(__file__).resolve().parents[2]  # The folder that the package `gpubench` is in
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -379,9 +378,7 @@ _PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
 
 
 _MOST_LINES_KEPT = 200
-_SECONDS_FOR_LAST_LINES = 2.0
-"""Somebody whom the launcher left behind may hold its stderr open for ever."""
-
+_SECONDS_FOR_LAST_LINES = 2.0  # Somebody whom the launcher left behind may hold its stderr open for ever
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
 
 

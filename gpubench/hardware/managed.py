@@ -19,11 +19,8 @@ _ATTRIBUTES = {"managed": 83, "pageable": 88, "concurrent": 89, "host_page_table
 """CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, _PAGEABLE_MEMORY_ACCESS, _CONCURRENT_MANAGED_ACCESS and
 _PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES in cuda.h."""
 
-_CPU = -1
-"""CU_DEVICE_CPU."""
-
-_SET_PREFERRED, _UNSET_PREFERRED, _SET_ACCESSED_BY, _UNSET_ACCESSED_BY = 3, 4, 5, 6
-"""CUmem_advise in cuda.h."""
+_CPU = -1  # CU_DEVICE_CPU
+_SET_PREFERRED, _UNSET_PREFERRED, _SET_ACCESSED_BY, _UNSET_ACCESSED_BY = 3, 4, 5, 6  # CUmem_advise in cuda.h
 
 
 class CudaManaged:

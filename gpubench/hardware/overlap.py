@@ -32,14 +32,11 @@ from gpubench.ports.group import Group
 _WORD_BYTES = 4
 _THREADS = 256
 
-_CUDA_TYPES = {DataType.FLOAT16: 2, DataType.BFLOAT16: 14}
-"""cudaDataType in library_types.h."""
-
+_CUDA_TYPES = {DataType.FLOAT16: 2, DataType.BFLOAT16: 14}  # cudaDataType in library_types.h
 _COMPUTE_IN_FLOAT32, _DEFAULT_ALGORITHM, _NOT_TRANSPOSED = 68, -1, 0
 """CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT and CUBLAS_OP_N in cublas_api.h."""
 
-_FACTOR, _TERM, _WORDS = 1664525, 1013904223, 2**32
-"""Of the generator in overlap.cu (Numerical Recipes)."""
+_FACTOR, _TERM, _WORDS = 1664525, 1013904223, 2**32  # Of the generator in overlap.cu (Numerical Recipes)
 
 
 class PartnerWork(Protocol):

@@ -139,8 +139,7 @@ class Pace:
         return self._operations if self._single else 0
 
 
-_SECONDS_BETWEEN_REPORTS = 1e-4
-"""Reporting each of many operations of 1 µs would add 8 % to them."""
+_SECONDS_BETWEEN_REPORTS = 1e-4  # Reporting each of many operations of 1 µs would add 8 % to them
 
 
 class BlockingClock:

@@ -152,9 +152,7 @@ Waiting = Callable[[str, float], None]
 """Is told what has begun, and about how many seconds it takes."""
 
 SECONDS_TO_READ = 3.0
-_SECONDS_TO_START = 4.0
-"""Of a command with its ranks, as seen on two to eight H200s."""
-
+_SECONDS_TO_START = 4.0  # Of a command with its ranks, as seen on two to eight H200s
 _SECONDS_A_PAIR = {Depth.BRIEF: 0.14, Depth.DEFAULT: 0.5, Depth.FULL: 0.6}
 _SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from gpubench.profiles import ProfileMatch
 
 
-_NEEDED = ("nvml", "cuda")
-"""Sources of facts without which nothing is measured."""
-
+_NEEDED = ("nvml", "cuda")  # Sources of facts without which nothing is measured
 _NONE_FOUND = "the driver finds none on this host"
 
 
@@ -120,8 +118,7 @@ _SETTINGS = (
 """What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
 many variables of its own, so of those only the frameworks that carry messages or know of GPUs count."""
 
-_IMAGE_VERSION = "NCCL_VERSION"
-"""NVIDIA's container images set this to the version they ship; NCCL does not read it."""
+_IMAGE_VERSION = "NCCL_VERSION"  # NVIDIA's container images set this to the version they ship; NCCL does not read it
 
 
 def stamp(arguments: Sequence[str]) -> dict[str, Any]:

@@ -69,13 +69,10 @@ from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, profile_for
 
-_MANAGED_SAMPLES = 5
-"""A pass over managed memory is one copy, where plain memory is copied many times in a sample."""
-
+_MANAGED_SAMPLES = 5  # A pass over managed memory is one copy, where plain memory is copied many times in a sample
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
 
-_HOST_BYTES = 64 * 2**20
-"""Less than between GPUs: the host fills and checks its end itself."""
+_HOST_BYTES = 64 * 2**20  # Less than between GPUs: the host fills and checks its end itself
 
 
 def request_for_process(
@@ -410,11 +407,8 @@ def _with_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, P
     return None if machines is None else (machines, profile_for(machines.nodes[0], os.environ, plan.profile))
 
 
-_SECONDS_TO_READ = 3.0
-"""What facts and contexts take on a few GPUs: an estimate for whoever waits."""
-
-_SECONDS_A_CELL = 0.07
-"""What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
+_SECONDS_TO_READ = 3.0  # What facts and contexts take on a few GPUs: an estimate for whoever waits
+_SECONDS_A_CELL = 0.07  # What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking
 
 
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:

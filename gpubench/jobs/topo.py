@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from gpubench.model.facts.snapshot import Snapshot
 
 NAME = "topo"
-_SECONDS_TO_READ = 3.0
-"""Of a machine with four GPUs; an estimate for whoever waits."""
+_SECONDS_TO_READ = 3.0  # Of a machine with four GPUs; an estimate for whoever waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -420,8 +420,7 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", o
     )
 
 
-_SPARE_SECONDS = 10.0
-"""A node may come so much later than an interval: its driver has a deadline of its own."""
+_SPARE_SECONDS = 10.0  # A node may come so much later than an interval: its driver has a deadline of its own
 
 
 def run_ranks(plan: WatchPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:

@@ -47,12 +47,8 @@ from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
 
 _SECONDS_A_BATCH = 0.06
-_FEWEST_STEPS = 3
-"""Of a batch, the first of which does not count."""
-
-_MOST_QUEUED = 900
-"""Launches that a stream takes before the host has to wait; a step has some beside its operations."""
-
+_FEWEST_STEPS = 3  # Of a batch, the first of which does not count
+_MOST_QUEUED = 900  # Launches that a stream takes before the host has to wait; a step has some beside its operations
 _BESIDE_OPERATIONS = 8
 
 _SETTLED_SHARE = 0.01
@@ -337,16 +333,11 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
         )
 
 
-_MOST_BUFFERS = 3
-"""That a collective goes round in steps: a phase has at least so many."""
-
+_MOST_BUFFERS = 3  # That a collective goes round in steps: a phase has at least so many
 _OPERATIONS_TO_LEARN = 8
-_SHORT, _SHORTER = 0.5, 0.3
-"""The parts of --seconds for the phases of which less hangs."""
-
+_SHORT, _SHORTER = 0.5, 0.3  # The parts of --seconds for the phases of which less hangs
 _COVERED = 0.995
-_LATER = 1000
-"""Added to the numbers of rows that seed test data: none is a number of a row of the collective alone."""
+_LATER = 1000  # Added to the numbers of rows that seed test data: none is a number of a row of the collective alone
 
 
 class _AloneRows:

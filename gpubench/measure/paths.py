@@ -37,9 +37,7 @@ from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.ports.traffic import GpuUsers, NoUsers
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
 
-_COUNTED_FROM_BYTES = 2**20
-"""NVLink counters tick in KiB, and other traffic ticks too."""
-
+_COUNTED_FROM_BYTES = 2**20  # NVLink counters tick in KiB, and other traffic ticks too
 PCIE_COUNTS_TO = 2**32
 """NVML's PCIe byte counters start again from 0 there."""
 

@@ -414,21 +414,15 @@ def _powers(most: int) -> list[int]:
 OPTIMIZER_BYTES = 12
 """Adam's states a parameter, in mixed precision."""
 
-_MASTER_BYTES = 4
-"""Of these the weights in float32."""
-
-_HALF_BYTES = 2
-"""Of an element, in the papers."""
-
+_MASTER_BYTES = 4  # Of these the weights in float32
+_HALF_BYTES = 2  # Of an element, in the papers
 _BESIDE_MLP, _INTO_MLP = 18, 3
 """Bytes an element of a block outside the MLP's width, and of a block that is an MLP alone."""
 
 _ATTENTION_SPLIT = 8
 """Of these those that tensor parallelism splits, as it does the MLP's width; others only sequence parallelism does."""
 
-_ATTENTION_MASKS, _MLP_MASKS = 2, 1
-"""Of these bytes those of masks, which no type makes larger."""
-
+_ATTENTION_MASKS, _MLP_MASKS = 2, 1  # Of these bytes those of masks, which no type makes larger
 OTHER_BYTES = 3 * 2**30
 """CUDA context, NCCL's buffers, the allocator's slack and workspaces: a round figure, none that was measured."""
 

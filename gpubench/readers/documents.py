@@ -216,8 +216,7 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
     raise wanted.unfit(f"{name}, line {line}: {what}", reason="it is a binary or a compressed file, or a damaged one")
 
 
-_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")
-"""Markdown before a line: of a quotation, or of a row of a table."""
+_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown before a line: of a quotation, or of a row of a table
 
 
 def lines_of(text: str, name: str) -> list[str]:

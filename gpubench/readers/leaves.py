@@ -16,9 +16,7 @@ from gpubench.readers.documents import Wanted, read_text
 
 _SWITCH = re.compile(r'Switch\s+\d+\s+"(S-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
 _PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*\s+"H-[0-9a-fA-F]+"\[\d+\]\S*\s*#\s*"(\S+)\s+(\S+)"')
-_OF_MELLANOX = re.compile(r"MF\d+;(.+):[^:]*")
-"""'MF0;leaf1:MQM8700/U1': a managed switch, by its own name."""
-
+_OF_MELLANOX = re.compile(r"MF\d+;(.+):[^:]*")  # 'MF0;leaf1:MQM8700/U1': a managed switch, by its own name
 _SHARED = 0.5
 
 

@@ -87,9 +87,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("told",)),
 )
 
-_LOOKED_AT_BYTES = 2**18
-"""Of a file whose kind is asked for: a table stands at its beginning."""
-
+_LOOKED_AT_BYTES = 2**18  # Of a file whose kind is asked for: a table stands at its beginning
 WANTED = Wanted(
     kinds=", or ".join(each.summary for each in RESULT_READERS),
     how_to_make_one="gpubench allreduce --output base.json, or all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",

@@ -371,9 +371,7 @@ _TAKEN_CARE_OF = re.compile(
 errors appear in other places of the log as well.
 """
 
-_RAS = re.compile(r"(?:^|/)ras/")
-"""NCCL's RAS service, which notices exiting peers when a job ends."""
-
+_RAS = re.compile(r"(?:^|/)ras/")  # NCCL's RAS service, which notices exiting peers when a job ends
 REMOTE = 6
 """The error code for a remote process that exited: the fault is not in this process."""
 

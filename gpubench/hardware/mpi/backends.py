@@ -30,8 +30,7 @@ from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch, Memory
 from gpubench.ports.group import Group
 
-_CHUNK_ELEMENTS = 2**18
-"""Elements of a temporary array: a megabyte, which stays in a core's cache."""
+_CHUNK_ELEMENTS = 2**18  # Elements of a temporary array: a megabyte, which stays in a core's cache
 
 
 class NumpyMemory:

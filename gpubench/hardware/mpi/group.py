@@ -69,17 +69,12 @@ _ROUND_TRIPS = 10
 _THREAD_MULTIPLE = 3
 """MPI_THREAD_MULTIPLE in the headers of Open MPI, MPICH and what has MPICH's ABI; in that of MPI 5 it is another."""
 
-_STANDARD_ABI = "mpiabi"
-"""In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5."""
-
-_IMPORTING = "gpubench-imports"
-"""The thread that imports modules beside what a rank does once MPI has started."""
-
+_STANDARD_ABI = "mpiabi"  # In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5
+_IMPORTING = "gpubench-imports"  # The thread that imports modules beside what a rank does once MPI has started
 _SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")
 """NumPy sets those that are not there while it is imported, and takes them back."""
 
-_SECONDS_BETWEEN_TESTS = 0.003
-"""A look whether the others are there takes some microseconds."""
+_SECONDS_BETWEEN_TESTS = 0.003  # A look whether the others are there takes some microseconds
 
 
 class MpiGroup:
@@ -289,8 +284,7 @@ def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
 MOST_ELEMENTS = 2**30
 """Elements of one MPI call: MPI counts are 32-bit, and Open MPI 5 refuses 2**31 of them."""
 
-_BLOCK_BYTES = 16
-"""Blocks of the gather-like collectives are multiples of this, so their counts shrink by it."""
+_BLOCK_BYTES = 16  # Blocks of the gather-like collectives are multiples of this, so their counts shrink by it
 
 
 def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:

@@ -138,9 +138,7 @@ UNIQUE_ID_BYTES = 128
 INITIALISE = "ncclCommInitRankConfig"
 
 _MAGIC = 0xCAFEBEEF
-_UNDEFINED = -(2**31)
-"""NCCL_CONFIG_UNDEF_INT: NCCL's own value."""
-
+_UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT: NCCL's own value
 _BYTES_OF_2_14 = 24
 
 
@@ -171,12 +169,8 @@ def capped(most_ctas: int) -> CommunicatorConfig:
     return CommunicatorConfig(size, _MAGIC, 21700, _UNDEFINED, _UNDEFINED, _UNDEFINED, most_ctas, None)
 
 
-_SUCCESS, _IN_PROGRESS = 0, 7
-"""ncclSuccess and ncclInProgress in nccl.h."""
-
-_INT64, _SUM = 4, 0
-"""ncclInt64 and ncclSum in nccl.h."""
-
+_SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess and ncclInProgress in nccl.h
+_INT64, _SUM = 4, 0  # ncclInt64 and ncclSum in nccl.h
 _SECONDS_BETWEEN_LOOKS = 20e-6
 
 

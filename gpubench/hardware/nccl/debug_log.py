@@ -33,11 +33,8 @@ INFO_LEVELS = ("INFO", "ABORT", "TRACE")
 """Levels of NCCL_DEBUG that show how ranks are connected: NCCL orders them NONE, VERSION, WARN, INFO, ABORT, TRACE."""
 
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
-_SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"
-"""Connections, variables, rings, networks, and a line an operation on rank 0."""
-
-_QUIET_SUBSYSTEMS = "INIT,ENV"
-"""For an NCCL whose log cannot be ended: these write nothing for an operation."""
+_SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"  # Connections, variables, rings, networks, and a line an operation on rank 0
+_QUIET_SUBSYSTEMS = "INIT,ENV"  # For an NCCL whose log cannot be ended: these write nothing for an operation
 
 
 class LogAccess(StrEnum):

@@ -35,9 +35,7 @@ _KB = 1000
 _GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
 """In MiB/s: NVML_GPM_METRIC_PCIE_TX, PCIE_RX, NVLINK_TOTAL_RX, NVLINK_TOTAL_TX."""
 
-_GPM_KERNELS = {"kernels": 1}
-"""In percent: NVML_GPM_METRIC_GRAPHICS_UTIL."""
-
+_GPM_KERNELS = {"kernels": 1}  # In percent: NVML_GPM_METRIC_GRAPHICS_UTIL
 _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit": 163}
 """NVML_FI_DEV_NVLINK_ERROR_*; each is read for all links, of which the driver sums them up for scope 0xFFFFFFFF."""
 
@@ -47,8 +45,7 @@ after the other."""
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
-_TX, _RX = 0, 1
-"""nvmlPcieUtilCounter_t."""
+_TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
 
 
 class NvmlTraffic:

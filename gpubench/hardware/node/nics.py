@@ -270,9 +270,7 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
     )
 
 
-_WORD_BYTES = 4
-"""port_xmit_data and port_rcv_data count words of four bytes."""
-
+_WORD_BYTES = 4  # port_xmit_data and port_rcv_data count words of four bytes
 _FULL_32 = 2**32 - 1
 _FULL = "the counter has 32 bits, and is full"
 _ERRORS = ("port_rcv_errors", "port_xmit_discards", "link_downed", "symbol_error")

@@ -122,13 +122,9 @@ def visible_count(gpus: int, setting: str | None) -> int:
 
 
 _SENT = 138
-_RECEIVED = 139
-"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload in KiB, without what the protocol adds."""
-
+_RECEIVED = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload in KiB, without what the protocol adds
 _PCIE_SENT = 197
-_PCIE_RECEIVED = 198
-"""NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: 32 bits, headers included."""
-
+_PCIE_RECEIVED = 198  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: 32 bits, headers included
 _ALL_LINKS = 0xFFFFFFFF
 _NO_SCOPE = 0
 _KIB = 1024

@@ -170,9 +170,7 @@ _EXTENDED = 0x100
 _END = 0x1000
 _ALL_ONES = 0xFFFFFFFF
 _ACS, _ATS = 0x000D, 0x000F
-_ATS_ENABLED = 1 << 31
-"""The highest bit of the control register, in the upper half of the word."""
-
+_ATS_ENABLED = 1 << 31  # The highest bit of the control register, in the upper half of the word
 _WORD_BYTES = 4
 
 

@@ -207,9 +207,7 @@ def _iommu(root: Path, groups: Iterable[int]) -> IommuFacts:
 
 FABRIC_MANAGER, SUBNET_MANAGER, IMEX = "nv-fabricmanager", "nvlsm", "nvidia-imex"
 _PROGRAMS = (FABRIC_MANAGER, SUBNET_MANAGER, IMEX)
-_KERNELS_LENGTH = 15
-"""The kernel keeps so many characters of a program's name (TASK_COMM_LEN)."""
-
+_KERNELS_LENGTH = 15  # The kernel keeps so many characters of a program's name (TASK_COMM_LEN)
 _LOGS = {
     FABRIC_MANAGER: ("var/log/fabricmanager.log", rb"[Ff]abric ?[Mm]anager(?: NVIDIA GPU driver interface)? version"),
     SUBNET_MANAGER: ("var/log/nvlsm.log", rb"(?:nvlsm|NVLSM|OpenSM) (?:version )?"),

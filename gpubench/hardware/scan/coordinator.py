@@ -72,12 +72,8 @@ def seats(rings: Sequence[Sequence[NodeRail]], rank_by_rail: Mapping[NodeRail, i
     return found
 
 
-_AT_ONCE = 2**12
-"""More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""
-
-_FIRST_RING = 1000
-"""Rings have numbers beyond those of all rounds, so that no worker takes one for the other."""
-
+_AT_ONCE = 2**12  # More than a reply of 64 rails; a larger buffer takes longer to make than to fill
+_FIRST_RING = 1000  # Rings have numbers beyond those of all rounds, so that no worker takes one for the other
 SECONDS_TO_GREET = 2.0
 SECONDS_OF_GRACE = 2.0
 """Beyond what a supervisor itself waits for its workers."""

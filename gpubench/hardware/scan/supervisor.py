@@ -215,8 +215,7 @@ SECONDS_WITHOUT_ORDER = 60.0
 """A supervisor that hears nothing of rank 0 for so long, beyond three rounds that end at the last moment, ends."""
 
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
-_SECONDS_TO_BE_GREETED = 60.0
-"""Rank 0 greets one after the other, and strangers may stand before."""
+_SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets one after the other, and strangers may stand before
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,17 +143,12 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
     return min(port, slot) if slot else port
 
 
-_SPREAD = 0.0005
-"""From sample to sample: pairs of four H200s differ by 0.1 %."""
-
-_ACHIEVED = 0.85
-"""Of a link's rate where the profile expects nothing: copies reach 80 to 92 %. Kind: derived."""
-
+_SPREAD = 0.0005  # From sample to sample: pairs of four H200s differ by 0.1 %
+_ACHIEVED = 0.85  # Of a link's rate where the profile expects nothing: copies reach 80 to 92 %. Kind: derived.
 _LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
 """Of one copy where the profile expects nothing: what four H200s show. Kind: derived."""
 
-_PAGEABLE_SHARE = 0.37
-"""Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived."""
+_PAGEABLE_SHARE = 0.37  # Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived.
 
 
 class _NoMemory:

@@ -40,9 +40,7 @@ from gpubench.model.terms.verdict import Origin
 _BUSES = 256
 _FIRST_FLAT_GPU = 6
 _FIRST_FLAT_NIC = 3
-_FABRIC_CAPABILITY = (9, 0)
-"""GPUs register with the NVSwitch fabric from Hopper on (`nvmlDeviceGetGpuFabricInfo`)."""
-
+_FABRIC_CAPABILITY = (9, 0)  # GPUs register with the NVSwitch fabric from Hopper on (`nvmlDeviceGetGpuFabricInfo`)
 _IDLE_C = 35
 _HEALTHY_MASK = 0xAA
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"

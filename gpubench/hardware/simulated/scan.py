@@ -36,9 +36,7 @@ DIPS = 0.01
 
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 
-_COLLECTIVE_SPREAD = 0.003
-"""Of a collective of large messages, as hardware.simulated.times has it."""
-
+_COLLECTIVE_SPREAD = 0.003  # Of a collective of large messages, as hardware.simulated.times has it
 SET_UP_SECONDS = 0.44
 """To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long."""
 
@@ -141,8 +139,7 @@ class SimulatedRounds:
 NODES_PER_LEAF = 32
 """Nodes of a scalable unit, behind one leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture."""
 
-_LOCAL_SPREAD = 0.005
-"""Of copies inside a node, from node to node."""
+_LOCAL_SPREAD = 0.005  # Of copies inside a node, from node to node
 
 
 def simulated_scan_fabric(

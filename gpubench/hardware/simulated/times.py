@@ -75,8 +75,7 @@ _SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
 _LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003
 """Spread of a row's time from run to run, seen on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB."""
 
-_RANK_SPREAD = 0.1
-"""Ranks of one row differ by this part of the spread between rows: they wait for each other."""
+_RANK_SPREAD = 0.1  # Ranks of one row differ by this part of the spread between rows: they wait for each other
 
 
 class CollectiveTimes:
@@ -268,16 +267,10 @@ def _spread(size_bytes: int) -> float:
     return _SMALL_SPREAD * math.exp(min(1.0, max(0.0, position)) * math.log(_LARGE_SPREAD / _SMALL_SPREAD))
 
 
-_CTA_GB_S = 24.4
-"""busbw that one CTA carries; from 2 CTAs on 4 H200s."""
-
-_ROUNDNESS = 2.5
-"""How softly the rate of few CTAs passes over into that of the links."""
-
+_CTA_GB_S = 24.4  # busbw that one CTA carries; from 2 CTAs on 4 H200s
+_ROUNDNESS = 2.5  # How softly the rate of few CTAs passes over into that of the links
 _OWN_CTAS_A_LINK = 4 / 3
-_FEWEST_OWN_CTAS = 8
-"""NCCL's own number: 24 of 18 links of an H200, and of 12 links of an A100."""
-
+_FEWEST_OWN_CTAS = 8  # NCCL's own number: 24 of 18 links of an H200, and of 12 links of an A100
 _PEAK_TFLOPS_AN_SM: Mapping[str, float] = {"7": 0.98, "8": 2.89, "9": 7.49, "10": 15.2, "12": 2.5}
 _GEMM_EFFICIENCY = 0.77
 """Dense 16-bit Tensor-Core peak by compute capability, from NVIDIA's data sheets of V100, A100, H100, B200 and

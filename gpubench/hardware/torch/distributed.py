@@ -332,8 +332,7 @@ def _next_step(launched_by: LaunchedBy) -> str:
 T = TypeVar("T")
 
 _ROUND_TRIPS = 10
-_HOURS = timedelta(hours=6)
-"""For torch's own time-out: gpubench's watchdog ends what hangs."""
+_HOURS = timedelta(hours=6)  # For torch's own time-out: gpubench's watchdog ends what hangs
 
 
 class TorchGroup:

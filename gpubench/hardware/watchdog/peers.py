@@ -36,9 +36,7 @@ _REPLAYS_TOLD_APART = 64
 
 _TIMEVAL = struct.Struct("@ll")
 _MICROSECONDS_OF_WAITING = 50_000
-_MOST_SECONDS_OF_WAITING = 0.3
-"""In a second, for names that somebody has taken may never be read."""
-
+_MOST_SECONDS_OF_WAITING = 0.3  # In a second, for names that somebody has taken may never be read
 _SO_ATTACH_FILTER = 26
 _LOAD_WORD, _LOAD_LENGTH, _JUMP_IF_EQUAL, _JUMP_IF_GREATER, _RETURN = 0x20, 0x80, 0x15, 0x25, 0x06
 _WHOLE = 0xFFFFFFFF
@@ -253,9 +251,7 @@ def _let_in(own: socket.socket, knock: bytes) -> None:
 
 _SECONDS_TO_ASK_AGAIN = 0.4
 _TIMES_SENT = 3
-_ARBITER = 0
-"""The rank whose watchdog decides which of several lost ranks was the first."""
-
+_ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first
 _SECONDS_FOR_A_DECISION = 0.25
 _SECONDS_BEHIND_A_CLAIM = 0.03
 """A rank's claim to be lost may arrive so much later than the launcher's kill that follows it."""

@@ -30,9 +30,7 @@ from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import printable_line
 from gpubench.ports.group import Group
 
-_LIBRARY = "libnvToolsExt.so.1"
-"""NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3."""
-
+_LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3
 _DOMAIN = "gpubench"
 
 
@@ -88,8 +86,7 @@ _SECONDS_STOPPED = 0.8
 _SECONDS_TO_END = 5.0
 """What a watchdog takes at the most to end with its rank on a busy machine, where it is not stopped."""
 
-_SECONDS_TO_END_TOO = 0.5
-"""Where a whole job is killed, the rank follows its watchdog within that, and needs none."""
+_SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its watchdog within that, and needs none
 
 
 class WatchdogKeeper:

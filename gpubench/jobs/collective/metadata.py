@@ -166,11 +166,8 @@ def overlap_metadata(
     return replace(own, subject=OVERLAP_SECTION, collective=None, options=options)
 
 
-_MOST_CHANCE = 1.0
-"""Beyond its level: a past that varies so much that twice its time may be chance judges nothing."""
-
-_ROWS = 46
-"""Of a usual sweep, 1K to 4G in both placements: so many chances for a row to be called slow by accident."""
+_MOST_CHANCE = 1.0  # Beyond its level: a past that varies so much that twice its time may be chance judges nothing
+_ROWS = 46  # Of a usual sweep, 1K to 4G in both placements: so many chances for a row to be called slow by accident
 
 
 def speed_judge_of(

@@ -166,15 +166,11 @@ def _rows(document: Mapping[str, Any], section: str, kind: type[T]) -> tuple[T, 
     return tuple(from_plain(kind, row) for row in document.get(section) or ())
 
 
-_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)
-"""Figures of what NCCL does; its settings explain no others."""
-
+_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
 _SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
 """Conditions of a GPU that make it slow; they are causes of no path."""
 
-_WEAK = ("row-remap-pending", "row-remap-failed")
-"""Conditions that may be, and seldom are, why something is slow."""
-
+_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that may be, and seldom are, why something is slow
 _NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
 _BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
 _ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
@@ -302,16 +298,13 @@ def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
 
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
-_OF_SILENCE = ("driver", "measured")
-"""Checks that say who did not answer."""
-
+_OF_SILENCE = ("driver", "measured")  # Checks that say who did not answer
 SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, TREE_SECTION, FINDINGS_SECTION)
 
 _MOST_TREES = 4
 """Nodes whose PCI tree a report holds: of a thousand that are alike one is enough, and those with findings."""
 
-_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
-"""Findings on a whole job: what explains them says on which node it is."""
+_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job: what explains them says on which node it is
 
 
 @dataclass(frozen=True, slots=True)

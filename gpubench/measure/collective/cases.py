@@ -215,11 +215,8 @@ _SECONDS_TO_LEARN = 2e-3
 
 _MOST_TO_LEARN = 1000
 
-_FIRST_ALONE = 100
-"""Operations alone that are timed before anything is decided."""
-
-_MOST_SAMPLES = 10_000
-"""That are kept of a row: a recording of a sweep stays within what is read of a file."""
+_FIRST_ALONE = 100  # Operations alone that are timed before anything is decided
+_MOST_SAMPLES = 10_000  # That are kept of a row: a recording of a sweep stays within what is read of a file
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,7 @@ from gpubench.ports.group import Group
 COUNTED_BYTES = 64 * 2**20
 """So much has to pass to be counted: other traffic ticks too."""
 
-_MOST_OPERATIONS = 64
-"""Sizes of which it takes more to move that much are not counted."""
-
+_MOST_OPERATIONS = 64  # Sizes of which it takes more to move that much are not counted
 _GPU = 0
 _NOTHING = Carried()
 
@@ -196,12 +194,8 @@ def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
             yield choice.used
 
 
-_Kind = tuple[bool, bool, bool | None]
-"""True if a path is inside a node, over NVLinks, host-staged."""
-
-_MOST_NODES = 64
-"""Of a simulated machine, that are read to find why it is slow."""
-
+_Kind = tuple[bool, bool, bool | None]  # True if a path is inside a node, over NVLinks, host-staged
+_MOST_NODES = 64  # Of a simulated machine, that are read to find why it is slow
 _ANOTHER_BACKEND = "Use --backend nccl or torch:nccl, which goes from GPU to GPU"
 
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"

@@ -268,14 +268,10 @@ class RecordedLog:
 
 _MOST_BYTES = 2**60
 _LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
-_MOST = 1e15
-"""Of any number with a fraction, so that nothing made of it is infinite."""
-
+_MOST = 1e15  # Of any number with a fraction, so that nothing made of it is infinite
 _MOST_WHOLE = 2**63
 
-_WHITE = str.maketrans("", "", "\n\t")
-"""White space that libraries have in their texts."""
-
+_WHITE = str.maketrans("", "", "\n\t")  # White space that libraries have in their texts
 CasesByGroup = Mapping[str | None, frozenset[Case]]
 """The cases that each group can have measured; None is all ranks together."""
 

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 3
 
 _SIMULATED, _HOST = "simulated", "host"
-_BY_NCCL = ("nccl", _SIMULATED)
-"""Backends whose times profiles and limits are of."""
-
+_BY_NCCL = ("nccl", _SIMULATED)  # Backends whose times profiles and limits are of
 PastTime = Callable[[CollectiveRow], ExpectedTime | None]
 
 
@@ -393,9 +391,7 @@ _LIKELY = {
 _LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
 _MOST_OF_LIMIT = 2.5
 
-_PRECISE_GB_S = 10.0
-"""From here on two decimals are four digits, as many as a time is printed with."""
-
+_PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as a time is printed with
 _MOST_OFF = 2.0
 """How far size over time and algbw may differ: both are rounded, and a wrong unit makes 8 or 1,000 of it."""
 

@@ -39,12 +39,8 @@ from gpubench.ports.backend import LibraryLog, Memory, Region
 from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, ManagedMemory, RankCopies
 from gpubench.ports.group import Group
 
-_SENDER, _SENDERS = 253, 256
-"""The number of managed memory as a sender of data."""
-
-_FIRST_ROW = 1 << 20
-"""Data of managed memory differ from those of every other copy of the run."""
-
+_SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
+_FIRST_ROW = 1 << 20  # Data of managed memory differ from those of every other copy of the run
 Buffers = Callable[[Place], tuple[Memory, Memory]]
 """The plain buffers of a GPU, or pinned ones of the host: one that is sent from, one for arrivals."""
 
@@ -350,9 +346,7 @@ def _identity(place: Place) -> int:
 
 T = TypeVar("T")
 
-_OWN_GPU = 0
-"""Each rank counts what its one GPU carries."""
-
+_OWN_GPU = 0  # Each rank counts what its one GPU carries
 _STEPS = 6
 """Of a round: copies to learn how long one takes, samples, fresh data, the last sample, its counters, its check."""
 

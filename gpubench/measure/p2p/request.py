@@ -36,9 +36,7 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import ProfileMatch
 from gpubench.readers.documents import read_json_line
 
-_MOST_REPEATS = 100
-"""Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes."""
-
+_MOST_REPEATS = 100  # Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes
 _TO_HOST = (ManagedWay.PINNED_KERNEL, ManagedWay.PREFETCH, ManagedWay.IN_PLACE)
 """A kernel's page faults fetch; to the host it only writes."""
 

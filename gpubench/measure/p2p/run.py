@@ -257,9 +257,7 @@ SECTIONS = (
     *(EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, TREE_SECTION, "findings"),
 )
 _MOST_REPEATS = 3
-_MOST_TREES = 4
-"""Nodes whose PCI tree a report holds."""
-
+_MOST_TREES = 4  # Nodes whose PCI tree a report holds
 LookAgain = Callable[[CopyMachine], CopyMachine]
 """The machine when everything was measured: with the errors that its devices counted meanwhile."""
 

@@ -176,8 +176,7 @@ def _exchanges(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> tuple[bo
     return (None, unread[0] or "what NCCL does in its processes was not looked at") if unread else (False, "")
 
 
-_SHORT_ID = 12
-"""Digits of a container's id, as runtimes shorten it."""
+_SHORT_ID = 12  # Digits of a container's id, as runtimes shorten it
 
 
 @dataclass(frozen=True, slots=True)

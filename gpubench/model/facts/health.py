@@ -15,8 +15,7 @@ ErrorCounts = Mapping[str, Mapping[str, int]]
 """By device, as people name it (a bridge by its bus id), and by counter."""
 
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
-_OF_GPUS = (REPLAYS, MEMORY_ERRORS)
-"""Counters of a GPU that are not its NVLinks'."""
+_OF_GPUS = (REPLAYS, MEMORY_ERRORS)  # Counters of a GPU that are not its NVLinks'
 _GRAVE = ("nonfatal", "fatal")
 _ENUMERATION = "nonfatal.UnsupReq"
 """The error of a device that is asked for functions it does not have, as when the bus is searched at boot."""

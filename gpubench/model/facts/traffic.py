@@ -192,12 +192,8 @@ class NodeReading:
 _NOT_BEFORE = "nothing was read before"
 _WENT_BACK = "the counter went back: it was reset, or the driver was loaded again"
 _TOO_MUCH = "the counter jumped by more than the links carry: it was reset"
-_NVLINK_MOST_GB_S = 4000.0
-"""More than the NVLinks of any GPU carry in one direction: NVLink 5 has 900 GB/s."""
-
-_PCIE_MOST_GB_S = 400.0
-"""More than the PCIe link of any GPU carries in one direction: PCIe 6 x16 has 121 GB/s."""
-
+_NVLINK_MOST_GB_S = 4000.0  # More than the NVLinks of any GPU carry in one direction: NVLink 5 has 900 GB/s
+_PCIE_MOST_GB_S = 400.0  # More than the PCIe link of any GPU carries in one direction: PCIe 6 x16 has 121 GB/s
 _NIC_MOST_GB_S = 400.0
 _NO_RATE = "the driver's rate is none that links carry"
 

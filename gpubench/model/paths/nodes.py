@@ -31,9 +31,7 @@ def _one_of(good: tuple[object, ...]) -> Callable[[object], Place]:
     return lambda value: (int(value in good),)
 
 
-_COUNTS = ("GPUs", "NICs")
-"""Traits that decide alone: with a device less, all that are counted after it seem to differ."""
-
+_COUNTS = ("GPUs", "NICs")  # Traits that decide alone: with a device less, all that are counted after it seem to differ
 _PLACES: Mapping[str, Callable[[object], Place]] = {
     **dict.fromkeys((*_COUNTS, "driver", "CUDA", "kernel", "firmware", "CPUs"), _numbers),
     **dict.fromkeys(("memory", "NVLinks", "NVLinks active", "PCIe", "PCIe at most", "PCIe width", "rate"), _numbers),
@@ -65,9 +63,7 @@ Models = tuple[str, ...]
 
 _IN_EVERY_DEVICE = " NUMA node"
 
-_EXPLAINED = ("paths", "peer access")
-"""Traits that follow from others, where those differ."""
-
+_EXPLAINED = ("paths", "peer access")  # Traits that follow from others, where those differ
 SMALLEST_SHARE = 4
 """A variant is a kind of its own, and no odd one out, from a quarter of the nodes with the same GPUs on."""
 

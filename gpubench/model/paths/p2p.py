@@ -176,9 +176,7 @@ def siblings_gb_s(figures: Mapping[Pair, float], paths: Mapping[Pair, str], pair
     return usual(alike) if len(alike) > 2 else None
 
 
-_STAGED_GAIN = 1.15
-"""Host-staged copies measured with peer access are within 15 % of those without."""
-
+_STAGED_GAIN = 1.15  # Host-staged copies measured with peer access are within 15 % of those without
 _STAGED_LATENCY_GAIN = 2.0
 """Direct copies of 16 bytes take a sixth of the time: H200 2.2 against 12 to 18 µs, RTX 3090 1.0 against 15."""
 
@@ -296,9 +294,7 @@ def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
     return tuple(found)
 
 
-_ABOVE_HOST = 1.2
-"""So much more than the PCIe links carry, a bandwidth is not that of host memory."""
-
+_ABOVE_HOST = 1.2  # So much more than the PCIe links carry, a bandwidth is not that of host memory
 _MOST_COPIES = 3.0
 """Of the buffer that a rank of any algorithm sends, or receives: in a tree it sends one to its parent and one to each
 of two children.
@@ -307,8 +303,7 @@ of two children.
 _MOST_FRAMED = 2.2
 """Bytes that NVLinks count for one of data, at most: NCCL's protocol LL sends a flag with every 4; a tenth more."""
 
-_NARROW = 2.0
-"""NVLinks of less than so many times what PCIe carries are not told from it by bandwidth."""
+_NARROW = 2.0  # NVLinks of less than so many times what PCIe carries are not told from it by bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,7 @@ only the line rate tells apart."""
 _USABLE_GB_S = (14.0625, 20.0, 25.0, 50.0)
 _MOST_OVERHEAD = 0.07
 """Line rates are above the usable ones by up to 6.25 % (26.5625 for 25, 53.125 for 50; 25.78125 for 25 on V100)."""
-_ROUNDING = 0.0005
-"""The driver cuts off after whole MB/s: it says 14.062 for GA102's 14.0625."""
+_ROUNDING = 0.0005  # The driver cuts off after whole MB/s: it says 14.062 for GA102's 14.0625
 
 
 def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
@@ -128,8 +127,7 @@ _MOST_GBIT_S = {
 }
 """The highest rate of any card of a model, in Gb/s (NVIDIA's data sheets); variants of a model may have less."""
 
-_BELOW_CARD = 0.9
-"""PCIe carries a little less than the card's rate."""
+_BELOW_CARD = 0.9  # PCIe carries a little less than the card's rate
 
 
 def card_gbit_s(nic: NicFacts) -> float | None:

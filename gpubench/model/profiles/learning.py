@@ -212,8 +212,7 @@ def _is_between_gpus(row: PairRow) -> bool:
     return row.source_bus_id is not None and row.destination_bus_id is not None
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a character, which TOML cannot hold."""
+_SURROGATE = re.compile("[\ud800-\udfff]")  # Half a character, which TOML cannot hold
 
 
 def toml_text(plain: Mapping[str, Any]) -> str:

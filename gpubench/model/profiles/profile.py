@@ -396,9 +396,7 @@ LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0
 LEAST_TIME_US = 1.0
 """Of a collective: to start its kernel takes longer, and the fastest that is known (broadcast on 2 H200) 5 µs."""
 
-_MOST_BUSBW_FACTOR = 2.0
-"""No collective's busbw is more than twice its algbw (all-reduce)."""
-
+_MOST_BUSBW_FACTOR = 2.0  # No collective's busbw is more than twice its algbw (all-reduce)
 _ANOTHER_UNIT = "another unit than µs"
 _NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)
 _OF_COLLECTIVE = re.compile(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", re.ASCII)

@@ -117,11 +117,8 @@ LARGE_BYTES = 16 * 2**20
 """From here on Python issues an operation in less time than an H200 takes for it: it is no reason to be slower."""
 
 _SMALL_BYTES = 64 * 2**10
-_WITHIN_PERCENT = 2.0
-"""Within which one backend is as fast as another."""
-
-_SLOWER_PERCENT = 95.0
-"""Of the slower of the library's own two times; on two H200s these differed by up to 4 % at 16M."""
+_WITHIN_PERCENT = 2.0  # Within which one backend is as fast as another
+_SLOWER_PERCENT = 95.0  # Of the slower of the library's own two times; on two H200s these differed by up to 4 % at 16M
 
 
 def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:

@@ -36,8 +36,7 @@ _FEW_US = 8.0
 """More than with iterations until the mean is known, few of them may take: the 20 of nccl-tests' loop begin up to 50 µs
 apart on different ranks, which is 2.5 µs an operation, and vary by half from run to run below 1 MiB."""
 
-_SMALL_BYTES = 2**20
-"""Below, an operation takes about as long as the smallest: 10 to 18 µs on 4 H200s."""
+_SMALL_BYTES = 2**20  # Below, an operation takes about as long as the smallest: 10 to 18 µs on 4 H200s
 
 
 @dataclass(frozen=True, slots=True)

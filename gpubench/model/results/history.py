@@ -43,9 +43,7 @@ _TOLD_BY_ROWS = (
 """Options that say which rows there are, and so change none of them; nor does it whether data are verified, which
 happens after the clock has stopped."""
 
-_MOVE_NO_DATA = ("numpy", "CuPy")
-"""Libraries that hold buffers, and are not asked while the clock runs."""
-
+_MOVE_NO_DATA = ("numpy", "CuPy")  # Libraries that hold buffers, and are not asked while the clock runs
 _NO_SETTING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE")
 """Variables that change no number: which GPUs they leave counts by itself."""
 
@@ -245,15 +243,11 @@ and four steps from run to run say how steady the row is; `gpubench compare` too
 _NEAR_SIZES = 64
 """Rows up to so many times larger or smaller lend a row their noise: it grows from large sizes to small ones."""
 
-_MEDIAN_EFFICIENCY = 0.37
-"""How much of its figures a median makes use of where it tells their spread."""
-
+_MEDIAN_EFFICIENCY = 0.37  # How much of its figures a median makes use of where it tells their spread
 _QUARTILE = NormalDist().inv_cdf(0.75)
 """The middle of the fastest half is the fastest quarter: so many deviations below the usual time."""
 
-_MOST_LOG = 20.0
-"""Five results of a busy host know so little of their noise that no time at all stands out."""
-
+_MOST_LOG = 20.0  # Five results of a busy host know so little of their noise that no time at all stands out
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)
 

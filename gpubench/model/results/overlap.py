@@ -87,9 +87,7 @@ class ShortestStepRow(Record):
     origin: Annotated[str, Origin]  #: where the numbers come from
 
 
-_MOST_LINES = 4
-"""Curves that a page can tell apart."""
-
+_MOST_LINES = 4  # Curves that a page can tell apart
 _FEWEST_SIZES = 2
 
 

@@ -246,8 +246,7 @@ HOST_FIELDS: Mapping[str, Sequence[str]] = {
 """By section whose rows are of nodes: the columns that hold the node."""
 
 _MOST_KNOWN = 8
-_MOST_DIFFERING = 3
-"""The part of the columns, one in so many, in which nodes may differ that are written as alike."""
+_MOST_DIFFERING = 3  # The part of the columns, one in so many, in which nodes may differ that are written as alike
 
 
 @dataclass(frozen=True, slots=True)

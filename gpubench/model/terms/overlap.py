@@ -166,8 +166,7 @@ def partner_operations(communication_seconds: float, operation_seconds: float) -
 HOLD_SECONDS = 15e-6
 """So much later computation begins where the collective is to have its SMs first: its launch takes 3 to 8 µs."""
 
-_LEAST_MET = 4.0
-"""Times of that: a collective that is over sooner is hardly met by computation that begins so late."""
+_LEAST_MET = 4.0  # Times of that: a collective that is over sooner is hardly met by computation that begins so late
 
 
 class StepOrder(StrEnum):

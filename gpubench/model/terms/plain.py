@@ -12,9 +12,7 @@ from gpubench.errors import UsageError
 
 T = TypeVar("T")
 
-_LONGEST_SHOWN = 80
-"""Characters of a value in a message."""
-
+_LONGEST_SHOWN = 80  # Characters of a value in a message
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 

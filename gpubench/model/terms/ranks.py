@@ -137,8 +137,7 @@ SECONDS_TO_START = 300.0
 """Launch, initialisation and output may go on so long without progress: connecting many nodes takes minutes, and a
 person may read the output page by page."""
 
-_MOST_NAMED = 8
-"""Ranks, or groups of them, that a message names one by one."""
+_MOST_NAMED = 8  # Ranks, or groups of them, that a message names one by one
 
 
 class Phase(StrEnum):

@@ -60,8 +60,7 @@ STRAGGLER = "straggler"
 """The finding that names the rank that the others wait for."""
 
 _DRAINING = (Verdict.FAIL, Verdict.ERROR)
-_MOST_CONSEQUENCES = 3
-"""Consequences of a finding that people are shown; files have all."""
+_MOST_CONSEQUENCES = 3  # Consequences of a finding that people are shown; files have all
 
 
 FIGURES = (

@@ -16,9 +16,7 @@ from gpubench.readers import limits
 from gpubench.readers.documents import check_printable, check_text, load_json
 
 _DEVICES = ("gpus", "nics", "switches")
-_NAMES = ("name", "bus_id", "model", "place")
-"""Fields of devices that outputs show as they are."""
-
+_NAMES = ("name", "bus_id", "model", "place")  # Fields of devices that outputs show as they are
 _SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
 """Facts of which any text may be shown with a cause that it explains."""
 
@@ -81,8 +79,7 @@ def check_rank(rank: RankFacts, where: str) -> None:
         check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
 
 
-_MOST_LINK_GB_S = 200.0
-"""No NVLink carries more one way: those of NVLink 5 have 53 GB/s, line rate."""
+_MOST_LINK_GB_S = 200.0  # No NVLink carries more one way: those of NVLink 5 have 53 GB/s, line rate
 
 
 def _check_gpus(snapshot: Snapshot) -> None:

@@ -41,9 +41,7 @@ _BEFORE_A_COLUMN = re.compile(
     r"|(?<=[0-9y])(?=NUMA Affinity|GPU NUMA)"
 )
 _JOINED_GPUS = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?:GPU|NIC)[0-9]\S{0,200}", re.ASCII)
-_LONGEST_WORD = 400
-"""Characters of what is taken apart: a row of 64 GPUs and 32 NICs has fewer."""
-
+_LONGEST_WORD = 400  # Characters of what is taken apart: a row of 64 GPUs and 32 NICs has fewer
 _PROCESSORS = re.compile(r"(\d{1,5})-(\d{1,5})(?:,\d{1,5}(?:-\d{1,5})?)*(?:N/A)*|(?:N/A)+", re.ASCII)
 """A single processor is none of them: NV12 would be NV1 and 2."""
 
@@ -164,17 +162,13 @@ def _link(link: NvLink, found: "re.Match[str]") -> NvLink:
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
 
-_MOST_PREFIX_WORDS = 10
-"""A launcher's, a collector's and a clock's prefix together have fewer."""
-
+_MOST_PREFIX_WORDS = 10  # A launcher's, a collector's and a clock's prefix together have fewer
 _DECORATION = re.compile(r"(?:\x1b|\^\[|␛)?\[[0-9;]*m|[\r\xa0\ufeff]")
 """Underlining, which nvidia-smi puts around the header, also where the escape character got lost on the way."""
 
 _PATH_WORD = re.compile(PATH_WORDS, re.ASCII)
 _P2P_WORD = re.compile(P2P_WORDS)
-_OLD_WORDS = {"SOC": "SYS"}
-"""Old drivers' word for the link between sockets."""
-
+_OLD_WORDS = {"SOC": "SYS"}  # Old drivers' word for the link between sockets
 _GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
 _NIC = re.compile(
     r"(?=[\w.-]{1,64}\Z)(?:NIC\d{1,4}|[A-Za-z]\w*_[\w.-]*\d\w*|(?:ib|roce|rdmap|hfi|eth|en|bond)\w*\d\w*)", re.ASCII

@@ -33,8 +33,7 @@ _EXPECTED = "what gpubench --output FOLDER/ writes"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"
 _END_OF_METADATA = re.compile(r"  \},?\s*")
 _BEGINNING_OF_METADATA = '  "metadata": {'
-_MOST_HEAD_BYTES = 16 * 2**20
-"""A thousand ranks make 300 KB of metadata."""
+_MOST_HEAD_BYTES = 16 * 2**20  # A thousand ranks make 300 KB of metadata
 
 
 @dataclass(frozen=True, slots=True)

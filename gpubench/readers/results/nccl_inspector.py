@@ -17,9 +17,7 @@ from gpubench.readers import limits
 from gpubench.readers.documents import lines_of
 
 _BEGINNING = re.compile(r'\s*\{\s*"header"\s*:\s*\{[^{}]{0,400}"n_ranks"')
-_LONGEST_LINE = 2**17
-"""Event traces of 64 channels are 10 kB."""
-
+_LONGEST_LINE = 2**17  # Event traces of 64 channels are 10 kB
 _TIMES_RANKS = ("allgather", "reducescatter")
 _REDUCES = ("allreduce", "reducescatter", "reduce")
 _ROOTED = ("broadcast", "reduce")

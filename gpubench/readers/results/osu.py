@@ -46,9 +46,7 @@ _COLLECTIVES: Mapping[str, _Program] = {
     "Gather": _Program("gather", all_but_own_factor, a_block=True, rooted=True),
     "Scatter": _Program("scatter", all_but_own_factor, a_block=True, rooted=True),
 }
-_BANDWIDTHS = {"Bandwidth": None, "Bi-Directional Bandwidth": "both"}
-"""The direction of a pair's row, by OSU's name."""
-
+_BANDWIDTHS = {"Bandwidth": None, "Bi-Directional Bandwidth": "both"}  # The direction of a pair's row, by OSU's name
 _TYPES = {
     **{f"MPI_{name}": kind for name, kind in (("CHAR", "int8"), ("INT", "int32"), ("FLOAT", "float32"))},
     "MPI_DOUBLE": "float64",

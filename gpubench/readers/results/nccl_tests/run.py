@@ -130,8 +130,7 @@ the first reduction, which it does not use."""
 _FACTOR_OF_THREE_RANKS = 1.2
 """allreduce's busbw is 4/3 of algbw with three ranks and more with others; sendrecv's is algbw."""
 
-_MOST_TOLD = 4096
-"""Ranks that busbw over algbw is tried for; from some hundred on several fit."""
+_MOST_TOLD = 4096  # Ranks that busbw over algbw is tried for; from some hundred on several fit
 
 
 def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, where: str) -> str:
