@@ -25,6 +25,7 @@ from gpubench.model.results.report import (
     Section,
     Table,
     Verified,
+    made_of,
 )
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import (
@@ -197,20 +198,13 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
     """The row of a case."""
     times, checked = sample.times, sample.wrong is not None
     noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
-    return OverlapRow(
-        collective=case.collective,
-        backend=job.backend,
-        origin=job.origin,
-        ranks=job.ranks,
-        nodes=job.nodes,
-        size_bytes=case.size_bytes,
+    return made_of(
+        OverlapRow,
+        case,
+        job,
+        sample,
+        times,
         data_type=case.dtype,
-        ctas=case.ctas,
-        channels=sample.channels,
-        capped_by=sample.capped_by,
-        partner=case.partner,
-        partner_operation=case.partner_operation,
-        partner_count=sample.partner_count,
         partner_alone_us=_us(times.partner_alone),
         communication_alone_us=_us(times.communication_alone),
         communication_first_us=None if times.communication_first is None else _us(times.communication_first),
@@ -218,22 +212,12 @@ def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
         partner_together_us=_us(times.partner_together),
         communication_together_us=_us(times.communication_together),
         in_flight_us=_us(times.in_flight),
-        compute_slowdown=times.compute_slowdown,
-        communication_slowdown=times.communication_slowdown,
-        waiting_slowdown=times.waiting_slowdown,
-        sharing_slowdown=times.sharing_slowdown,
-        hidden_share=None if sample.times.communication_alone < noise else sample.times.hidden_share,
+        hidden_share=None if times.communication_alone < noise else times.hidden_share,
         step_us=_us(times.step),
-        step_ci95_percent=sample.step_ci95_percent,
-        steps=sample.steps,
         sm_clock_mhz=sample.clock_mhz,
         sm_clock_alone_mhz=sample.clock_alone_mhz,
-        power_w=sample.power_w,
-        throttled_by=sample.throttled_by,
-        wrong=sample.wrong,
         verified=Verified.LAST if checked else Verified.NO,
         verdict=(Verdict.FAIL if sample.wrong else Verdict.PASS) if checked else None,
-        note=sample.note,
     )
 
 
@@ -257,12 +241,9 @@ def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[Sh
         drift = None if own is None or later is None else percent(_us(later) - own.step_us, own.step_us)
         gain = None if own is None else _gain(own.step_us * (1 + (drift or 0.0) / 200), best, own)
         noise = None if own is None else _noise(own, best, drift)
-        yield ShortestStepRow(
-            collective=best.collective,
-            partner=best.partner,
-            size_bytes=best.size_bytes,
-            ctas=best.ctas,
-            step_us=best.step_us,
+        yield made_of(
+            ShortestStepRow,
+            best,
             own_step_us=None if own is None else own.step_us,
             own_drift_percent=drift,
             own_compute_slowdown=None if own is None else own.compute_slowdown,
@@ -270,7 +251,6 @@ def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[Sh
             gain_percent=gain,
             noise_percent=noise,
             beyond_noise=None if gain is None or noise is None else gain > noise,
-            origin=best.origin,
         )
 
 
