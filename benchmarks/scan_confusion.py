@@ -1,11 +1,13 @@
 """How often `gpubench scan` names what is bad, as what it names it, and how often something healthy: many seeds.
 
     python -m benchmarks.scan_confusion --nodes 1024 --seeds 100
+    python -m benchmarks.scan_confusion --shapes 2x16,3x16,5+7+9 --losses 0.05,0.1 --seeds 100
     python -m benchmarks.scan_confusion --nodes 4096 --seeds 200 --only nothing --median
 
-The figures are made (hardware/simulated/scan.py), not measured. A run has several bad parts of one kind and
-size; `falsely` are the parts that it named and that were not planted, by run. With --median the scores are medians and
-the thresholds 1.5, 1.5 and 1.65 deviations.
+The figures are made (hardware/simulated/scan.py), not measured. A run has several bad parts of one kind and size.
+`missed` were not named, `told` of them in a scan that is not PASS; `falsely` are the healthy parts that it named, a
+run. Only runs of parts inside nodes and of healthy nodes have a phase 0. With --median the scores are medians and the
+thresholds 1.5, 1.5 and 1.65 deviations.
 """
 
 import argparse
@@ -20,14 +22,22 @@ from statistics import median
 from gpubench.hardware.simulated.scan import DIPS, NOISE, SimulatedFabric, SimulatedRounds
 from gpubench.measure.scan import judging
 from gpubench.measure.scan.judging import slow_figures, still_slow
+from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.rounds import scan
 from gpubench.measure.scan.verdicts import FaultyPart, PartKind, decode
 from gpubench.model.results.rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.model.terms.verdict import Verdict
 
 USUAL_GB_S = 92.0
+FEWEST_NODES_A_FAULT = 8
+"""Of fewer nodes than forty, one in eight is bad."""
+
 LOSSES = (0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
 
 INSIDE = (PartKind.GPU.value, PartKind.GPU_PAIR.value)
+UNSIZED = ("nothing", "node gone", "node hangs")
+OF_LEAVES = ("rail of a leaf", "leaf", "uplink")
+KINDS = ("nothing", "NIC or cable", "node", *OF_LEAVES, *UNSIZED[1:], *INSIDE)
 
 Place = tuple[int, ...] | str
 """What tells parts of one kind apart: nodes, or a leaf, and the rail; of GPUs the node and the GPU, or two."""
@@ -54,6 +64,8 @@ class Counts:
     right: int = 0
     named_as: Counter[str] = field(default_factory=Counter)
     falsely: Counter[str] = field(default_factory=Counter)
+    told: int = 0
+    not_pass: int = 0
     seconds: float = 0.0
     runs: int = 1
 
@@ -68,41 +80,66 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=NOISE)
     parser.add_argument("--dips", type=float, default=DIPS)
     parser.add_argument("--leaf", type=int, default=32, help="nodes a leaf; 0: leaves are not known")
-    parser.add_argument("--only", default="", help="kinds whose name begins so")
+    parser.add_argument("--shapes", help="nodes by leaf of several fabrics: 4x16,5+7+9; instead of --nodes and --leaf")
+    parser.add_argument("--only", default="", help="kinds whose name begins so, between commas")
     parser.add_argument("--losses", default=",".join(map(str, LOSSES)))
     parser.add_argument("--median", action="store_true", help="scores are medians")
     arguments = parser.parse_args()
     if arguments.median:
         _score_by_medians()
-    print(
-        f"{arguments.nodes} nodes of {arguments.rails} rails, noise {arguments.noise:.0%}, dips {arguments.dips:.0%}, "
-    )
-    print(f"{arguments.seeds} runs a line; simulated")
-    print(f"{'kind':<16} loss  planted  named so  named as another kind            missed   falsely a run   s a run")
-    for kind in (
-        *("nothing", "NIC or cable", "node", "rail of a leaf", "leaf", "uplink", "node gone", "node hangs"),
-        *INSIDE,
-    ):
-        if not kind.startswith(arguments.only):
-            continue
-        sized = kind not in ("nothing", "node gone", "node hangs")
-        for loss in map(float, arguments.losses.split(",")) if sized else (0.0,):
-            _print(kind, loss, _counted(kind, loss, arguments))
+    print(f"{arguments.rails} rails, noise {arguments.noise:.0%}, dips {arguments.dips:.0%}, ", end="")
+    print(f"{arguments.seeds} runs a line, seeds from {arguments.first} on; simulated")
+    for name, fabric in _fabrics(arguments).items():
+        print(f"\n{name}")
+        print(
+            f"{'kind':<16} loss  planted  named so  named as another kind            missed  told  not PASS   "
+            "falsely a run  CPU s a run"
+        )
+        for kind in KINDS:
+            if not kind.startswith(tuple(arguments.only.split(","))):
+                continue
+            if kind in OF_LEAVES and None in fabric.leaves:
+                continue
+            for loss in map(float, arguments.losses.split(",")) if kind not in UNSIZED else (0.0,):
+                _print(kind, loss, _counted(kind, loss, fabric, arguments))
 
 
-def _counted(kind: str, loss: float, arguments: argparse.Namespace) -> Counts:
+def _fabrics(arguments: argparse.Namespace) -> dict[str, ScanFabric]:
+    if arguments.shapes is None:
+        nodes, size = arguments.nodes, arguments.leaf
+        sizes = [min(size, nodes - first) for first in range(0, nodes, size)] if size else []
+        name = f"{nodes} nodes" + (f", {size} a leaf" if size else "")
+        return {name: _fabric(sizes or [nodes], arguments.rails, known=bool(size))}
+    found = {}
+    for shape in arguments.shapes.split(","):
+        leaves, _, size = shape.rpartition("x")
+        sizes = [int(size)] * int(leaves) if leaves else [int(each) for each in shape.split("+")]
+        found[f"{len(sizes)} leaves, {sum(sizes)} nodes ({shape})"] = _fabric(sizes, arguments.rails)
+    return found
+
+
+def _fabric(sizes: Sequence[int], rails: int, *, known: bool = True) -> ScanFabric:
+    leaves = tuple(f"leaf{leaf}" if known else None for leaf, size in enumerate(sizes) for _ in range(size))
+    return ScanFabric(tuple(f"node{node}" for node in range(len(leaves))), rails, leaves)
+
+
+def _counted(kind: str, loss: float, fabric: ScanFabric, arguments: argparse.Namespace) -> Counts:
     counts = Counts(runs=arguments.seeds)
-    nodes, rails, size = arguments.nodes, arguments.rails, arguments.leaf
-    leaves = tuple(f"leaf{node // size}" if size else None for node in range(nodes))
-    fabric = ScanFabric(tuple(f"node{node}" for node in range(nodes)), rails, leaves)
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         planted = _plant(kind, loss, fabric, random.Random(f"plant{seed}"), arguments)
-        start = time.monotonic()
+        start = time.process_time()
         course = scan(fabric, seed, SimulatedRounds(fabric, planted.model, seed), quick=False, keep=lambda *_: None)
-        first, again = (_inside(fabric, planted, random.Random(f"inside{seed}/{turn}")) for turn in (0, 1))
-        parts = decode(course, still_slow(slow_figures(first), again))
-        counts.seconds += (time.monotonic() - start) / arguments.seeds
-        _compare(planted, parts, counts)
+        local = {}
+        if kind in ("nothing", *INSIDE):
+            first, again = (_inside(fabric, planted, random.Random(f"inside{seed}/{turn}")) for turn in (0, 1))
+            local = still_slow(slow_figures(first), again)
+        parts = decode(course, local)
+        counts.seconds += (time.process_time() - start) / arguments.seeds
+        missed = _compare(planted, parts, counts)
+        if missed or not planted.places:
+            is_pass = report_of(ScanResult(course, parts), 1).verdict is Verdict.PASS
+            counts.not_pass += not is_pass
+            counts.told += 0 if is_pass else missed
     return counts
 
 
@@ -122,7 +159,8 @@ def _inside(fabric: ScanFabric, planted: Planted, source: random.Random) -> list
     return found
 
 
-def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> None:
+def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> int:
+    """Count what is named; the planted parts that are not."""
     counts.planted += len(planted.places)
     left = dict(planted.places)
     for part in parts:
@@ -140,6 +178,7 @@ def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> None:
                 del left[place]
         elif not any(_touches(part, place) for place in planted.places):
             counts.falsely[part.kind.value] += 1
+    return len(left)
 
 
 def _place(part: FaultyPart) -> tuple[Place, int | None]:
@@ -149,6 +188,8 @@ def _place(part: FaultyPart) -> tuple[Place, int | None]:
 
 def _touches(part: FaultyPart, place: tuple[Place, int | None]) -> bool:
     where, rail = place
+    if part.kind is PartKind.RAIL and isinstance(where, str):
+        return rail == part.rail
     if not isinstance(where, str) and len(where) > 1 and part.nodes == where[:1]:
         return True
     return (part.leaf == where or part.nodes == where) and (None in (rail, part.rail) or rail == part.rail)
@@ -157,7 +198,7 @@ def _touches(part: FaultyPart, place: tuple[Place, int | None]) -> bool:
 def _plant(kind: str, loss: float, fabric: ScanFabric, source: random.Random, arguments: argparse.Namespace) -> Planted:
     given = {"noise": arguments.noise, "usual_dips": arguments.dips}
     rails, left = range(fabric.rails), 1 - loss
-    few = source.sample(range(len(fabric.hosts)), 5)
+    few = source.sample(range(len(fabric.hosts)), min(5, max(1, len(fabric.hosts) // FEWEST_NODES_A_FAULT)))
     if kind == "nothing":
         return Planted(None, {}, SimulatedFabric(USUAL_GB_S, **given))
     if kind == "NIC or cable":
@@ -193,9 +234,11 @@ def _print(kind: str, loss: float, counts: Counts) -> None:
     others = ", ".join(f"{count} {name}" for name, count in counts.named_as.items()) or "-"
     missed = counts.planted - counts.right - counts.named_as.total()
     share = f"{counts.right / counts.planted:.1%}" if counts.planted else "-"
+    falsely = ", ".join(f"{count} {name}" for name, count in counts.falsely.items())
     print(
-        f"{kind:<16} {f'{loss:.0%}' if loss else '-':>4} {counts.planted:8} {share:>9}  {others:<32} {missed:6}   "
-        f"{counts.falsely.total() / counts.runs:13.3f} {counts.seconds:9.2f}",
+        f"{kind:<16} {f'{loss:.0%}' if loss else '-':>4} {counts.planted:8} {share:>9}  {others:<32} {missed:6} "
+        f"{counts.told:5} {counts.not_pass:9}   {counts.falsely.total() / counts.runs:13.3f} {counts.seconds:12.2f}   "
+        f"{falsely}".rstrip(),
         flush=True,
     )
 

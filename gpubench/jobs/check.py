@@ -316,8 +316,19 @@ class SimulatedMeasurer:
             self.alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
     def copies(self) -> Measurements:
-        """Copies on every node; a model moves no data, and knows no host memory."""
-        hosts = {node.snapshot.host: self._node_copies(number, node) for number, node in enumerate(self._nodes)}
+        """Copies on every node; a model moves no data, and knows no host memory.
+
+        Healthy nodes have those of the first one, except where a spread is given.
+        """
+        faulty, healthy = {fault.node_number for fault in self._faults}, None
+        hosts = {}
+        for number, node in enumerate(self._nodes):
+            own = None if number in faulty or self._noise is not None else healthy
+            own = own or self._node_copies(number, node)
+            if number not in faulty:
+                healthy = own
+            host = node.snapshot.host
+            hosts[host] = of_node(own, host) if len(self._nodes) > 1 else own
         no_data = "no data are moved on a simulated machine"
         return together(
             [of_nodes(hosts), Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots, wrong_value
+from gpubench.hardware.simulated.machine import SimulatedMachine, snapshot_of, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuProcess, NicFacts, NicKind, Snapshot
@@ -187,7 +187,7 @@ class SimulatedCopies:
     def __init__(
         self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
     ) -> None:
-        self.snapshot = snapshots(machine, faults, seed)[node]
+        self.snapshot = snapshot_of(machine, faults, seed, node)
         self._profile = machine.profile
         self._typical = cache(machine.profile.typical)
         self._spread = noise

@@ -410,22 +410,35 @@ def by_domains(machine: SimulatedMachine, faults: Sequence[Fault]) -> tuple[Simu
 
 def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
     """The nodes in order; all that is alike in healthy ones is one object. Raises UsageError for an unknown part."""
+    return _snapshots(machine, faults, seed, range(machine.nodes))
+
+
+def snapshot_of(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, number: int) -> Snapshot:
+    """One node of these. Raises UsageError like `snapshots`."""
+    return _snapshots(machine, faults, seed, (number,))[0]
+
+
+def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, numbers: Sequence[int]) -> list[Snapshot]:
     check_nodes(machine, faults)
     healthy = healthy_node(machine.profile)
     whole = with_surroundings(healthy)
-    broken = {
-        number: with_faults_around(
-            with_surroundings(apply_faults(_named(healthy, number, seed), _on(faults, number))), _on(faults, number)
-        )
-        for number in {fault.node_number for fault in faults}
-    }
-    found = [broken.get(number) or _named(whole, number, seed) for number in range(machine.nodes)]
+    by_node: dict[int, list[Fault]] = {}
+    for fault in faults:
+        by_node.setdefault(fault.node_number, []).append(fault)
+    found = []
+    for number in numbers:
+        own = by_node.get(number)
+        if own is None:
+            found.append(_named(whole, number, seed))
+        else:
+            broken = apply_faults(_named(healthy, number, seed), own)
+            found.append(with_faults_around(with_surroundings(broken), own))
     if machine.domain_nodes == 1:
         return found
     stopped = {fault.node_number for fault in faults if fault.get("imex")}
     return [
         _in_domain(node, _identity(seed, f"domain{number // machine.domain_nodes}"), imex=number not in stopped)
-        for number, node in enumerate(found)
+        for number, node in zip(numbers, found, strict=True)
     ]
 
 
@@ -441,10 +454,6 @@ def _in_domain(node: Snapshot, cluster: str, *, imex: bool) -> Snapshot:
             for gpu in node.gpus
         ),
     )
-
-
-def _on(faults: Sequence[Fault], number: int) -> list[Fault]:
-    return [each for each in faults if each.node_number == number]
 
 
 def _named(node: Snapshot, number: int, seed: int) -> Snapshot:

@@ -42,10 +42,15 @@ _GAP_OF_THREE, _NEAREST_OF_THREE = 0.6895, 0.3606
 """The median distance of the two highest, and of the two nearest, of three normal values in standard deviations; by
 simulation."""
 
+_GAP_OF_TWO = 0.9539
+"""The median distance of two normal values in standard deviations: the upper quartile times the root of 2."""
+
 _DEVIATION_OF_THREE = 0.6244
 """The standard deviation of the mean of the two highest of three normal values; by simulation."""
 
 _UPPER_QUARTILE = 0.6745
+
+_CELLS_OF_THREE_NODES = 3
 
 _FEW_FIGURES, _FEW_NODES = 10, 9
 """Few cells tell little of the noise, and few nodes little of what is usual: see `_caution`."""
@@ -162,18 +167,19 @@ def _within(shares: Shares) -> float:
     """The deviation of a figure from the next: of the two highest of a cell, which a bad partner did not lower.
 
     Three nodes have two figures each; of a rail the two figures that are nearest to each other have no bad partner, or
-    the same.
+    the same. More cells with two figures each are those of a scan that ended early.
     """
     three = [sorted(each)[-2:] for each in shares.values() if len(each) >= 3]
     gaps = [(high - low) / high for low, high in three if high > 0]
     if gaps:
         return median(gaps) / _GAP_OF_THREE
-    nearest: dict[int, float] = {}
+    by_rail: dict[int, list[float]] = {}
     for cell, own in shares.items():
         if len(own) == 2 and max(own) > 0:
-            gap = (max(own) - min(own)) / max(own)
-            nearest[cell.rail] = min(gap, nearest.get(cell.rail, gap))
-    return median(nearest.values()) / _NEAREST_OF_THREE if nearest else 0.0
+            by_rail.setdefault(cell.rail, []).append((max(own) - min(own)) / max(own))
+    if max(map(len, by_rail.values()), default=0) > _CELLS_OF_THREE_NODES:
+        return median(gap for own in by_rail.values() for gap in own) / _GAP_OF_TWO
+    return median(min(own) for own in by_rail.values()) / _NEAREST_OF_THREE if by_rail else 0.0
 
 
 def _between(yardstick: Yardstick, shares: Shares) -> float:

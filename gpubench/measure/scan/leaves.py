@@ -41,6 +41,9 @@ _MOST_RAILS_LEFT = 0.25
 _MOST_HEALTHY = 0.15
 """Largest share of nodes as fast as usual behind a slow leaf; with more, its nodes are slow and not the leaf."""
 
+_LEAST_CHANCE = 0.001
+"""What is less probable is not taken for chance."""
+
 _ERROR_OF_A_SCORE = 1.08
 """The standard error of a score times the root of the number of its figures; by simulation."""
 
@@ -49,7 +52,8 @@ _ERROR_OF_A_SCORE = 1.08
 class LeafLevel:
     """What a rail of a leaf delivers, inside and across, as shares of what is usual; None where it is not known.
 
-    `is_sure` is False where noise may explain it; `healthy` is the share of nodes behind leaves that are as usual.
+    `is_sure` is False where noise may explain it; `healthy` is the share of nodes behind leaves that are as usual;
+    `error` the standard error of the level.
     """
 
     leaf: str
@@ -58,6 +62,7 @@ class LeafLevel:
     across: float | None
     is_sure: bool = True
     healthy: float = 1.0
+    error: float = 0.0
 
     @property
     def share(self) -> float:
@@ -120,10 +125,14 @@ def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[Pair
         own = list(_of_leaf(leaf, fabric.rails, levels))
         together = len(own) == fabric.rails and all(each.is_sure for each in own)
         for group in [own] if together else [[each] for each in own]:
-            if True in group[0].slow and _carries_more_across(group, nodes, of_class, plain):
-                continue
-            if not group[0].is_sure or _is_whole(group, nodes, of_class[False not in group[0].slow], plain):
-                found += group
+            slow, is_sure = group[0].slow, group[0].is_sure
+            if True in slow and _carries_more_across(group, nodes, of_class, plain):
+                if False not in slow:
+                    continue
+                is_sure = False
+            healthy = _healthy_nodes(group, nodes, of_class[False not in slow], plain)
+            if not is_sure or healthy.may_be_whole:
+                found += (replace(each, is_sure=is_sure and healthy.is_whole) for each in group)
     return found
 
 
@@ -251,7 +260,8 @@ def _judged(levels: Mapping[bool, _Level]) -> tuple[bool, bool] | None:
 def _level_of(leaf: str, rail: int, levels: Mapping[bool, _Level], judged: tuple[bool, bool]) -> LeafLevel:
     shares = {inside: level.share for inside, level in levels.items()}
     slow_inside, is_sure = judged
-    return LeafLevel(leaf, rail, shares.get(True), shares.get(False), is_sure, levels[slow_inside].healthy)
+    slow = levels[slow_inside]
+    return LeafLevel(leaf, rail, shares.get(True), shares.get(False), is_sure, slow.healthy, slow.error)
 
 
 def _carries_more_across(
@@ -270,17 +280,46 @@ def _carries_more_across(
     return all(gb_s.values()) and median(gb_s[False]) > median(gb_s[True]) * (1 + 1 / left) / 2
 
 
-def _is_whole(levels: Sequence[LeafLevel], nodes: Sequence[int], shares: Shares, yardstick: Yardstick) -> bool:
-    """True where hardly any node behind a leaf is as fast as usual; what noise lets seem so is allowed for."""
+@dataclass(frozen=True, slots=True)
+class _HealthyNodes:
+    """Of some nodes behind a slow leaf those that seem as fast as usual; by chance each does with a `probability`."""
+
+    seen: int
+    nodes: int
+    probability: float
+
+    @property
+    def is_whole(self) -> bool:
+        """True where chance explains nearly all of them."""
+        deviation = math.sqrt(self.nodes * self.probability * (1 - self.probability))
+        return self.seen <= self.nodes * (_MOST_HEALTHY + self.probability) + deviation
+
+    @property
+    def may_be_whole(self) -> bool:
+        """True where chance may explain so many."""
+        more = self.seen - int(_MOST_HEALTHY * self.nodes)
+        left, right = self.probability, 1 - self.probability
+        by_chance = sum(
+            math.comb(self.nodes, count) * left**count * right ** (self.nodes - count)
+            for count in range(max(0, more), self.nodes + 1)
+        )
+        return by_chance > _LEAST_CHANCE
+
+
+def _healthy_nodes(
+    levels: Sequence[LeafLevel], nodes: Sequence[int], shares: Shares, yardstick: Yardstick
+) -> _HealthyNodes:
+    """Nodes behind a slow leaf that are nearer to what is usual than to the leaf's level."""
     share = median(each.share for each in levels)
     by_node = [[value for each in levels for value in shares.get(NodeRail(node, each.rail), ())] for node in nodes]
+    by_node = [own for own in by_node if own]
     usual = median([value for own in by_node for value in own] or [0.0]) / share if share else 1.0
-    healthy, expected = 0, 0.0
-    for own in filter(None, by_node):
-        healthy += yardstick.score(own) > usual * (1 + share) / 2
-        error = _ERROR_OF_A_SCORE * yardstick.deviation / math.sqrt(len(own))
-        expected += NormalDist().cdf((share - 1) / 2 / error) if error else 0.0
-    return healthy <= _MOST_HEALTHY * len(nodes) + expected
+    errors = [_ERROR_OF_A_SCORE * yardstick.deviation / math.sqrt(len(own)) for own in by_node]
+    return _HealthyNodes(
+        sum(yardstick.score(own) > usual * (1 + share) / 2 for own in by_node),
+        len(nodes),
+        sum(NormalDist().cdf((share - 1) / 2 / error) for error in errors if error) / len(nodes),
+    )
 
 
 def still_slow_leaves(
@@ -320,7 +359,7 @@ def _again(level: LeafLevel, whole: _Level, figures: Sequence[float], yardstick:
     own = whole
     if len(figures) >= LEAST_NODES:
         own = _nearer(_Level(median(figures), MEDIAN_ERROR * yardstick.deviation / math.sqrt(len(figures))), whole)
-    return replace(level, across=own.share)
+    return replace(level, across=own.share, error=own.error)
 
 
 def with_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yardstick:
@@ -342,15 +381,25 @@ def without_slow_leaves(yardstick: Yardstick, fabric: ScanFabric, samples: Itera
 _LEAST_OF_A_PLACE = 8
 """Figures between two leaves, or inside one, from which their median is known well enough to compare them with it."""
 
+_LEAST_OF_ALL = 0.5
+"""So many of all figures need such places: else cells have one or two of their three."""
+
 
 def deviation_between_leaves(fabric: ScanFabric, samples: Iterable[PairSample]) -> float:
-    """The deviation of a figure from others between the same leaves on the same rail: no slow leaf raises it."""
+    """The deviation of a figure from others between the same leaves on the same rail: no slow leaf raises it.
+
+    0 where too few figures are between the same leaves.
+    """
     by_place: dict[tuple[str | None, str | None, int], list[PairSample]] = {}
     for each in (each for each in samples if not each.failure):
         one, other = sorted((fabric.leaves[each.first] or "", fabric.leaves[each.second] or ""))
         by_place.setdefault((one, other, each.rail), []).append(each)
     flat: list[PairSample] = []
+    measured = 0
     for own in by_place.values():
+        measured += len(own)
         usual = median(each.gb_s for each in own) if len(own) >= _LEAST_OF_A_PLACE else 0.0
         flat += (each._replace(gb_s=each.gb_s / usual) for each in own) if usual else ()
-    return screening_yardstick(replace(fabric, leaves=(None,) * len(fabric.leaves)), flat).deviation if flat else 0.0
+    if len(flat) <= _LEAST_OF_ALL * measured:
+        return 0.0
+    return screening_yardstick(replace(fabric, leaves=(None,) * len(fabric.leaves)), flat).deviation

@@ -17,6 +17,7 @@ from gpubench.measure.scan.judging import (
     round_yardstick,
     scores,
     screening_yardstick,
+    threshold,
 )
 from gpubench.measure.scan.leaves import (
     LEAST_NODES,
@@ -414,9 +415,9 @@ figures as they would be without them."""
 def _screen(course: ScanCourse) -> None:
     fabric, samples = course.fabric, course.samples(ScanPhase.SCREENING)
     yardstick, levels, known = screening_yardstick(fabric, samples), list[LeafLevel](), set[tuple[str, int]]()
-    deviation = deviation_between_leaves(fabric, samples) or yardstick.deviation
+    deviation = deviation_between_leaves(fabric, samples)
     for _ in range(_MOST_LOOKS_AT_LEAVES):
-        levels = leaf_levels(fabric, replace(yardstick, deviation=deviation), samples)
+        levels = leaf_levels(fabric, replace(yardstick, deviation=deviation or yardstick.deviation), samples)
         sure = {(each.leaf, each.rail): each for each in levels if each.is_sure}
         if sure.keys() == known:
             break
@@ -477,6 +478,8 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     course.doubtful_leaves += [each for each in course.suspect_leaves if (each.leaf, each.rail) not in kept]
     found = scores(fabric, with_slow_leaves(yardstick, leaves), samples, good)
     behind = set(falls_behind(phase, yardstick.deviation, found))
+    if phase is ScanPhase.CONFIRMATION:
+        behind -= _as_their_leaf(fabric, yardstick.deviation, found, leaves)
     looked_at = {cell: each for cell, each in found.items() if cell in course.suspects}
     course.judged = {**course.judged, **looked_at}
     course.suspect_leaves = leaves
@@ -485,6 +488,23 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
         course.slow_leaves = leaves
     else:
         course.suspects &= behind | (course.suspects - found.keys())
+
+
+_ERRORS_OF_A_LEAF = 2.0
+"""By so many standard errors of its leaf's level a cell has to be slower than one beside a known level."""
+
+
+def _as_their_leaf(
+    fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, CellScore], leaves: Sequence[LeafLevel]
+) -> set[NodeRail]:
+    """Cells that are slower than the level of their slow leaf, by no more than the error of that explains."""
+    least = 1 - threshold(ScanPhase.CONFIRMATION, deviation)
+    errors = {(each.leaf, each.rail): _ERRORS_OF_A_LEAF * each.error for each in leaves}
+    return {
+        cell
+        for cell, each in found.items()
+        if each.score >= least - errors.get((fabric.leaves[cell.node] or "", cell.rail), 0.0)
+    }
 
 
 COLLECTIVE_DEVIATIONS, LEAST_COLLECTIVE_LOSS = 5.0, 0.1

@@ -2,7 +2,9 @@
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
+from gpubench.hardware.simulated.scan import NOISE, SimulatedFabric
+from gpubench.measure.scan.judging import screening_yardstick
+from gpubench.measure.scan.leaves import deviation_between_leaves
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import PartKind, decode
 from gpubench.model.results.rounds import ScanFabric
@@ -10,6 +12,12 @@ from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 RAILS = 8
+
+
+def leaves_of(sizes: tuple[int, ...]) -> ScanFabric:
+    """Leaves of so many nodes each."""
+    leaves = tuple(f"leaf{leaf}" for leaf, size in enumerate(sizes) for _ in range(size))
+    return ScanFabric(tuple(f"node{node}" for node in range(len(leaves))), RAILS, leaves)
 
 
 def slow(*leaves: int, share: float) -> SimulatedFabric:
@@ -24,6 +32,41 @@ def test_one_of_four_leaves_that_is_5_percent_slow_is_named_and_no_node_behind_i
     for seed in range(900, 904):
         found = course(fabric(4 * nodes, RAILS, nodes), slow(1, share=0.95), seed)
         assert [(part.kind, part.leaf) for part in decode(found, {})] == [(PartKind.LEAF, "leaf1")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "leaf", "rail", "share", "seed"),
+    [
+        ((16,) * 4, 3, 6, 0.95, 910005),
+        ((16,) * 4, 3, 3, 0.95, 910013),
+        ((5,) * 4, 2, 6, 0.93, 910004),
+        ((5, 7, 9, 11, 13), 4, 7, 0.95, 910003),
+        ((5, 7, 9, 11, 13), 3, 2, 0.95, 910016),
+    ],
+)
+def test_no_nic_behind_a_slow_rail_of_a_small_leaf_is_named_and_no_other_leaf(
+    sizes: tuple[int, ...], leaf: int, rail: int, share: float, seed: int
+) -> None:
+    """Some nodes seemed healthy by chance, and the noise was estimated far too low: 2 to 12 healthy NICs were named."""
+    found = decode(
+        course(leaves_of(sizes), SimulatedFabric(USUAL_GB_S, leaf_rails={(f"leaf{leaf}", rail): share}), seed), {}
+    )
+    assert [(part.kind, part.leaf, part.rail) for part in found] == [(PartKind.LEAF_RAIL, f"leaf{leaf}", rail)]
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize("sizes", [(5,) * 4, (5, 7, 9, 11, 13), (16,) * 3])
+def test_the_noise_is_known_of_small_leaves_and_after_two_rounds(sizes: tuple[int, ...], rounds: int) -> None:
+    """It was that of the two figures that happen to be nearest to each other, a tenth of it and less."""
+    of = leaves_of(sizes)
+    for seed in range(920, 924):
+        samples = [
+            each
+            for outcome in course(of, SimulatedFabric(USUAL_GB_S), seed).outcomes[:rounds]
+            for each in outcome.samples
+        ]
+        for deviation in (screening_yardstick(of, samples).deviation, deviation_between_leaves(of, samples)):
+            assert not deviation or 0.7 * NOISE < deviation < 1.5 * NOISE
 
 
 def test_a_rail_of_a_leaf_of_few_nodes_is_no_uplink() -> None:
