@@ -419,7 +419,12 @@ def _map(report: Report) -> Iterator[Grid]:
         lines.setdefault(name, {})[row.subject] = GridCell(shown, share, verdict_of(row.verdict))
     left = "" if len(lines) == nodes else f", of the {len(lines)} nodes on leaves where something is wrong"
     columns = list(dict.fromkeys(row.subject for row in cells))
-    yield Grid(f"Nodes × rails, % of what the others deliver{left}", "node", columns, lines)
+    lines = dict(sorted(lines.items(), key=lambda line: min(map(_badness, line[1].values()))))
+    yield Grid(f"Nodes × rails, % of what the others deliver, bad nodes first{left}", "node", columns, lines)
+
+
+def _badness(cell: GridCell) -> tuple[int, float]:
+    return gravity(cell.verdict or Verdict.SKIP), -1.0 if cell.share is None else cell.share
 
 
 def _collective(rows: Sequence[CollectiveRow]) -> Listing:

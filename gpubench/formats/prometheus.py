@@ -108,7 +108,7 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
         ("node", "rail", "leaf", "nic"),
         (
             Metric("scan_cell_ratio", "Of what the same rail of other nodes delivers.", "score_percent", _PER_CENT),
-            Metric("scan_cell_bytes_per_second", "Both ways together, median.", "median_gb_s", BYTES_PER_GB),
+            Metric("scan_cell_bytes_per_second", "Both directions together.", "both_ways_gb_s", BYTES_PER_GB),
             Metric("scan_cell_failures", "Rounds without a figure.", "failures"),
         ),
     ),

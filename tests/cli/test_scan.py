@@ -88,7 +88,8 @@ def test_every_format_has_every_cell(tmp_path: Path) -> None:
     assert 'gpubench_scan_cell_ratio{command="scan",origin="simulated",node="node17",rail="3"' in prometheus
     page = (tmp_path / "a.html").read_text()
     assert "Nodes × rails" in page.replace("&#215;", "×")
-    assert "node17 (leaf0)" in page
+    rows = re.findall(r"<tr><th>(node\d+) ", page)
+    assert (rows[0], len(rows)) == ("node17", 64), "bad nodes first"
     assert (tmp_path / "a.csv").read_text().count("\n") == 64 * 8 + 1
 
 
@@ -100,6 +101,17 @@ def test_the_map_of_very_many_nodes_is_of_the_leaves_where_something_is_wrong(
     faults = ("--fault", "node17.nic3:bandwidth=0.41")
     CliRunner().invoke(app, ["scan", "--simulate", MACHINE, *faults, "--output", str(page)])
     assert "of the 32 nodes on leaves where something is wrong" in page.read_text()
+
+
+@pytest.mark.parametrize("fault", ["node17.nic3:bandwidth=0.41", "node9:hangs=round2", "leaf1.rail2:bandwidth=0.6"])
+def test_bandwidth_and_share_of_a_rail_are_of_the_same_rounds(fault: str) -> None:
+    """Of a node that hung from its second round on, the share counted rounds that failed and the bandwidth did not."""
+    result = gpubench("scan", "--simulate", MACHINE, "--fault", fault, "--format", "json")
+    cells = [each for each in json.loads(result.stdout)["cells"] if each["score_percent"]]
+    whole = {(each["both_ways_gb_s"] / each["score_percent"] * 100) for each in cells if each["verdict"] == "PASS"}
+    for each in cells:
+        if each["verdict"] == "FAIL":
+            assert min(whole) * 0.9 < each["both_ways_gb_s"] / each["score_percent"] * 100 < max(whole) * 1.1, each
 
 
 def test_quick_names_suspects_and_confirms_nothing() -> None:
@@ -336,7 +348,7 @@ def test_a_network_that_is_slow_for_all_alike_fails_and_does_so_when_it_is_judge
     result = gpubench("scan", "--simulate", "hgx-h100-8*4", *slow, "--rounds", str(rounds))
     assert result.returncode == 1
     assert result.stdout.split("\n\n")[1].startswith("FAIL (simulated): all rails between nodes: ")
-    assert re.search(r"\nusual between nodes: 4\d % of what the NICs carry, on the slowest rail\n", result.stdout)
+    assert re.search(r"\nusual between nodes: 4\d % of the NICs' rate, on the slowest rail\n", result.stdout)
     again = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert (again.returncode, [each["id"] for each in json.loads(again.stdout)["findings"]]) == (1, ["below-nic-rate"])
 

@@ -43,7 +43,7 @@ def test_every_rank_is_measured_and_all_together_are_a_ring_after_the_rounds(
     assert report["metadata"]["origin"] == "measured"
     assert report["metadata"]["backend"] == "host"
     assert [row["node"].rpartition(":")[2] for row in report["cells"]] == [f"rank{n}" for n in range(5)]
-    assert all(row["median_gb_s"] > 0 and row["failures"] == 0 for row in report["cells"])
+    assert all(row["both_ways_gb_s"] > 0 and row["failures"] == 0 for row in report["cells"])
     assert {row["pairs"] for row in report["rounds"]} == {2}
     assert silent(report) == {}
     whole = report["scan_collectives"][0]

@@ -105,7 +105,7 @@ def check_named(hosts: Hosts, report: Mapping[str, Any], number: int, kinds: tup
     others = [row for row in report["cells"] if row["node"] != hosts.names[number]]
     assert len(others) == len(hosts.names) - 1
     assert {row["verdict"] for row in others} == {"PASS"}
-    assert all(row["median_gb_s"] > 0 for row in others)
+    assert all(row["both_ways_gb_s"] > 0 for row in others)
     assert report["verdict"] == "FAIL"
     found: Mapping[str, Any] = part
     return found

@@ -45,7 +45,8 @@ class ScanView(ReportView):
         metadata, options = self._metadata, self._metadata.options
         origin = f"  ({metadata.origin.upper()})" if metadata.origin != "measured" else ""
         rails = f"{counted(int(options['rails']), 'rail')} each"
-        leaves = f", {options['leaves']} leaves" if options["leaves"] else ", leaves not known"
+        known = options["leaves"]
+        leaves = ", leaves not known" if not known else f", {known} {'leaf' if known == 1 else 'leaves'}"
         nodes = f"{len(metadata.hosts):,} nodes of {rails}{leaves}"
         self._page.wrap(f"gpubench {metadata.gpubench_version}  scan  {nodes}  backend {metadata.backend}{origin}")
         if metadata.source:
@@ -74,7 +75,7 @@ class ScanView(ReportView):
             Column("NIC", [row.nic or "?" for row in shown], 3),
             Column("leaf", [row.leaf or "?" for row in shown], 2),
             Column("% of others", [_percent(row.score_percent) for row in shown], right=True),
-            Column("GB/s", [_gb_s(row.median_gb_s) for row in shown], 1, right=True),
+            Column("GB/s both ways", [_gb_s(row.both_ways_gb_s) for row in shown], 1, right=True),
             Column("rounds", [str(row.figures) for row in shown], 4, right=True),
             Column("failed", [str(row.failures) for row in shown], 5, right=True),
             Column("verdict", [row.verdict for row in shown]),
@@ -97,14 +98,17 @@ class ScanView(ReportView):
             ", by the model" if self._metadata.origin == "simulated" else ""
         )
         self._page.wrap(f"{counted(len(rows), 'round')}: {counts}; {figures:,} figures{failed}; {took}")
-        self._page.wrap(f"noise of a figure {noise:.1f} %: a loss of {min(sure, 100):.0f} % is named 99 times of 100")
+        self._page.wrap(
+            f"measurement noise {noise:.1f} %; a {min(sure, 100):.0f} % slowdown is detected with 99 % probability"
+        )
         if (of_nics := options.get("nic_rate_percent")) is not None:
             slowest = ", on the slowest rail" if options["rails"] > 1 else ""
-            self._page.wrap(f"usual between nodes: {of_nics:.0f} % of what the NICs carry{slowest}")
+            self._page.wrap(f"usual between nodes: {of_nics:.0f} % of the NICs' rate{slowest}")
 
     def _collectives(self, rows: Sequence[ScanCollectiveRow]) -> None:
         for row in rows:
-            reached = row.note or f"{_gb_s(row.measured_gb_s)} of {_gb_s(row.predicted_gb_s)} GB/s predicted"
+            sent = f"each node sends {_gb_s(row.measured_gb_s)} of {_gb_s(row.predicted_gb_s)} GB/s predicted"
+            reached = row.note or sent
             share = "" if row.percent is None else f" ({row.percent:.0f} %)"
             self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
 

@@ -93,9 +93,9 @@ class Yardstick:
             )
         return gb_s / usual if usual > 0 else 0.0
 
-    def score(self, shares: Sequence[float]) -> float:
-        """The score of a cell with these shares: 1 is as the others are."""
-        return upper_mean(shares) / (1 + upper_excess(len(shares)) * self.deviation)
+    def score(self, figures: Sequence[float]) -> float:
+        """What a cell with these figures delivers, in their unit; of shares, 1 is as the others are."""
+        return upper_mean(figures) / (1 + upper_excess(len(figures)) * self.deviation)
 
 
 Shares = dict[NodeRail, list[float]]
@@ -103,12 +103,15 @@ Shares = dict[NodeRail, list[float]]
 
 def shares_of(fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample]) -> Shares:
     """The shares of every cell; a failure counts as nothing, for the node that it is known to be of, else for both."""
+    return _by_cell((sample, yardstick.share(fabric, sample)) for sample in samples)
+
+
+def _by_cell(figures: Iterable[tuple[PairSample, float]]) -> Shares:
     found: Shares = {}
-    for sample in samples:
-        share = yardstick.share(fabric, sample)
+    for sample, figure in figures:
         for node in (sample.first, sample.second):
             if not sample.failure or sample.culprit in (None, node):
-                found.setdefault(NodeRail(node, sample.rail), []).append(share)
+                found.setdefault(NodeRail(node, sample.rail), []).append(figure)
     return found
 
 
@@ -214,11 +217,15 @@ SURE_DEVIATIONS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class CellScore:
-    """The score of a cell in a phase: 1 is as the others are. `failures` are rounds without a figure."""
+    """The score of a cell in a phase: 1 is as the others are. `failures` are rounds without a figure.
+
+    `gb_s` is of the same figures, both directions together.
+    """
 
     score: float
     figures: int
     failures: int
+    gb_s: float
 
 
 def threshold(phase: ScanPhase, deviation: float) -> float:
@@ -247,8 +254,9 @@ def scores(
                 cell = NodeRail(node, sample.rail)
                 failures[cell] = failures.get(cell, 0) + 1
     found = shares_of(fabric, yardstick, samples)
+    rates = _by_cell((sample, sample.gb_s) for sample in samples)
     return {
-        cell: CellScore(yardstick.score(shares), len(shares), failures.get(cell, 0))
+        cell: CellScore(yardstick.score(shares), len(shares), failures.get(cell, 0), yardstick.score(rates[cell]))
         for cell, shares in found.items()
         if good is None or cell.node not in good
     }

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from statistics import median
 
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
@@ -556,12 +555,13 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
     course, fabric = result.course, result.course.fabric
     part_by_cell = {cell: part_name(fabric, part) for part in result.parts for cell in part.cells}
     of_leaf = {(part.leaf, part.rail): part for part in result.parts if part.kind not in OF_ONE_NODE}
-    figures: dict[NodeRail, list[float]] = {}
-    for outcome in course.outcomes:
-        for sample in outcome.samples:
-            if not sample.failure:
-                for node in (sample.first, sample.second):
-                    figures.setdefault(NodeRail(node, sample.rail), []).append(sample.gb_s)
+    measured = {
+        NodeRail(node, sample.rail)
+        for outcome in course.outcomes
+        for sample in outcome.samples
+        if not sample.failure
+        for node in (sample.first, sample.second)
+    }
     failures = course.failures()
     unknown = result.rails_without_level()
     below, doubtful = slow_levels(course, result.rails_told()).keys(), result.doubtful()
@@ -569,7 +569,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
         leaf = fabric.leaves[node]
         for rail in range(fabric.rails):
             cell = NodeRail(node, rail)
-            score, own = course.judged.get(cell), figures.get(cell, [])
+            score = course.judged.get(cell) if cell in measured else None
             behind = _leaf_part(of_leaf, leaf, rail)
             part = part_by_cell.get(cell) or (None if behind is None else part_name(fabric, behind))
             share = 1.0 if behind is None or cell in behind.cells else behind.share or 1.0
@@ -579,15 +579,15 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                 rail=rail,
                 leaf=leaf,
                 nic=fabric.nic(rail),
-                score_percent=100 * score.score * share if score is not None and own else None,
-                median_gb_s=median(own) if own else None,
-                figures=score.figures if score is not None else 0,
+                score_percent=None if score is None else 100 * score.score * share,
+                both_ways_gb_s=None if score is None else score.gb_s,
+                figures=0 if score is None else score.figures,
                 failures=len(failures.get(cell, ())),
                 phase=course.phase_of(cell),
                 verdict=_verdict(
                     part,
                     is_suspect=cell in suspects or rail in below,
-                    has_figures=bool(own),
+                    has_figures=cell in measured,
                     has_level=rail not in unknown and cell not in doubtful,
                 ),
                 part=part,

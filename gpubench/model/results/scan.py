@@ -80,7 +80,7 @@ class ScanCellRow(Record):
     leaf: str | None  #: null: not known
     nic: str | None  #: NIC of the rail; null: not known
     score_percent: float | None  #: of what the others deliver; null: no figure
-    median_gb_s: float | None  #: both ways together, over all its rounds
+    both_ways_gb_s: float | None  #: both directions together, of the same rounds as the score
     figures: int  #: rounds that the score is of
     failures: int  #: rounds without a figure, over the whole scan
     phase: Annotated[str | None, ScanPhase]  #: that judged it; null: none could
