@@ -57,10 +57,14 @@ _SHOWN: Mapping[str, Sequence[str]] = {
         *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
     ),
     "nics": ("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),
-    "nodes": ("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "cpu"),
+    "nodes": ("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "place", "cpu"),
     "fallback": (
         *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
         *("cause_seen", "advice", "how"),
+    ),
+    "layouts": (
+        *("place", "layout", "gpus", "microbatches", "step_ms", "compute_ms", "slowed_ms", "exposed_ms", "bubble_ms"),
+        *("host_ms", "tokens_per_second", "bucket_mb", "prefetch", "memory_bytes", "gpu_memory_bytes", "fits"),
     ),
     CHECKS_SECTION: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
     VERDICTS_SECTION: ("scope", "node", "subject", "verdict", "findings"),
@@ -71,13 +75,37 @@ _SHOWN: Mapping[str, Sequence[str]] = {
 }
 """The columns of sections that have many; of others a page shows all."""
 
+_TITLES = {
+    "curves": "Times of collectives that the step follows from",
+    "scan_collectives": "Rings of many nodes",
+    "exclusions": "Lists that leave the bad nodes out",
+    "settings": "The best layout with other settings",
+    "exposed": "Communication of the best layout",
+    "fault_costs": "What faults cost",
+}
+"""Titles of sections whose names say too little on a page."""
+
 
 _FOLDED = (CHECKS_SECTION, VERDICTS_SECTION, COMPARISON_SECTION)
 _NOT_JUDGED = "not judged"
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
 
 _BYTES = "_bytes"
-_SPELLINGS = ("GPU", "GPUs", "NIC", "NICs", "NUMA", "NVLink", "NVLinks", "PCIe", "RDMA")
+_SPELLINGS = (
+    "CPU",
+    "CUDA",
+    "GPUDirect",
+    "MB",
+    "GPU",
+    "GPUs",
+    "NIC",
+    "NICs",
+    "NUMA",
+    "NVLink",
+    "NVLinks",
+    "PCIe",
+    "RDMA",
+)
 _SPELLING = {each.lower(): each for each in _SPELLINGS}
 
 
@@ -99,12 +127,13 @@ class Listing:
 @dataclass(frozen=True, slots=True)
 class GridCell:
     """A cell: its words, how near it is to what is expected or to the best over the same kind of link (0 to 1, None
-    where it is no number), its verdict.
+    where it is no number), its verdict. Cells that are only compared with each other are not known to be good.
     """
 
     text: str
     share: float | None = None
     verdict: Verdict | None = None
+    is_relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +189,7 @@ def listing_of(name: str, section: Table) -> Listing:
     lines = [[_word_of(column, record[column]) for column in columns] for record in records]
     heads = [_words(column) for column in columns]
     verdicts = [verdict_of(record.get("verdict")) for record in records]
-    title_ = _words(name)[0].upper() + _words(name)[1:]
+    title_ = _TITLES.get(name) or _words(name)[0].upper() + _words(name)[1:]
     return without_empty(Listing(title_, heads, lines, verdicts, more, folds=name in _FOLDED))
 
 
@@ -186,7 +215,7 @@ def _comparison(section: Table) -> Listing:
 
 def _word_of(column: str, value: Any) -> str:
     """A value of a section; sizes exactly, other amounts of memory rounded, both as people write them."""
-    if not column.endswith(_BYTES) or not isinstance(value, int):
+    if not column.endswith((_BYTES, "bytes")) or not isinstance(value, int):
         return word(value)
     return format_size(value) if column == "size_bytes" else format_memory(value)
 
@@ -217,7 +246,9 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     lines = {
         row: {
             column: GridCell(
-                _cell(cells[column]), _share(cells[column], best.get(kinds.get((row, column), column), 0.0))
+                _cell(cells[column]),
+                _share(cells[column], best.get(kinds.get((row, column), column), 0.0)),
+                is_relative=True,
             )
             for column in columns
             if column in cells
@@ -300,7 +331,9 @@ def overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Char
         for size, of_size in grouped(members, lambda row: row.size_bytes).items():
             best = min(row.step_us for row in of_size)
             lines[format_size(size)] = {
-                cap_name(row.ctas): GridCell(word(row.step_us), best / row.step_us, verdict_of(row.verdict))
+                cap_name(row.ctas): GridCell(
+                    word(row.step_us), best / row.step_us, verdict_of(row.verdict), is_relative=True
+                )
                 for row in of_size
             }
         columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
@@ -485,11 +518,13 @@ def _grid_of(rows: Sequence[PairRow]) -> Grid:
     lines: dict[str, dict[str, GridCell]] = {}
     for members in grouped(rows, lambda row: link_kind(row.path_class or "")).values():
         known = [value for row in members if (value := values[row.source, row.destination])]
-        best = most_expected(members) or (min if is_latency else max)(known, default=0.0)
+        healthy = max((row.healthy_gb_s or 0.0 for row in members), default=0.0)
+        expected = most_expected(members) if is_latency else healthy
+        best = expected or (min if is_latency else max)(known, default=0.0)
         for row in members:
             value = values[row.source, row.destination]
             share = None if not value or not best else best / value if is_latency else value / best
-            cell = GridCell(word(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict))
+            cell = GridCell(word(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict), not expected)
             lines.setdefault(row.source, {})[row.destination] = cell
     ordered = list(rows)
     if len(lines) > MOST_COLUMNS:  # what does not pass has its place on the page

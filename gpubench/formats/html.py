@@ -4,10 +4,12 @@ Colours are those of Okabe and Ito, which people with any colour vision tell apa
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain, groupby
+from html import unescape
+from itertools import chain, count, groupby
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +22,7 @@ from gpubench.formats.registry import Style, Target
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
+from gpubench.model.results.last_line import first_command
 from gpubench.model.results.plan import TIMELINE_SECTION, TimelineRow
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.units import format_size
@@ -28,11 +31,12 @@ from gpubench.readers.results.history import PastRun, past_runs
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #57606a; --line: #d0d7de; --card: #f6f8fa;
-  --heat: 0,114,178; --pass: #00694e; --warn: #8f5a00; --fail: #b03a00; --error: #84335f; --c0: #0072b2; --c1: #b84f00;
+  --good: 0,114,178; --bad: 213,94,0; --pass: #00694e; --warn: #8f5a00; --fail: #b03a00; --error: #84335f;
+  --c0: #0072b2; --c1: #b84f00;
   --c2: #00785a; --c3: #a4447c; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #9da7b3; --line: #30363d;
-  --card: #161b22; --heat: 86,180,233; --pass: #3ddbaa; --warn: #f0b429; --fail: #ff8552; --error: #e39ac3;
-  --c0: #56b4e9; --c1: #ff8c42; --c2: #2fd6a3; --c3: #dd9ac2; } }
+  --card: #161b22; --good: 86,180,233; --bad: 200,80,30; --pass: #3ddbaa; --warn: #f0b429; --fail: #ff8552;
+  --error: #e39ac3; --c0: #56b4e9; --c1: #ff8c42; --c2: #2fd6a3; --c3: #dd9ac2; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1340px; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 16px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
@@ -49,7 +53,12 @@ dt { color: var(--faint); } dd { margin: 0; min-width: 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .55rem; border: 1px solid var(--line); text-align: left; overflow-wrap: normal; }
 th { background: var(--card); font-weight: 600; } td.n { text-align: right; white-space: nowrap; }
-td.h { text-align: right; background: rgba(var(--heat), calc(var(--s) * .55)); white-space: nowrap; }
+td.h { text-align: right; white-space: nowrap; } .h { background: rgba(var(--good), .3); }
+.h.alike { background: none; }
+.h.near { background: rgba(var(--good), .12); } .h.far { background: rgba(var(--bad), calc(.75 - var(--s) * .7)); }
+.scale span { display: inline-block; width: 34px; height: 1.1em; border: 1px solid var(--line); }
+nav { columns: 18rem; font-size: .9rem; margin: 1rem 0; } nav ul { margin: 0; padding-left: 1.2rem; }
+nav a { color: var(--ink); } code { user-select: all; }
 td.low { outline: 2px dashed var(--fail); outline-offset: -2px; font-weight: 700; }
 td b { color: inherit; } td.own { color: var(--faint); text-align: center; }
 summary { cursor: pointer; color: var(--faint); font-size: .9rem; margin: .3rem 0; }
@@ -77,9 +86,15 @@ svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-
 .w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
 .s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
 .s0 { stroke: var(--fail); stroke-width: 4; stroke-dasharray: 3 3; } .w.odd { stroke-width: 4.5; }
-figure.timeline { max-width: none; } rect.compute { fill: var(--c0); } rect.hidden { fill: var(--c2); }
+figure.timeline { max-width: none; } .timeline .scroll svg { min-width: 700px; }
+rect.compute { fill: var(--c0); } rect.hidden { fill: var(--c2); }
 rect.exposed { fill: var(--fail); } rect.bubble { fill: var(--line); }
 footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
+@media print { :root { color-scheme: light; --ink: #000; --paper: #fff; --faint: #444; --line: #aaa; --card: #f6f8fa;
+  --good: 0,114,178; --bad: 213,94,0; --pass: #00694e; --warn: #8f5a00; --fail: #b03a00; --error: #84335f; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } body { max-width: none; font-size: 10pt; }
+  nav { display: none; } .scroll { overflow: visible; } table { font-size: 7.5pt; }
+  .finding, figure, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 """CSS of the whole page."""
 
@@ -413,6 +428,7 @@ _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Ver
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """No script and nothing from elsewhere, should text ever become markup; the page's own style is inline."""
 
+_GOOD_SHARE, _NEAR_SHARE = 0.95, 0.9
 _LOW_SHARE = 2 / 3
 """Cells below this share are framed."""
 
@@ -421,6 +437,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     """The page; `past` has what dated results tell of the machine."""
     name = html_text(title(run.metadata))
     verdict = run.report.verdict
+    below = list(_sections(run, past))
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -429,6 +446,55 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from (f'<p class="note">{html_text(line)}</p>' for line in fallback_lines(run.report))
     for finding in run.report.findings:
         yield from _finding(finding)
+    yield from _contents(below)
+    yield from below
+    yield "<footer>GB/s is 1e9 bytes/s, K, M and G in sizes are 1024-based; ✗ FAIL, ! WARN, ~ INCONCLUSIVE, "
+    yield "? ERROR; dashed frames: below two thirds of what is expected, else of the limit "
+    yield "or of the best over the same kind of link."
+    yield "</footer></body></html>\n"
+
+
+def _contents(pieces: Sequence[str]) -> Iterator[str]:
+    """Links to the headings of a page with more than a few."""
+    heads = [head for piece in pieces for head in _HEAD.findall(piece)]
+    if len(heads) >= _LEAST_HEADS:
+        yield '<nav aria-label="Contents"><ul>'
+        short = ((place, html_text(unescape(words).partition("; ")[0])) for place, words in heads)
+        yield from (f'<li><a href="#{place}">{words}</a></li>' for place, words in short)
+        yield "</ul></nav>\n"
+
+
+_HEAD = re.compile(r'<h2 id="([^"]+)">(.*?)</h2>')
+_LEAST_HEADS = 4
+
+
+class _Headings:
+    """Headings with a name each, which links lead to."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def __call__(self, piece: str) -> str:
+        return _PLAIN_HEAD.sub(self._named, piece)
+
+    def _named(self, head: "re.Match[str]") -> str:
+        plain = re.sub(r"[^a-z0-9]+", "-", head[1].lower()).strip("-") or "part"
+        name = next(
+            each for each in chain([plain], (f"{plain}-{number}" for number in count(2))) if each not in self._names
+        )
+        self._names.add(name)
+        return f'<h2 id="{name}">{head[1]}</h2>'
+
+
+_PLAIN_HEAD = re.compile(r"<h2>(.*?)</h2>")
+
+
+def _sections(run: DocumentRun, past: Past) -> Iterator[str]:
+    """Everything below the findings, with headings that links lead to."""
+    return map(_Headings(), _plain_sections(run, past))
+
+
+def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
     drawn = machines(run)
     if drawn:
         yield '<h2>The machine</h2><div class="charts">\n'
@@ -440,6 +506,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     yield "</dl>\n"
     yield from past.section(run)
     yield from timeline_figure(run.metadata, run.report)
+    is_explained = False
     for is_chart, members in groupby(
         chain(blocks(run), copies_of_report(run.report)), key=lambda block: isinstance(block, Chart)
     ):
@@ -447,11 +514,28 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
             yield '<h2>Curves</h2><div class="charts">\n'
         for block in members:
             yield from _block(block)
+            if not is_explained and isinstance(block, Grid) and _has_colours(block):
+                yield from _SCALE
+                is_explained = True
         if is_chart:
             yield "</div>\n"
-    yield "<footer>GB/s is 1e9 bytes/s, K, M and G in sizes are 1024-based; ✗ FAIL, ! WARN, ~ INCONCLUSIVE, "
-    yield "? ERROR; dashed frames: below two thirds of what is expected, else of the best over the same kind of link."
-    yield "</footer></body></html>\n"
+
+
+_SCALE = (
+    '<ul class="legend scale"><li><span class="h"></span>95 % and more</li>',
+    '<li><span class="h near"></span>90 to 95 %</li>',
+    '<li><span class="h alike"></span>90 % and more of the best alone</li>',
+    *(
+        f'<li><span class="h far" style="--s:{share}"></span>{share:.0%}</li>'.replace("%<", " %<")
+        for share in (0.8, 0.5, 0.1)
+    ),
+    "<li>of what is expected, else of the limit or of the best over the same kind of link</li></ul>\n",
+)
+"""The colours of heat maps: blue is good, orange is bad."""
+
+
+def _has_colours(grid: Grid) -> bool:
+    return any(cell.share is not None for cells in grid.lines.values() for cell in cells.values())
 
 
 def _finding(finding: Finding) -> Iterator[str]:
@@ -459,9 +543,17 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield f"<span>{html_text(finding.subject)}</span><dl>"
     for label, words in finding.details:
         if words:
-            shown = f"<code>{html_text(words)}</code>" if label == "try" else html_text(words)
+            shown = _advice(words) if label == "try" else html_text(words)
             yield f"<dt>{label}</dt><dd>{shown}</dd>"
     yield "</dl></section>\n"
+
+
+def _advice(words: str) -> str:
+    """The command that an advice begins with, and those in its sentences, as code; a click selects one."""
+    command = first_command(words)
+    pieces = words[len(command) :].split("`")
+    told = [f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in enumerate(pieces)]
+    return (f"<code>{html_text(command)}</code>" if command else "") + "".join(told)
 
 
 def _block(block: Block) -> Iterator[str]:
@@ -492,8 +584,14 @@ def _cell(cell: GridCell) -> str:
     words = html_text(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
     if cell.share is None:
         return f"<td>{words}</td>"
+    if cell.share < _NEAR_SHARE:
+        kind = " far"
+    elif cell.is_relative:
+        kind = " alike"
+    else:
+        kind = "" if cell.share >= _GOOD_SHARE else " near"
     low = " low" if cell.share < _LOW_SHARE else ""
-    return f'<td class="h{low}" style="--s:{cell.share:.2f}">{words}</td>'
+    return f'<td class="h{kind}{low}" style="--s:{cell.share:.2f}">{words}</td>'
 
 
 def _listing(listing: Listing) -> Iterator[str]:

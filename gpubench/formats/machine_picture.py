@@ -166,8 +166,9 @@ def _is_one_way(row: PairRow) -> bool:
 
 
 def _reach(row: PairRow) -> Reach:
-    if row.expected_gb_s:
-        return Reach(row.bandwidth_gb_s, row.expected_gb_s, "expected")
+    healthy = row.healthy_gb_s
+    if healthy and healthy == row.expected_gb_s:
+        return Reach(row.bandwidth_gb_s, healthy, "expected")
     return Reach(row.bandwidth_gb_s, row.limit_gb_s, "of the limit" if row.limit_gb_s else "")
 
 

@@ -51,7 +51,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert {each["origin"] for each in found["curves"]} == {"measured"}
     assert found["timeline"][-1]["end_us"] <= row["step_ms"] * 1e3 + 1
     text = page.read_text()
-    assert "<h2>The step: computation above communication</h2>" in text
+    assert ">The step: computation above communication</h2>" in text
     assert "<li>contention between compute and communication was not measured and is ignored" in text
     assert text.count('<rect class="compute"') > 16
     assert 'class="hidden"' in text

@@ -45,7 +45,8 @@ class Balanced(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
-        assert not {name for name, _ in attrs} & {"src", "href", "srcset", "onload"}, tag
+        elsewhere = {name for name, value in attrs if not (name == "href" and (value or "").startswith("#"))}
+        assert not elsewhere & {"src", "href", "srcset", "onload"}, tag
         if tag not in VOID:
             self.open.append(tag)
 
@@ -149,16 +150,45 @@ def test_every_command_has_a_page(arguments: tuple[str, ...]) -> None:
 
 def test_a_staged_pair_is_marked_and_framed() -> None:
     text = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-3:staged=yes", "--format", "html").stdout
-    cells = re.findall(r'<td class="h low" style="--s:0.10">[\d.]+ <b title="FAIL">', text)
+    cells = re.findall(r'<td class="h far low" style="--s:0.10">[\d.]+ <b title="FAIL">', text)
     assert len(cells) >= 2
+
+
+def test_a_machine_of_staged_pairs_looks_like_none_that_is_healthy() -> None:
+    """Copies that only their siblings tell of, and those with peer access off, are held against the limit then."""
+    pairs = [f"--fault=link{one}-{other}:staged=yes" for one in range(4) for other in range(one)]
+    text = gpubench("p2p", "--simulate", "hgx-h100-4", *pairs, "--format", "html").stdout
+    for head in ("peer access off", "read by the destination, peer access on", "at once"):
+        _, _, rest = text.partition(head)
+        (table,) = re.findall(r"<table>(.*?)</table>", rest, re.DOTALL)[:1]
+        assert set(re.findall(r'<td class="([^"]+)"', table)) == {"own", "h far low"}, head
+    drawn = text.partition('<h2 id="the-machine">')[2].partition("</svg>")[0]
+    assert 'class="w s0' in drawn
+    assert not re.search(r'<path class="w s[123][^"]*" [^>]*><title>GPU\d', drawn)
+
+
+def test_advice_is_code_where_it_can_be_pasted_and_words_where_not() -> None:
+    text = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-6:staged=yes", "--format", "html").stdout
+    assert "<code>systemctl restart nvidia-fabricmanager</code>. Run it and look for" in text
+    text = gpubench(
+        "scan", "--simulate", "hgx-h100-8*4", "--fault", "node1.nic2:bandwidth=0.4", "--format", "html"
+    ).stdout
+    assert "<code>ssh node1 ibstat</code>. <code>gpubench topo</code> on the node shows its links" in text
+
+
+def test_contents_lead_to_every_heading() -> None:
+    text = gpubench("check", "--simulate", "hgx-h100-8", "--format", "html").stdout
+    heads = re.findall(r'<h2 id="([^"]+)">', text)
+    assert len(heads) == text.count("<h2") == len(set(heads)) >= 4
+    assert re.findall(r'<a href="#([^"]+)">', text) == heads
 
 
 def test_a_heat_map_is_scaled_by_kind_of_link() -> None:
     """Healthy NICs at 50 GB/s are not framed beside NVLinks at 450; a GPU with fewer of these is no kind of its own."""
     healthy = gpubench("topo", "--simulate", "hgx-h100-8", "--format", "html").stdout
-    assert 'class="h low"' not in healthy
+    assert 'class="h far low"' not in healthy
     odd = gpubench("topo", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=10", "--format", "html").stdout
-    framed = re.findall(r'<td class="h low" style="--s:([\d.]+)">(\d+)<', odd)
+    framed = re.findall(r'<td class="h far low" style="--s:([\d.]+)">(\d+)<', odd)
     assert set(framed) == {("0.56", "250")}
     assert len(framed) == 7 + 7 + 1, "its row, its column and its own total"
 
@@ -168,7 +198,7 @@ def test_checks_that_passed_are_folded() -> None:
     shown = re.sub("<details>.*?</details>", "", text, flags=re.DOTALL)
     assert 'class="FAIL">FAIL' in shown
     for section in ("Checks", "Verdicts"):
-        (table,) = re.findall(f"<h2>{section}</h2>.*?</table>", shown, flags=re.DOTALL)
+        (table,) = re.findall(f">{section}</h2>.*?</table>", shown, flags=re.DOTALL)
         assert 'class="PASS">PASS' not in table
     assert re.findall(r"<summary>(\d+) passed</summary>", text)
 
@@ -188,7 +218,7 @@ def test_what_failed_is_on_a_page_that_has_no_room_for_all() -> None:
     assert table.splitlines()[4].startswith("| node | node3 | node3 | FAIL |"), "what fails comes first"
     left = len(verdicts) - MOST_LINES
     assert f"{left} more ({left} PASS) in --format csv --section verdicts" in table
-    shown = page_.partition("<h2>Verdicts</h2>")[2].partition("<details>")[0]
+    shown = page_.partition(">Verdicts</h2>")[2].partition("<details>")[0]
     assert shown.count('class="FAIL">FAIL') == len(failed)
     assert f"<summary>{MOST_LINES - len(failed)} passed of those shown</summary>" in page_
 

@@ -40,7 +40,7 @@ def test_runs_before_and_this_one(tmp_path: Path) -> None:
         keep(tmp_path, day)
     text = page(tmp_path)
     parsed(text)
-    assert "<h2>Trend of n1</h2>" in text
+    assert '<h2 id="trend-of-n1">Trend of n1</h2>' in text
     assert "median of 3 before" in text
     assert "2026-11-01T08:00:00+00:00: 0.15 GB/s, FAIL" in text
     assert "2026-11-20T08:00:00+00:00: 0.15 GB/s" in text

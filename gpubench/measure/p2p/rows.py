@@ -9,7 +9,7 @@ from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LIMIT_WARN_SHARE, Carrie
 from gpubench.model.paths.topology import rounded
 from gpubench.model.paths.transport import is_staged, names
 from gpubench.model.results.figures import refused_above_limit
-from gpubench.model.results.report import PairRow, PatternRow
+from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
@@ -88,7 +88,7 @@ def expected_copy(machine: CopyMachine, series: Series, pair: Pair, reference: R
     if reference.expected_gb_s is not None:
         return ExpectedCopy(reference.expected_gb_s, reference.source)
     if reference.siblings_gb_s is not None:
-        return ExpectedCopy(reference.siblings_gb_s, "pairs wired alike, in this run")
+        return ExpectedCopy(reference.siblings_gb_s, SIBLINGS)
     if reference.limit_gb_s is None:
         return None
     share = f"{LIMIT_WARN_SHARE:.0%} of the limit"

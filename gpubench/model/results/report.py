@@ -182,6 +182,10 @@ class CollectiveRow(Record):
 COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
 
+SIBLINGS = "pairs wired alike, in this run"
+"""The source of what is expected of a pair where only the pairs beside it tell."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow(Record):
     """An ordered pair of devices: how it is wired and what it may carry, and, where it was measured, what it does."""
@@ -218,6 +222,19 @@ class PairRow(Record):
     expected_percent: float | None = None  #: bandwidth over the expected one, or expected time over time
     #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
     expected_source: str | None = None
+
+    @property
+    def healthy_gb_s(self) -> float | None:
+        """The bandwidth that a healthy pair has, GB/s; None if unknown.
+
+        What is expected; but of pairs that all reach less than half of their limit nothing says that any is healthy,
+        unless a profile or an earlier run does.
+        """
+        if self.expected_gb_s is not None and self.expected_source != SIBLINGS:
+            return self.expected_gb_s
+        reached = self.expected_gb_s if self.expected_gb_s is not None else self.bandwidth_gb_s
+        is_far = self.limit_gb_s is not None and reached is not None and reached < self.limit_gb_s / 2
+        return self.limit_gb_s if is_far else self.expected_gb_s
 
 
 PAIR_COLUMNS = PairRow.columns()
