@@ -21,8 +21,8 @@ from gpubench.formats.machine_picture import machine_figure as picture_of
 from gpubench.formats.registry import Style, Target
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
+from gpubench.model.results.ending import first_command
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
-from gpubench.model.results.last_line import first_command
 from gpubench.model.results.plan import TIMELINE_SECTION, TimelineRow
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.units import format_size
