@@ -24,19 +24,17 @@ from typing import Any
 
 from benchmarks.training.models import MODELS
 from gpubench.jobs.compare import read_all
+from gpubench.measure.plan.compute import SMALLEST_COPY_SECONDS, ComputeTimes
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
 from gpubench.measure.plan.program import (
-    SMALLEST_COPY_SECONDS,
     CollectiveCurve,
     CollectiveTimesFound,
     CommunicatorRanks,
-    ComputeTimes,
     CurvePoint,
     StepJob,
     StepSettings,
     curve_of,
 )
-from gpubench.measure.plan.report import TriedSetting, best_of
 from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.workload import BlockKind, Sharding, TransformerModel, parse_layout
 from gpubench.readers.registry import read_results
@@ -140,7 +138,7 @@ def cells(folder: Path, partner: str = OVERLAP) -> Iterator[Cell]:
     overlaps = {fabric: overlap_of(folder, fabric) for fabric in curves} if partner == OVERLAP else {}
     for number, run in enumerate(runs, 1):
         for step in run["steps"]:
-            if step["layout"] not in LAYOUTS:
+            if step["layout"] not in LAYOUTS or step["setting"] == "none":  # FSDP2 without its prefetch
                 continue
             settled = _settled_first(runs, run.get("day"))
             own = next(each for each in (run, *settled) if _single(each, step["model"]) is not None)
@@ -192,9 +190,7 @@ def _job(step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, conten
         compute=_compute(step["model"], run),
         times=CollectiveTimesFound(curves),
         contention=contention,
-        settings=StepSettings(
-            bucket_bytes=(step["setting"] if is_ddp else 25) * MEGA, prefetch=step["setting"] != "none"
-        ),
+        settings=StepSettings(bucket_bytes=(step["setting"] if is_ddp else 25) * MEGA),
         gpus_per_node=run["ranks"],
     )
 
@@ -265,7 +261,7 @@ def table(found: Sequence[Cell], *, markdown: bool) -> Iterator[str]:
 
 
 def summary(found: Sequence[Cell]) -> Iterator[str]:
-    """Errors by fabric and of the held-out model; of buckets the regret."""
+    """Errors by fabric and of the held-out model."""
     groups: dict[str, list[Cell]] = {"all": list(found)}
     bound = [each for each in found if each.is_held_up_by_host]
     groups["all but FSDP2 of gpt-0.3B, which its host holds up"] = [each for each in found if each not in bound]
@@ -281,22 +277,6 @@ def summary(found: Sequence[Cell]) -> Iterator[str]:
             step = f"step median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
             more = f"what communication adds, median error {statistics.median(added):.0f} %"
             yield f"{name}: {len(own)} cells, {step}; {more}"
-    for (run, fabric, model), regret, chosen in regrets(found):
-        yield f"bucket of {model}, {fabric}, run {run}: {chosen} MiB recommended, {regret:.1f} % slower than the best"
-
-
-def regrets(found: Sequence[Cell]) -> Iterator[tuple[tuple[int, str, str], float, int]]:
-    """Of every model and fabric whose buckets were measured: how much slower the recommended one is than the best."""
-    series: dict[tuple[int, str, str], list[Cell]] = {}
-    for each in found:
-        if each.layout == "ddp":
-            series.setdefault((each.run, each.fabric, each.model), []).append(each)
-    for key, own in series.items():
-        if len(own) == 1:
-            continue
-        tried = [TriedSetting("bucket_mb", str(each.setting), each.prediction) for each in own]
-        chosen = own[tried.index(best_of(tried))]
-        yield key, 100 * (chosen.measured_ms / min(each.measured_ms for each in own) - 1), chosen.setting
 
 
 if __name__ == "__main__":

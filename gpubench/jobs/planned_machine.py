@@ -32,7 +32,9 @@ class TrainingPlan:
     """The model, the machine, and where times come from.
 
     `simulate` is a profile with a number of nodes, None for the GPUs at hand or those of the results. `gpus` are those
-    that take part, None for all; `sequences` are a step's over all GPUs, `microbatches` a data-parallel rank's.
+    that take part, None for all; `sequences` are a step's over all GPUs, `microbatches` a data-parallel rank's. A
+    measured step took `step_seconds` or trained on `measured_tokens` a second, on `measured_on` GPUs (None: on those of
+    the plan).
     """
 
     model: TransformerModel
@@ -54,12 +56,22 @@ class TrainingPlan:
     forward_ms: float | None
     backward_ms: float | None
     tflops: float | None
+    step_seconds: float | None
+    measured_tokens: float | None
+    measured_on: int | None
     gpu_memory_bytes: int | None
     with_optimizer: bool
     faults: tuple[str, ...]
     faults_from: Path | None
     timeout_s: float
     presentation: Presentation
+
+    @property
+    def measured_text(self) -> str:
+        """The measured step as it was given; empty: none was."""
+        if self.step_seconds is not None:
+            return f"--step {self.step_seconds * 1e3:g} ms"
+        return "" if self.measured_tokens is None else f"--tokens-per-second {self.measured_tokens:g}"
 
 
 _UNKNOWN = "unknown GPU"

@@ -12,7 +12,9 @@ without recomputation are s·b·h·(34 + 5·a·s/h) bytes of 16-bit types; witho
 scores, as FlashAttention does not (Korthikanti et al. 2022, arXiv 2205.05198, equations 1, 2 and 4). Of the 34 bytes 16
 are of an MLP as wide as 4·h, whose product and activation are kept, and 2 of masks of dropout, a byte each. A gated
 MLP keeps four such tensors, experts those of every expert that a token goes through. In float32 there is no second
-copy of the weights, and all but masks is twice as large.
+copy of the weights, and all but masks is twice as large. Selective recomputation keeps what products read and write,
+and computes norms, activation functions and attention again; full recomputation keeps the input of every block, and
+computes the block again in the backward pass (the same, section 5).
 """
 
 import re
@@ -31,6 +33,14 @@ class BlockKind(StrEnum):
 
     TRANSFORMER = "transformer"
     MLP = "mlp"
+
+
+class Recompute(StrEnum):
+    """What of a block's forward pass the backward pass computes again, for less memory."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,8 @@ class TransformerModel:
 
     `batch` is the sequences of a microbatch on one GPU; `intermediate` the width inside the MLP; `gated` whether the
     MLP has a third matrix (SwiGLU); `experts` MLPs a block, `experts_per_token` of which a token goes through;
-    `key_value_heads` fewer than `heads` where queries share them. A `vocabulary` of 0 is blocks alone.
+    `key_value_heads` fewer than `heads` where queries share them; `head_size` where it is not hidden over heads. A
+    `vocabulary` of 0 is blocks alone. `fp8`: products compute in 8 bits; everything else stays in `data_type`.
     """
 
     name: str
@@ -83,6 +94,9 @@ class TransformerModel:
     tied_embeddings: bool = False
     kind: BlockKind = BlockKind.TRANSFORMER
     data_type: DataType = DataType.BFLOAT16
+    head_size: int = 0
+    recompute: Recompute = Recompute.NONE
+    fp8: bool = False
 
     @property
     def width(self) -> int:
@@ -90,9 +104,14 @@ class TransformerModel:
         return self.intermediate or 4 * self.hidden
 
     @property
+    def query_width(self) -> int:
+        """Elements a token of the queries, and of what attention gives back."""
+        return self.head_size * self.heads or self.hidden
+
+    @property
     def key_value_width(self) -> int:
         """Elements a token of the keys, and of the values."""
-        return self.hidden // self.heads * (self.key_value_heads or self.heads)
+        return self.query_width // self.heads * (self.key_value_heads or self.heads)
 
     @property
     def tokens(self) -> int:
@@ -111,12 +130,12 @@ class TransformerModel:
     def _written(self, block: int) -> Iterator[Operation]:
         at = f"{block}."
         if self.kind is not BlockKind.MLP:
-            hidden, sequence = self.hidden, self.sequence
+            hidden, sequence, width = self.hidden, self.sequence, self.query_width
             yield self._norm(f"{at}norm1")
-            yield self._linear(f"{at}attention.in", hidden, hidden + 2 * self.key_value_width)
+            yield self._linear(f"{at}attention.in", hidden, width + 2 * self.key_value_width)
             # Causal: a token looks at half of the sequence on average; scores, and the values weighted by them.
-            yield Operation(f"{at}attention", 2.0 * sequence * sequence * hidden, needs_attention=True)
-            yield self._linear(f"{at}attention.out", hidden, hidden)
+            yield Operation(f"{at}attention", 2.0 * sequence * sequence * width, needs_attention=True)
+            yield self._linear(f"{at}attention.out", width, hidden)
             yield self._norm(f"{at}norm2")
         yield from self._mlp(at)
 
@@ -228,7 +247,12 @@ class Sharding(StrEnum):
 
     @property
     def gathers_parameters(self) -> bool:
-        """True where parameters are gathered block by block."""
+        """True where parameters are gathered block by block before the forward pass."""
+        return self in (Sharding.ZERO2, Sharding.ZERO3, Sharding.FSDP)
+
+    @property
+    def gathers_again(self) -> bool:
+        """True where they are given up behind the forward pass, and gathered again for the backward pass."""
         return self in (Sharding.ZERO3, Sharding.FSDP)
 
 
@@ -240,19 +264,23 @@ class ContextKind(StrEnum):
 
 
 GRAMMAR = (
-    "words with a blank between them: ddp, zero1, zero2, zero3 or fsdp; tpN, and sp for sequence parallelism; ppN, and "
-    "vN for N stages a GPU; ringN or ulyssesN; epN; e.g. 'tp2 sp pp4 ddp'"
+    "words with a blank between them: ddp, zero1, zero2, zero3, fsdp, or hsdpN (shards of N GPUs); tpN, and sp for "
+    "sequence parallelism; ppN, and vN for N stages a GPU; cpN (ring attention) or ulyssesN; epN; e.g. 'tp2 sp pp4 ddp'"
 )
 
 LONG_SEQUENCE = 16384
 """Tokens from which on splitting sequences is compared where nobody asks for it."""
 
-_WORD = re.compile(r"(?P<name>tp|pp|v|ring|ulysses|ep|dp)(?P<count>\d{1,5})", re.ASCII)
+_WORD = re.compile(r"(?P<name>tp|pp|v|ring|cp|ulysses|ep|dp|hsdp)(?P<count>\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """So many ranks of each kind; `stages_per_gpu` above 1 interleaves; expert ranks are among the data ranks."""
+    """So many ranks of each kind; `stages_per_gpu` above 1 is the interleaved pipeline.
+
+    Expert parallelism takes ranks of data parallelism, so it does not multiply. `shards` are the ranks that share
+    parameters out among them, each group of which has all of them (HSDP); 0: all ranks of one group.
+    """
 
     data: int = 1
     tensor: int = 1
@@ -263,6 +291,7 @@ class ParallelLayout:
     context_kind: ContextKind = ContextKind.RING
     expert: int = 1
     sharding: Sharding = Sharding.DDP
+    shards: int = 0
 
     @property
     def gpus(self) -> int:
@@ -274,6 +303,16 @@ class ParallelLayout:
         """Ranks that have the same parameters, and bring their gradients together."""
         return self.data * self.context
 
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that share parameters, gradients and optimizer out, as far as the layout does."""
+        return self.shards or self.gradient_ranks
+
+    @property
+    def replicas(self) -> int:
+        """Groups of such ranks, which bring their gradients together."""
+        return self.gradient_ranks // self.shard_ranks
+
     def __str__(self) -> str:
         words = [f"tp{self.tensor}"] if self.tensor > 1 else []
         words += ["sp"] if self.sequence_parallel else []
@@ -282,7 +321,7 @@ class ParallelLayout:
         words += [f"{self.context_kind}{self.context}"] if self.context > 1 else []
         words += [f"ep{self.expert}"] if self.expert > 1 else []
         words += [f"dp{self.data}"] if words and self.data > 1 else []
-        words += [str(self.sharding)] if self.gradient_ranks > 1 else []
+        words += [f"hsdp{self.shards}" if self.shards else str(self.sharding)] if self.gradient_ranks > 1 else []
         return " ".join(words) or "one GPU"
 
 
@@ -299,18 +338,21 @@ def parse_layout(text: str, gpus: int) -> ParallelLayout:
             counts[match["name"]] = int(match["count"])
         else:
             raise UsageError(f"--layout {text!r}: {word!r} is no word of a layout, or stands twice", expected=GRAMMAR)
-    if len(shardings) > 1 or {"ring", "ulysses"} <= counts.keys():
+    shardings += [Sharding.FSDP] if "hsdp" in counts else []
+    if len(shardings) > 1 or len({"ring", "cp", "ulysses"} & counts.keys()) > 1:
         raise UsageError(f"--layout {text!r} says two things of one kind", expected=GRAMMAR)
     ring = ContextKind.ULYSSES if "ulysses" in counts else ContextKind.RING
+    counts.setdefault(ring, counts.get("cp", 1))
     layout = ParallelLayout(
         tensor=counts.get("tp", 1),
         sequence_parallel=sequence_parallel,
         pipeline=counts.get("pp", 1),
         stages_per_gpu=counts.get("v", 1),
-        context=counts.get(ring, 1),
+        context=counts[ring],
         context_kind=ring,
         expert=counts.get("ep", 1),
         sharding=shardings[0] if shardings else Sharding.DDP,
+        shards=counts.get("hsdp", 0),
     )
     if gpus % layout.gpus:
         raise UsageError(
@@ -339,8 +381,8 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
             f"a sequence of {model.sequence} does not divide by tp{layout.tensor}",
         ),
         (
-            model.layers % (layout.pipeline * layout.stages_per_gpu) != 0,
-            f"{model.layers} layers do not divide by {layout.pipeline * layout.stages_per_gpu} stages",
+            model.layers < layout.pipeline * layout.stages_per_gpu,
+            f"{model.layers} layers are fewer than {layout.pipeline * layout.stages_per_gpu} stages",
         ),
         (layout.stages_per_gpu > 1 and layout.pipeline == 1, "v goes with pp2 or more"),
         (model.sequence % layout.context != 0, f"a sequence of {model.sequence} does not divide by {layout.context}"),
@@ -359,11 +401,24 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
             f"{model.experts} experts and dp{layout.data} do not both divide by ep{layout.expert}",
         ),
         (
-            layout.pipeline > 1 and layout.sharding not in (Sharding.DDP, Sharding.ZERO1),
-            f"{layout.sharding} under a pipeline gathers every microbatch again, and is not modelled",
+            layout.shards > 0 and layout.gradient_ranks % layout.shards != 0,
+            f"{layout.gradient_ranks} data-parallel ranks do not divide by hsdp{layout.shards}",
         ),
     )
     return next((words for wrong, words in reasons if wrong), "")
+
+
+def layers_of_stages(layers: int, layout: ParallelLayout) -> tuple[int, ...]:
+    """The layers of each GPU of a pipeline.
+
+    Where they do not divide by the stages, the last stage and the first have one fewer, then those before the last:
+    they have the head and the embedding (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2).
+    """
+    parts = layout.pipeline * layout.stages_per_gpu
+    most = ceil(layers / parts)
+    fewer = [parts - 1, 0, *range(parts - 2, 0, -1)][: parts * most - layers]
+    of_parts = [most - (part in set(fewer)) for part in range(parts)]
+    return tuple(sum(of_parts[stage :: layout.pipeline]) for stage in range(layout.pipeline))
 
 
 def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
@@ -372,7 +427,7 @@ def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
     if words:
         raise UsageError(
             f"--layout '{layout}' does not fit {model.name}: {words}",
-            expected="heads by tp, layers by pp, the sequence by cp, experts by ep",
+            expected="heads that divide by tp, the sequence by cp, experts by ep, a layer or more for each stage",
             next_step="leave --layout out: all that fit are compared",
         )
 
@@ -422,7 +477,12 @@ _BESIDE_MLP, _INTO_MLP = 18, 3
 _ATTENTION_SPLIT = 8
 """Of these those that tensor parallelism splits, as it does the MLP's width; others only sequence parallelism does."""
 
-_ATTENTION_MASKS, _MLP_MASKS = 2, 1  # Of these bytes those of masks, which no type makes larger
+_NORMS_AND_MASKS = 6
+"""Of these what selective recomputation does not keep: the outputs of two norms, and masks."""
+
+_ATTENTION_MASKS, _MLP_MASKS = 2, 1
+"""Of these bytes those of masks, which no type makes larger."""
+
 OTHER_BYTES = 3 * 2**30
 """CUDA context, NCCL's buffers, the allocator's slack and workspaces: a round figure, none that was measured."""
 
@@ -438,9 +498,14 @@ class MemoryNeed:
     other: int = OTHER_BYTES
 
     @property
+    def states(self) -> int:
+        """What does not depend on the batch."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
     def total(self) -> int:
         """All of them."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.other
+        return self.states + self.activations + self.other
 
 
 def memory_need(
@@ -448,15 +513,18 @@ def memory_need(
 ) -> MemoryNeed:
     """What a layout needs; `optimizer_bytes` a parameter, 0 for forward and backward alone."""
     shared = model.parameters - model.expert_parameters
-    own = ceil(shared / layout.tensor / layout.pipeline)
-    own += ceil(model.expert_parameters / layout.tensor / layout.pipeline / layout.expert)
-    size, ranks = model.data_type.size_bytes, layout.gradient_ranks
-    sharding = layout.sharding
-    block = ceil(own / max(1, model.layers // layout.pipeline))
+    # The stage with most layers; its blocks, and as much of what lies outside them as every other has.
+    part = max(layers_of_stages(model.layers, layout)) / model.layers
+    own = ceil(shared * part / layout.tensor)
+    own += ceil(model.expert_parameters * part / layout.tensor / layout.expert)
+    size, ranks, sharding = model.data_type.size_bytes, layout.shard_ranks, layout.sharding
+    block = ceil(own / max(1, round(model.layers * part)))
+    # Under a pipeline what was gathered stays for the microbatches that follow, and so do gradients.
+    gives_up = sharding.gathers_again and layout.pipeline == 1
     # One block is gathered while it computes, and the next is under way.
-    gathered = 2 * block * size if sharding.gathers_parameters else 0
+    gathered = 2 * block * size if gives_up else own * size if sharding.gathers_parameters else 0
     weights = own * size // (ranks if sharding.gathers_parameters else 1) + gathered
-    splits_gradients = sharding is Sharding.ZERO2 or sharding.gathers_parameters
+    splits_gradients = sharding.gathers_parameters and layout.pipeline == 1
     gradients = own * size // (ranks if splits_gradients else 1) + (block * size if splits_gradients else 0)
     if optimizer_bytes and size > _HALF_BYTES:
         optimizer_bytes -= _MASTER_BYTES
@@ -472,17 +540,22 @@ def memory_need(
 def _activations(model: TransformerModel, layout: ParallelLayout, microbatches: int) -> int:
     elements = model.tokens * model.hidden / layout.context
     is_block = model.kind is BlockKind.TRANSFORMER
-    kept = (4 if model.gated else 2) * (model.experts_per_token or 1)
+    selective = model.recompute is Recompute.SELECTIVE
+    kept = (4 if model.gated else 2) * (model.experts_per_token or 1) / (2 if selective else 1)
     width = _HALF_BYTES * kept * model.width / model.hidden
-    factor = width + (_BESIDE_MLP if is_block else _INTO_MLP)
+    beside = (_BESIDE_MLP - _NORMS_AND_MASKS * selective) if is_block else _INTO_MLP
+    factor = width + beside
     split = width + _ATTENTION_SPLIT if is_block else factor - _HALF_BYTES
     share = factor / layout.tensor if layout.sequence_parallel else factor - split + split / layout.tensor
-    masks = (_ATTENTION_MASKS if is_block else _MLP_MASKS) * share / factor
+    masks = (_ATTENTION_MASKS if is_block else _MLP_MASKS) * share / factor * (not selective)
     share = masks + (share - masks) * model.data_type.size_bytes / _HALF_BYTES
-    blocks = model.layers / layout.pipeline
+    blocks = float(max(layers_of_stages(model.layers, layout)))
     # The first stage of 1F1B has as many microbatches under way as there are stages (Narayanan et al. 2021).
     under_way = min(microbatches, layout.pipeline)
     interleaved = 1 + (layout.pipeline - 1) / (layout.pipeline * layout.stages_per_gpu)
     under_way = ceil(under_way * (interleaved if layout.stages_per_gpu > 1 else 1))
     head = 4 * model.tokens * model.vocabulary / layout.tensor / layout.context if model.vocabulary else 0.0
+    if model.recompute is Recompute.FULL:
+        inputs = model.data_type.size_bytes / (layout.tensor if layout.sequence_parallel else 1)
+        return ceil(elements * (inputs * blocks * under_way + share) + head)
     return ceil(elements * share * blocks * under_way + head)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.model.workload import BlockKind, TransformerModel
+from gpubench.model.workload import BlockKind, Recompute, TransformerModel
 from gpubench.readers.documents import Wanted, check_text, load_json, read_text
 
 _EXPERT_WIDTH = "moe_intermediate_size"
@@ -29,6 +29,9 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "gated": (),
     "biases": (),
     "kind": (),
+    "head_size": ("head_dim",),
+    "recompute": (),
+    "fp8": (),
     "name": ("_name_or_path",),
 }
 """gpubench's keys, and what others call the same. A config.json has many more, which are passed over."""
@@ -37,9 +40,10 @@ _TRAINED_TYPES = (DataType.BFLOAT16, DataType.FLOAT16, DataType.FLOAT32)
 _NEEDED = ("layers", "hidden", "heads")
 _MOST: Mapping[str, int] = {
     **dict.fromkeys(("layers", "heads", "key_value_heads", "experts", "experts_per_token"), 100_000),
-    **dict.fromkeys(("hidden", "intermediate"), 10_000_000),
+    **dict.fromkeys(("hidden", "intermediate", "head_size"), 10_000_000),
     **dict.fromkeys(("vocabulary", "sequence", "batch"), 1_000_000_000),
 }
+_MAY_BE_ZERO = ("experts", "experts_per_token", "vocabulary", "key_value_heads", "intermediate", "head_size")
 _MOST_BYTES = 2**24
 _LONGEST = ("max_position_embeddings", "n_positions", "max_sequence_length")
 USUAL_SEQUENCE = 4096
@@ -177,13 +181,13 @@ def _checked(values: dict[str, Any], name: str) -> TransformerModel:
         )
     for key, most in _MOST.items():
         value = values.get(key, 1)
-        least = 0 if key in ("experts", "experts_per_token", "vocabulary", "key_value_heads", "intermediate") else 1
+        least = 0 if key in _MAY_BE_ZERO else 1
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise UsageError(f"{name}: {key} is {value!r}", expected=f"a whole number from {least} to {most:,}")
-    for key in ("gated", "biases", "tied_embeddings"):
+    for key in ("gated", "biases", "tied_embeddings", "fp8"):
         if not isinstance(values.get(key, False), bool):
             raise UsageError(f"{name}: {key} is {values[key]!r}", expected="true or false")
-    for key, kinds in (("data_type", _TRAINED_TYPES), ("kind", tuple(BlockKind))):
+    for key, kinds in (("data_type", _TRAINED_TYPES), ("kind", tuple(BlockKind)), ("recompute", tuple(Recompute))):
         if key in values and values[key] not in kinds:
             raise UsageError(f"{name}: {key} is {values[key]!r}", expected=f"one of {', '.join(kinds)}")
     _check_shape(values, name)
@@ -191,6 +195,7 @@ def _checked(values: dict[str, Any], name: str) -> TransformerModel:
     own["name"] = str(own["name"])
     own["data_type"] = DataType(own["data_type"])
     own["kind"] = BlockKind(own.get("kind", BlockKind.TRANSFORMER))
+    own["recompute"] = Recompute(own.get("recompute", Recompute.NONE))
     return TransformerModel(**own)
 
 
@@ -206,7 +211,7 @@ def _check_shape(values: Mapping[str, Any], name: str) -> None:
             f"{name}: {values['experts_per_token']} experts_per_token of {values.get('experts', 0)} experts",
             expected="at most as many as there are",
         )
-    if values["hidden"] % values["heads"]:
+    if values["hidden"] % values["heads"] and not values.get("head_size"):
         raise UsageError(
             f"{name}: a hidden size of {values['hidden']} does not divide by {values['heads']} heads",
             expected="a whole number of elements a head",

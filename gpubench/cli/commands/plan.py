@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -22,8 +22,8 @@ HELP = HelpPage(
             "gpubench plan --parameters 7B --simulate 'hgx-h100-8*4' --layout 'tp2 pp2 ddp' --layout fsdp",
         ),
         (
-            "Predict from measured results",
-            "gpubench plan model.toml --results results/ --overlap overlap.json --backward-ms 57.8 --forward-ms 25.0",
+            "Predict 64 nodes from a step that was measured on one",
+            "gpubench plan --parameters 7B --simulate 'hgx-h100-8*64' --layout fsdp --step 412ms --measured-on 8",
         ),
         ("Measure computation and collectives here", "gpubench plan config.json --measure"),
         (
@@ -32,15 +32,15 @@ HELP = HelpPage(
         ),
     ),
     """
-The report has the milliseconds that communication adds to a step, the best bucket size, a comparison of layouts, and
-the cost of faults. A step is forward and backward, simulated event by event.
+The report has the milliseconds that communication adds to a step, a comparison of layouts, and the cost of faults. A
+step is forward, backward and optimizer, simulated event by event.
 
 MODEL is TOML or JSON with layers, hidden, heads, sequence, batch, ..., or a Hugging Face config.json.
 
-Times of collectives come from --results, otherwise from a measurement now, otherwise from the profile. Contention comes
-from --overlap, otherwise it is ignored. Computation comes from --forward-ms and --backward-ms, --measure, --tflops,
-otherwise from the data sheet of the GPU. The report says which. docs/plan.md derives every formula and compares
-predictions with measured steps.
+Give one measured number: --step or --tokens-per-second of a run, --tflops, or --measure. Without it computation is a
+range, the share of the data sheet that published runs reach on such GPUs, and so is the answer. Times of collectives
+come from --results, otherwise from a measurement now, otherwise from the profile; contention from --overlap, otherwise
+from what two H200s showed. docs/plan.md derives every formula and compares predictions with published steps.
 """,
 )
 
@@ -63,10 +63,14 @@ class PlanOptions:
     microbatches: int | None = option("N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000)
     layout: list[str] | None = option(
         "WORDS",
-        "Layout to compare: ddp, zero1, zero2 or fsdp, with tpN, sp, ppN, vN, ringN, ulyssesN, epN. Repeatable "
+        "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, ulyssesN, epN. Repeatable "
         "(default: all).",
         common=True,
     )
+    recompute: str | None = option(
+        "full|selective|none", "What the backward pass computes again, to save memory (default: none).", common=True
+    )
+    fp8: bool = flag("Matrix products compute in 8 bits.")
     simulate: str | None = option(
         "MACHINE",
         "Plan for a machine by its profile: hgx-h200-8, or 'hgx-h100-8*4' for 4 nodes (default: this machine).",
@@ -94,10 +98,24 @@ class PlanOptions:
     )
     backward_ms: float | None = option("MS", "Measured time of the backward pass.", min=1e-6, common=True)
     tflops: float | None = option("N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True)
+    step: str | None = option(
+        "412ms", "Measured time of a step with the first --layout: everything else follows from it.", common=True
+    )
+    tokens_per_second: float | None = option(
+        "N", "The same as tokens per second of all GPUs.", min=1e-3, max=1e15, common=True
+    )
+    measured_on: int | None = option(
+        "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
+    )
     gpu_memory: str | None = option("80G", "Memory of a GPU (default: as found).")
     optimizer: str = option("adam|none", "Optimizer whose state needs memory.", default="adam")
-    bucket_mb: float | None = option("MB", "Size of DDP's buckets (default: compare several).", min=0.001, max=1e6)
-    first_bucket_mb: float | None = option("MB", "Size of the first bucket (default: 1, as in PyTorch).", min=0.001)
+    bucket_mb: float | None = option(
+        "MB",
+        "Size of gradient buckets (default: 25 for ddp, as in PyTorch; for zero1 as in Megatron-LM).",
+        min=0.001,
+        max=1e6,
+    )
+    first_bucket_mb: float | None = option("MB", "Size of the first bucket (default: that of the others).", min=0.001)
     imbalance: float = option(
         "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
     )
@@ -113,7 +131,7 @@ class PlanOptions:
 
     def plan(self) -> "TrainingPlan":
         """The plan of these options. Raises UsageError for options that exclude each other."""
-        from gpubench.jobs.plan import SECTIONS, parse_memory
+        from gpubench.jobs.plan import SECTIONS, parse_memory, parse_step
         from gpubench.jobs.planned_machine import TrainingPlan
 
         self._check()
@@ -138,6 +156,9 @@ class PlanOptions:
             forward_ms=self.forward_ms,
             backward_ms=self.backward_ms,
             tflops=self.tflops,
+            step_seconds=None if self.step is None else parse_step(self.step),
+            measured_tokens=self.tokens_per_second,
+            measured_on=self.measured_on,
             gpu_memory_bytes=None if self.gpu_memory is None else parse_memory(self.gpu_memory),
             with_optimizer=self.optimizer == "adam",
             faults=tuple(self.fault or ()),
@@ -152,18 +173,32 @@ class PlanOptions:
 
         if self.optimizer not in ("adam", "none"):
             raise unknown_word("--optimizer", self.optimizer, ("adam", "none"))
-        given = {"--measure": self.measure, "--tflops": self.tflops, "--backward-ms": self.backward_ms}
+        given: dict[str, object] = {
+            "--measure": self.measure,
+            "--tflops": self.tflops,
+            "--backward-ms": self.backward_ms,
+        }
         given["--forward-ms"] = self.forward_ms and self.backward_ms is None
+        given |= {"--step": self.step, "--tokens-per-second": self.tokens_per_second}
         said = [name for name, value in given.items() if value]
         if len(said) > 1:
             raise exclusive(said, "one source of the computation time")
+        if (self.step is not None or self.tokens_per_second is not None) and not self.layout:
+            raise UsageError(
+                "a measured step without --layout",
+                expected="the layout that it was measured with",
+                next_step="--layout fsdp",
+            )
         if self.simulate is not None and self.profile is not None:
             raise exclusive(("--simulate", "--profile"), "one of them: both name a profile")
         if self.global_batch is not None and self.microbatches is not None:
             raise exclusive(("--global-batch", "--microbatches"), "one of them: each follows from the other")
 
     def _model(self) -> "tuple[TransformerModel, list[str]]":
-        from gpubench.model.workload import model_of_parameters
+        from dataclasses import replace
+
+        from gpubench.cli.options import unknown_word
+        from gpubench.model.workload import Recompute, model_of_parameters
         from gpubench.readers.workload import USUAL_SEQUENCE, parse_parameters, read_model
 
         if (self.model_file is None) == (self.parameters is None):
@@ -173,13 +208,19 @@ class PlanOptions:
                 expected="one of them: a file with the model, or its number of parameters",
                 next_step="gpubench plan --parameters 7B --simulate hgx-h200-8",
             )
+        words = tuple(map(str, Recompute))
+        if self.recompute is not None and self.recompute not in words:
+            raise unknown_word("--recompute", self.recompute, words)
+        recipe: dict[str, Any] = {} if self.recompute is None else {"recompute": Recompute(self.recompute)}
+        recipe |= {"fp8": True} if self.fp8 else {}
         if self.model_file is not None:
-            return read_model(Path(self.model_file), sequence=self.sequence, batch=self.batch)
+            model, notes = read_model(Path(self.model_file), sequence=self.sequence, batch=self.batch)
+            return replace(model, **recipe), notes
         model = model_of_parameters(
             parse_parameters(self.parameters or ""), sequence=self.sequence or USUAL_SEQUENCE, batch=self.batch or 1
         )
         shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
-        return model, [f"--parameters {self.parameters} is taken for {shape} without embedding"]
+        return replace(model, **recipe), [f"--parameters {self.parameters} is taken for {shape} without embedding"]
 
 
 def _run(options: PlanOptions) -> int:

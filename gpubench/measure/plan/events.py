@@ -377,12 +377,18 @@ class MeasuredContention:
         )
 
 
+USUAL_CONTENTION = Contention(compute=1.45, communication=1.1)
+"""A collective beside computation takes a tenth longer, and for each of its seconds alone computation loses 0.34: on
+two H200s all-reduces of 1 GiB beside GEMMs took 1.10 to 1.20 times as long, and GEMMs lost 0.23 to 0.41."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContentionTable:
-    """Measurements, and what lies between them; without any, nothing slows anything."""
+    """Measurements, and what lies between them; without any, `assumed` for every collective."""
 
     measured: Sequence[MeasuredContention] = ()
     source: str = ""
+    assumed: Contention = NO_CONTENTION
 
     @property
     def is_assumed(self) -> bool:
@@ -395,7 +401,7 @@ class ContentionTable:
         Of another collective where this one was not measured. Several partners are averaged.
         """
         if not self.measured or size_bytes <= 0:
-            return NO_CONTENTION
+            return self.assumed
         same = [each for each in self.measured if each.collective == collective] or self.measured
         partners = dict.fromkeys(each.partner for each in same)
         return _weighted([(_at(size_bytes, [each for each in same if each.partner == name]), 1.0) for name in partners])

@@ -1,11 +1,7 @@
-"""Tasks of one device's training step, and the times of its collectives, GPU kernels and model blocks.
+"""Tasks of one GPU's training step, and the times of its collectives.
 
 Between two sizes the logarithm of the time goes straight over the logarithm of the size. Below the smallest a time
 stays that of the smallest, for it is latency; above the largest the bandwidth stays that of the largest.
-
-Dense 16-bit Tensor Core TFLOP/s (without sparsity) and GB/s of memory, by the model's name, from NVIDIA's data sheets:
-H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72, 2024), GB300 (2025), L40S (2023), L4 and
-A10, and the architecture papers of Ada and Blackwell for GeForce (16-bit with 32-bit accumulation).
 
 A block's operations share its time by their FLOPs. Per block and microbatch, of b·s·h activations of e bytes:
 
@@ -22,14 +18,23 @@ A block's operations share its time by their FLOPs. Per block and microbatch, of
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean, stdev
 from typing import Protocol
 
-from gpubench.measure.plan.events import NO_CONTENTION, ContentionTable, StreamTask
+from gpubench.measure.plan.compute import ComputeTimes
+from gpubench.measure.plan.events import Contention, ContentionTable, StreamTask
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
-from gpubench.model.workload import ContextKind, Operation, ParallelLayout, Sharding, TransformerModel
+from gpubench.model.workload import (
+    ContextKind,
+    Operation,
+    ParallelLayout,
+    ParameterTensor,
+    Recompute,
+    Sharding,
+    TransformerModel,
+    layers_of_stages,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +167,18 @@ class CollectiveTimesFound:
         return self._seconds[asked]
 
     def _found(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        curve = self.curve(collective, group)
+        seconds = self.healthy_seconds(collective, group, size_bytes)
         used = self.used.setdefault((collective, group), UsedSizes())
         used.least, used.most = min(used.least, size_bytes), max(used.most, size_bytes)
-        effective = size_bytes * (group.sharing if group.nodes > 1 else 1)
-        seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
         return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
+
+    def healthy_seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
+        """Of one operation without the fault."""
+        curve = self.curve(collective, group)
+        # A send takes one NIC, and pairs side by side take one each; what rings take, other rings lack.
+        shares = group.nodes > 1 and collective != "sendrecv"
+        effective = size_bytes * (group.sharing if shares else 1)
+        return curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         """The curve of a collective."""
@@ -202,62 +213,28 @@ TENSOR = "tensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTimes:
-    """What one GPU needs for one microbatch of the whole model, nothing communicated.
-
-    `by_tensor` has forward and backward by tensor-parallel ranks where a rank's share was timed; elsewhere it is the
-    whole over the ranks. `spread` is the half-width of a 95 % interval, as a part. `copy_gb_s` is what a copy within
-    the GPU's memory reads and writes, `copy_least_seconds` what the smallest takes; None: copies into buckets are left
-    out. `origin` is measured, given or expected. `host_seconds` is what the host takes to issue a block's forward and
-    backward pass, by how gradients are shared out, None without that; empty: not known.
-    """
-
-    forward_seconds: float
-    backward_seconds: float
-    source: str
-    origin: str = "measured"
-    spread: float = 0.0
-    copy_gb_s: float | None = None
-    copy_least_seconds: float = 0.0
-    by_tensor: tuple[tuple[int, float, float], ...] = ()
-    host_seconds: Mapping[Sharding | None, float] = field(default_factory=dict)
-
-    def shares(self, tensor: int) -> tuple[float, float]:
-        """Forward and backward of one rank of so many."""
-        for ranks, forward, backward in self.by_tensor:
-            if ranks == tensor:
-                return forward, backward
-        return self.forward_seconds / tensor, self.backward_seconds / tensor
-
-    def shifted(self, shift: float) -> "ComputeTimes":
-        """The same with so many half-widths of noise."""
-        factor = 1 + shift * self.spread
-        return replace(
-            self,
-            forward_seconds=self.forward_seconds * factor,
-            backward_seconds=self.backward_seconds * factor,
-            by_tensor=tuple((ranks, one * factor, two * factor) for ranks, one, two in self.by_tensor),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What a user can choose of a layout: DDP's bucket cap, whether FSDP prefetches, the microbatches of a step.
+    """What a user can choose of a layout: the cap of gradient buckets, and the microbatches of a step.
 
-    `first_bucket_bytes` of None: the first bucket is as large as the others, as PyTorch has it where a cap is given.
-    `imbalance` is the busiest rank's tokens over the average of all, for experts.
+    `bucket_bytes` of None: 25 MiB in DDP, as in PyTorch; in ZeRO-1 the gradients of 40 M parameters, or of a million a
+    rank where that is more, as in Megatron-LM. `first_bucket_bytes` of None: the first bucket is as large as the
+    others. `imbalance` is the busiest rank's tokens over the average of all, for experts. `optimizer_bytes` is what the
+    optimizer reads and writes a parameter, 0 without one.
     """
 
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int | None = None
     first_bucket_bytes: int | None = None
-    prefetch: bool = True
     microbatches: int = 1
     imbalance: float = 1.0
+    optimizer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepJob:
-    """All that a step follows from. `gpus_per_node` says which groups of ranks cross nodes."""
+    """All that a step follows from; `gpus_per_node` says which groups of ranks cross nodes.
+
+    `stage` is the GPU of the pipeline whose tasks are written.
+    """
 
     model: TransformerModel
     layout: ParallelLayout
@@ -266,6 +243,51 @@ class StepJob:
     contention: ContentionTable
     settings: StepSettings
     gpus_per_node: int
+    stage: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Layers of the stage."""
+        return layers_of_stages(self.model.layers, self.layout)[self.stage]
+
+    @property
+    def ends(self) -> tuple[Operation | None, Operation | None]:
+        """Embedding and head, as far as the stage has them."""
+        first, last = self.model.ends()
+        return first if self.stage == 0 else None, last if self.stage == self.layout.pipeline - 1 else None
+
+    @property
+    def operations(self) -> list[Operation]:
+        """All operations of the stage, in the order of the forward pass."""
+        first, last = self.ends
+        blocks = [each for block in range(self.blocks) for each in self.model.operations(block)]
+        return [*((first,) if first else ()), *blocks, *((last,) if last else ())]
+
+    def bytes_of(self, operations: Sequence[Operation]) -> int:
+        """Bytes of a GPU's part of the parameters of these operations, which are those of their gradients."""
+        return sum(self.tensor_bytes(tensor) for each in operations for tensor in each.tensors)
+
+    def tensor_bytes(self, tensor: ParameterTensor) -> int:
+        """Bytes of a GPU's part of a parameter."""
+        parts = self.layout.tensor * (self.layout.expert if tensor.expert else 1)
+        return -(-tensor.elements // parts) * self.model.data_type.size_bytes
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The cap of a bucket of gradients."""
+        usual = 25 * 2**20
+        if self.layout.sharding is not Sharding.DDP:
+            usual = max(40_000_000, 1_000_000 * self.layout.gradient_ranks) * self.model.data_type.size_bytes
+        return self.settings.bucket_bytes or usual
+
+    @property
+    def optimizer_seconds(self) -> float:
+        """What the optimizer takes behind a step: it reads and writes the states of a rank's parameters."""
+        if not self.settings.optimizer_bytes or self.compute.copy_gb_s is None:
+            return 0.0
+        shared = self.layout.shard_ranks if self.layout.sharding is not Sharding.DDP else 1
+        parameters = self.bytes_of(self.operations) / self.model.data_type.size_bytes / shared
+        return parameters * self.settings.optimizer_bytes / (self.compute.copy_gb_s * BYTES_PER_GB)
 
     @property
     def host_seconds(self) -> float:
@@ -288,9 +310,13 @@ class StepJob:
         return self._group(self.layout.context, self.layout.tensor)
 
     def gradient_group(self, *, experts: bool = False) -> CommunicatorRanks:
-        """The ranks that have the same parameters; of experts fewer have them."""
+        """The ranks that have the same parameters, or share them out; of experts fewer have them."""
         split = self.layout.expert if experts else 1
-        return self._group(self.layout.gradient_ranks // split, self.layout.tensor * split)
+        return self._group(self.layout.shard_ranks // split, self.layout.tensor * split)
+
+    def replica_group(self) -> CommunicatorRanks:
+        """The ranks that have the same shard of parameters."""
+        return self._group(self.layout.replicas, self.layout.tensor * self.layout.shard_ranks)
 
     def expert_group(self) -> CommunicatorRanks:
         """The ranks that share the experts of a block."""
@@ -300,6 +326,20 @@ class StepJob:
         """Two neighbouring stages of the pipeline."""
         stride = self.layout.gpus // self.layout.pipeline
         return self._group(2, stride) if self.layout.pipeline > 1 else CommunicatorRanks(1)
+
+    @property
+    def send_bytes(self) -> float:
+        """What one stage of the pipeline sends to the next for a microbatch."""
+        return (
+            self.model.activation_bytes
+            / self.layout.context
+            / (self.layout.tensor if self.layout.sequence_parallel else 1)
+        )
+
+    @property
+    def send_seconds(self) -> float:
+        """Of one such send."""
+        return self.times.seconds("sendrecv", self.stage_group(), self.send_bytes)
 
     def _group(self, ranks: int, stride: int) -> CommunicatorRanks:
         """So many ranks, each so many GPUs from the next."""
@@ -355,12 +395,17 @@ class StepProgram:
                 source=source,
                 collective=collective,
                 size_bytes=size_bytes,
-                contention=NO_CONTENTION
-                if stream == TENSOR
-                else self.job.contention.of(collective, size_bytes).lasting(seconds),
+                contention=self._contention(collective, group, size_bytes, seconds),
             )
         )
         return len(self.tasks) - 1
+
+    def _contention(self, collective: str, group: CommunicatorRanks, size_bytes: float, seconds: float) -> Contention:
+        """Beside computation; with a fault computation loses as much in all, for as many bytes are moved."""
+        found = self.job.contention.of(collective, size_bytes)
+        if self.job.contention.is_assumed:
+            found = replace(found, alone_seconds=self.job.times.healthy_seconds(collective, group, size_bytes))
+        return found.lasting(seconds)
 
     def synchronous(self, collective: str, group: CommunicatorRanks, size_bytes: float, source: str) -> None:
         """A collective that waits for all computation before it, and that all computation after it waits for."""
@@ -376,116 +421,6 @@ class StepProgram:
             return self.compute(name, 0.0, after)
         seconds = 2 * size_bytes / (compute.copy_gb_s * BYTES_PER_GB) + kernels * compute.copy_least_seconds
         return self.compute(name, seconds, after, kernels=kernels)
-
-
-REACHED_SHARE = 0.52
-"""Of the data sheet's TFLOP/s: 16 GPT blocks with hidden size 2048 take 82.8 ms forward and backward on an H200, for
-4 × 2048 tokens, 42.9 TFLOP in all: 518 of 989 TFLOP/s. One model of one size."""
-
-COPY_SHARE = 0.875
-"""Of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
-
-SMALLEST_COPY_SECONDS = 2.5e-6
-"""What a copy takes beside its bytes: 48 copies of 1.61 GB in all, there and back, take 1.66 ms on an H200, of which
-1.53 are their bytes at the speed of large copies."""
-
-BACKWARD_OVER_FORWARD = 2.0
-"""Two matrix products for each of the forward pass: the gradients of input and of weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataSheet:
-    """TFLOP/s and GB/s of a data sheet."""
-
-    tflops: float
-    memory_gb_s: float
-
-
-_SHEETS = {
-    "GB300": DataSheet(2500, 8000),
-    "B300": DataSheet(2250, 8000),
-    "GB200": DataSheet(2500, 8000),
-    "B200": DataSheet(2250, 8000),
-    "H200": DataSheet(989, 4800),
-    "H100 NVL": DataSheet(835, 3938),
-    "H100 PCIe": DataSheet(756, 2039),
-    "H100": DataSheet(989, 3350),
-    "A100-SXM4-40GB": DataSheet(312, 1555),
-    "A100-SXM4-80GB": DataSheet(312, 2039),
-    "A100": DataSheet(312, 1935),
-    "V100": DataSheet(125, 900),
-    "L40S": DataSheet(362, 864),
-    "L4": DataSheet(121, 300),
-    "A10": DataSheet(125, 600),
-    "RTX 4090": DataSheet(165, 1008),
-    "RTX 5090": DataSheet(210, 1792),
-}
-
-
-def rates_of(name: str) -> DataSheet | None:
-    """The rates of a GPU by NVML's name of its model; None where no data sheet is known.
-
-    Whole words: an L40 is no L4. A laptop's GPU has the name of a larger one.
-    """
-    words = f" {name.removeprefix('NVIDIA ').replace('-', ' ')} "
-    if "Laptop" in words:
-        return None
-    return next((rates for model, rates in _SHEETS.items() if f" {model.replace('-', ' ')} " in words), None)
-
-
-ELEMENTWISE_ACCESSES = 18
-"""Reads and writes of an activation's elements in the forward pass of a block outside its products: two norms 2 each,
-two residual sums 3 each, an activation function over four times the width 8."""
-
-Samples = Callable[[int, int, int], list[float]]
-"""Seconds of a product of (rows × inner) by (inner × columns), in samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Seconds, FLOPs and variance of the products of one block."""
-
-    seconds: float = 0.0
-    flops: float = 0.0
-    variance: float = 0.0
-
-
-def of_products(model: TransformerModel, samples: Samples, copy_gb_s: float, copy_least_seconds: float) -> ComputeTimes:
-    """Each product of a block forward once and backward twice, with the shapes that the gradients have.
-
-    Attention computes as fast as the block's products, and what lies between moves its bytes at the speed of copies.
-    """
-    forward, backward = _Sums(), _Sums()
-    tokens = model.tokens
-    for operation in model.operations(0):
-        if not operation.inputs:
-            continue
-        rows = round(operation.flops * model.batch / (2 * operation.inputs * operation.outputs))
-        forward = _add(forward, samples(rows, operation.inputs, operation.outputs), operation.flops)
-        backward = _add(backward, samples(rows, operation.outputs, operation.inputs), operation.flops)
-        backward = _add(backward, samples(operation.inputs, rows, operation.outputs), operation.flops)
-    speed = forward.flops * model.batch / forward.seconds
-    scores = sum(each.flops for each in model.operations(0) if each.needs_attention) * model.batch / speed
-    moved = ELEMENTWISE_ACCESSES * tokens * model.hidden * model.data_type.size_bytes / (copy_gb_s * 1e9)
-    head = model.ends()[1]
-    top = head.flops * model.batch / speed if head is not None else 0.0
-    # A backward pass of attention recomputes the scores: five products where the forward pass has two (FlashAttention).
-    whole_forward = model.layers * (forward.seconds + scores + moved) + top
-    whole_backward = model.layers * (backward.seconds + 2.5 * scores + 2 * moved) + 2 * top
-    noise = 1.96 * (forward.variance + backward.variance) ** 0.5 / (forward.seconds + backward.seconds)
-    return ComputeTimes(
-        forward_seconds=whole_forward,
-        backward_seconds=whole_backward,
-        source="float16 products of the model's shapes by CuPy, attention and the rest estimated from them",
-        spread=noise,
-        copy_gb_s=copy_gb_s,
-        copy_least_seconds=copy_least_seconds,
-    )
-
-
-def _add(sums: _Sums, samples: list[float], flops: float) -> _Sums:
-    error = stdev(samples) ** 2 / len(samples) if len(samples) > 1 else 0.0
-    return _Sums(sums.seconds + mean(samples), sums.flops + flops, sums.variance + error)
 
 
 CONTEXT = "context"
@@ -506,14 +441,16 @@ class BlockTimes:
         flops = job.model.forward_flops() / job.model.batch
         self._forward = forward / flops / job.layout.context
         self._backward = backward / flops / job.layout.context
+        self._attention_again = job.model.recompute is Recompute.SELECTIVE
 
     def forward(self, operation: Operation) -> float:
         """Of the forward pass."""
         return operation.flops * self._forward
 
     def backward(self, operation: Operation) -> float:
-        """Of the backward pass."""
-        return operation.flops * self._backward
+        """Of the backward pass, with attention again where recomputation is selective."""
+        again = self._forward if self._attention_again and operation.needs_attention else 0.0
+        return operation.flops * (self._backward + again)
 
 
 class BlockWriter:
@@ -526,6 +463,7 @@ class BlockWriter:
         self._activations = job.model.activation_bytes / job.layout.context
         self._is_whole = max(job.layout.tensor, job.layout.context, job.layout.expert) == 1
         self._tensor, self._context, self._expert = job.tensor_group(), job.context_group(), job.expert_group()
+        self._again = job.model.recompute is Recompute.FULL
 
     def forward(self, block: int) -> None:
         """The forward pass of a block."""
@@ -539,6 +477,8 @@ class BlockWriter:
 
     def backward(self, block: int, ready: Ready | None = None) -> None:
         """The backward pass of a block, last operation first; `ready` of None: nobody waits for its gradients."""
+        if self._again:
+            self.forward(block)
         if self._is_whole and ready is None:
             self._compute_whole(block, backward=True)
             return

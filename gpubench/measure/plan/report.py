@@ -1,6 +1,5 @@
 """Report of a plan: layouts ranked, exposed communication, best settings, cost of faults, and a timeline."""
 
-import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,116 +8,39 @@ from dataclasses import dataclass, replace
 from gpubench.errors import UsageError
 from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
 from gpubench.measure.plan.program import CollectiveTimesFound, FaultSeconds, StepJob
-from gpubench.measure.plan.step import DEFAULT_CAP_BYTES, StepPrediction, predict
-from gpubench.model.results.ending import LAST, LATER, SOON, last_line, part
+from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.model.results.ending import LATER, SOON, last_line, part
 from gpubench.model.results.plan import (
     CURVES_SECTION,
     EXPOSED_SECTION,
     FAULT_COSTS_SECTION,
     LAYOUTS_SECTION,
-    SETTINGS_SECTION,
     TIMELINE_SECTION,
     CurveRow,
     ExposedRow,
     FaultCostRow,
     LayoutRow,
-    SettingRow,
     TimelineRow,
 )
 from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Verdict
-from gpubench.model.workload import MemoryNeed, ParallelLayout, Sharding, TransformerModel, layouts_for, memory_need
-
-MEGABYTE = 2**20
-BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
-
-FLAT_PERCENT = 1.0
-"""A setting whose step is within this of the best is as good: single steps of DDP differ by 0.5 to 1 % between runs."""
-
-OWN_CTAS = "own"
-"""NCCL's own number of thread blocks, in the words of gpubench overlap."""
-
-_EQUAL = 1.001
-"""Predictions that differ by less are the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class TriedSetting:
-    """A value of a setting, and the step that it gives."""
-
-    setting: str
-    value: str
-    prediction: StepPrediction
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What was tried of a layout; `best` is the fastest of all."""
-
-    tried: Sequence[TriedSetting]
-    best: StepPrediction
-
-    def of(self, setting: str) -> list[TriedSetting]:
-        """What was tried of one setting."""
-        return [each for each in self.tried if each.setting == setting]
-
-    def flat(self, setting: str) -> list[TriedSetting]:
-        """The values that are as good as the best of this setting."""
-        tried = self.of(setting)
-        least = min((each.prediction.seconds for each in tried), default=0.0)
-        return [each for each in tried if each.prediction.seconds <= least * (1 + FLAT_PERCENT / 100)]
-
-
-def has_buckets(job: StepJob) -> bool:
-    """True where gradients are reduced by buckets."""
-    return job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
-
-
-def gathers_blocks(job: StepJob) -> bool:
-    """True where parameters are gathered block by block."""
-    return job.layout.gradient_ranks > 1 and job.layout.sharding in (Sharding.FSDP, Sharding.ZERO3)
-
-
-def advise(job: StepJob, capped: Mapping[int, StepJob] | None = None) -> Advice:
-    """Try every setting that the layout has; `capped` are the same job by NCCL's cap on thread blocks, where known."""
-    tried = list(_buckets(job)) + list(_prefetch(job))
-    best = best_of(tried).prediction if tried else predict(job, with_range=False)
-    if capped:
-        tried.append(TriedSetting("ctas", OWN_CTAS, best))
-        for ctas, other in sorted(capped.items()):
-            same = replace(other, settings=best.job.settings)
-            tried.append(TriedSetting("ctas", str(ctas), predict(same, with_range=False)))
-    return Advice(tried, predict(best.job))
-
-
-def best_of(tried: Sequence[TriedSetting]) -> TriedSetting:
-    """The fastest; of those that are within 0.1 % of it the one nearest to what PyTorch does by itself."""
-    least = min(each.prediction.seconds for each in tried)
-    equal = [each for each in tried if each.prediction.seconds <= least * _EQUAL]
-    return min(equal, key=lambda each: abs(math.log(each.prediction.job.settings.bucket_bytes / DEFAULT_CAP_BYTES)))
-
-
-def _buckets(job: StepJob) -> Iterator[TriedSetting]:
-    if not has_buckets(job):
-        return
-    for size in BUCKETS_MB:
-        other = replace(job, settings=replace(job.settings, bucket_bytes=size * MEGABYTE))
-        yield TriedSetting("bucket_mb", str(size), predict(other, with_range=False))
-
-
-def _prefetch(job: StepJob) -> Iterator[TriedSetting]:
-    if not gathers_blocks(job):
-        return
-    for wanted in (True, False):
-        other = replace(job, settings=replace(job.settings, prefetch=wanted))
-        yield TriedSetting("prefetch", "yes" if wanted else "no", predict(other, with_range=False))
-
+from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel, layouts_for, memory_need
 
 _MOST_THAT_DO_NOT_FIT = 4
 """Of layouts that do not fit those that come nearest are simulated too."""
 
-_MOST_DOUBLINGS = 12
+_MOST_RANGES = 12
+"""Of ranked layouts those whose range is found: as many as a terminal shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateLayout:
+    """A layout that the batch divides by, with its microbatches and its need of memory."""
+
+    layout: ParallelLayout
+    microbatches: int
+    need: MemoryNeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,62 +79,76 @@ def microbatches_of(layout: ParallelLayout, asked: int | None, sequences: int, b
     return count
 
 
-def rank(
-    job: StepJob,
+def has_buckets(job: StepJob) -> bool:
+    """True where gradients are reduced by buckets."""
+    return job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
+
+
+def candidates_of(
+    model: TransformerModel,
     layouts: Sequence[ParallelLayout],
     *,
     sequences: int,
     microbatches: int | None,
-    gpu_memory_bytes: int | None,
     optimizer_bytes: int,
+) -> list[CandidateLayout]:
+    """Those of the layouts that the batch divides by."""
+    counts = ((layout, microbatches_of(layout, microbatches, sequences, model.batch)) for layout in layouts)
+    return [
+        CandidateLayout(layout, count, memory_need(model, layout, count, optimizer_bytes))
+        for layout, count in counts
+        if count is not None
+    ]
+
+
+def rank(
+    job: StepJob,
+    candidates: Sequence[CandidateLayout],
+    *,
+    gpu_memory_bytes: int | None,
     unknown: list[str] | None = None,
 ) -> list[RankedLayout]:
-    """Every layout that the batch divides by, by the time of a token; of many, those that do not fit are left out.
+    """Candidates by the time of a token, the first dozen as ranges.
 
-    `unknown` gathers layouts whose collectives nothing is known of; where it is None, or all are, UsageError is raised.
+    Where nobody asked for them, `unknown` is not None and gathers those whose collectives nothing is known of; and of
+    those that do not fit only a few are simulated. UsageError is raised where all are unknown.
     """
-    fitting: list[tuple[ParallelLayout, int, MemoryNeed]] = []
-    others: list[tuple[ParallelLayout, int, MemoryNeed]] = []
-    for layout in layouts:
-        count = microbatches_of(layout, microbatches, sequences, job.model.batch)
-        if count is None:
-            continue
-        need = memory_need(job.model, layout, count, optimizer_bytes)
-        fits = gpu_memory_bytes is None or need.total <= gpu_memory_bytes
-        (fitting if fits else others).append((layout, count, need))
-    others = sorted(others, key=lambda each: each[2].total)[: _MOST_THAT_DO_NOT_FIT if fitting else 1]
+    fitting = [each for each in candidates if gpu_memory_bytes is None or each.need.total <= gpu_memory_bytes]
+    others = sorted((each for each in candidates if each not in fitting), key=lambda each: each.need.total)
+    if unknown is not None:
+        others = others[: _MOST_THAT_DO_NOT_FIT if fitting else 1]
     found, last = list[RankedLayout](), None
-    for layout, count, need in (*fitting, *others):
-        own = replace(job, layout=layout, settings=replace(job.settings, microbatches=count))
+    for each in (*fitting, *others):
+        own = replace(job, layout=each.layout, settings=replace(job.settings, microbatches=each.microbatches))
         try:
             prediction = predict(own, with_range=False)
         except UsageError as error:
             if unknown is None:
                 raise
-            unknown.append(f"{layout}: {error.seen}")
+            unknown.append(f"{each.layout}: {error.seen}")
             last = error
             continue
-        found.append(RankedLayout(prediction=prediction, need=need, gpu_memory_bytes=gpu_memory_bytes))
+        found.append(RankedLayout(prediction=prediction, need=each.need, gpu_memory_bytes=gpu_memory_bytes))
     if not found and last is not None:
         raise last
-    return sorted(found, key=lambda each: (each.fits is False, seconds_a_sequence(each.prediction), each.need.total))
+    found.sort(key=lambda each: (each.fits is False, seconds_a_sequence(each.prediction), each.need.total))
+    first = (replace(each, prediction=predict(each.prediction.job)) for each in found[:_MOST_RANGES])
+    return [*first, *found[_MOST_RANGES:]]
 
 
 def first_fit(
-    model: TransformerModel, gpus_per_node: int, gpu_memory_bytes: int, optimizer_bytes: int
-) -> tuple[int, ParallelLayout, MemoryNeed] | None:
-    """The fewest nodes, doubled from one on, on which some layout fits, and the one that needs least; None: none."""
-    for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
-        gpus = nodes * gpus_per_node
-        needs = [
-            (layout, memory_need(model, layout, count, optimizer_bytes))
-            for layout in layouts_for(model, gpus, gpus_per_node)
-            if (count := microbatches_of(layout, None, model.batch * gpus, model.batch)) is not None
-        ]
-        layout, least = min(needs, key=lambda each: each[1].total)
-        if least.total <= gpu_memory_bytes:
-            return nodes, layout, least
-    return None
+    model: TransformerModel, gpus: int, gpus_per_node: int, gpu_memory_bytes: int, optimizer_bytes: int
+) -> CandidateLayout | None:
+    """The layout on so many GPUs that needs least memory; None where it does not fit."""
+    candidates = candidates_of(
+        model,
+        layouts_for(model, gpus, gpus_per_node),
+        sequences=model.batch * gpus,
+        microbatches=None,
+        optimizer_bytes=optimizer_bytes,
+    )
+    least = min(candidates, key=lambda each: each.need.total)
+    return least if least.need.total <= gpu_memory_bytes else None
 
 
 def seconds_a_sequence(prediction: StepPrediction) -> float:
@@ -255,7 +191,7 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
 
 
 SECTIONS = (
-    *(LAYOUTS_SECTION, EXPOSED_SECTION, SETTINGS_SECTION, FAULT_COSTS_SECTION, CURVES_SECTION, TIMELINE_SECTION),
+    *(LAYOUTS_SECTION, EXPOSED_SECTION, FAULT_COSTS_SECTION, CURVES_SECTION, TIMELINE_SECTION),
     FINDINGS_SECTION,
 )
 
@@ -270,31 +206,33 @@ _WORTH_SAYING_PERCENT = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """All that was predicted: `chosen` is the layout whose settings, faults and timeline are shown.
+    """All that was predicted: the first of `ranked` is the layout whose faults and timeline are shown.
 
     `as_expected` is its step with the collectives that `profile` expects; None where it follows from these.
     """
 
     ranked: Sequence[RankedLayout]
-    chosen: RankedLayout
-    advice: Advice
     faults: Sequence[FaultCost]
     times: CollectiveTimesFound
     as_expected: StepPrediction | None = None
     profile: str = ""
 
+    @property
+    def best(self) -> StepPrediction:
+        """The step of the layout that is shown."""
+        return self.ranked[0].prediction
+
 
 def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     """The report. It predicts and judges nothing: its verdict is SKIP."""
-    layouts = [_layout_row(place, each, outcome) for place, each in enumerate(outcome.ranked, 1)]
-    best = outcome.advice.best
+    layouts = [_layout_row(place, each) for place, each in enumerate(outcome.ranked, 1)]
+    best = outcome.best
     return Report(
         verdict=Verdict.SKIP,
         complete=True,
         sections={
             LAYOUTS_SECTION: Table(LayoutRow.columns(), lambda: layouts),
             EXPOSED_SECTION: Table(ExposedRow.columns(), lambda: exposed_rows(best)),
-            SETTINGS_SECTION: Table(SettingRow.columns(), lambda: list(_setting_rows(outcome.advice))),
             FAULT_COSTS_SECTION: Table(FaultCostRow.columns(), lambda: list(_fault_rows(best, outcome))),
             CURVES_SECTION: Table(CurveRow.columns(), lambda: list(curve_rows(outcome.times))),
             TIMELINE_SECTION: Table(TimelineRow.columns(), lambda: timeline_rows(best)),
@@ -304,9 +242,9 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     )
 
 
-def _layout_row(place: int, ranked: RankedLayout, outcome: PlanOutcome) -> LayoutRow:
-    shown = outcome.advice.best if ranked is outcome.chosen else ranked.prediction
-    job, need = shown.job, ranked.need
+def _layout_row(place: int, ranked: RankedLayout) -> LayoutRow:
+    shown, need = ranked.prediction, ranked.need
+    job = shown.job
     return LayoutRow(
         place=place,
         layout=str(ranked.layout),
@@ -320,8 +258,7 @@ def _layout_row(place: int, ranked: RankedLayout, outcome: PlanOutcome) -> Layou
         exposed_ms=shown.exposed * _MILLISECONDS,
         bubble_ms=shown.times.bubble * _MILLISECONDS,
         tokens_per_second=tokens_per_second(shown),
-        bucket_mb=job.settings.bucket_bytes / _MEGABYTE if has_buckets(job) else None,
-        prefetch=job.settings.prefetch if gathers_blocks(job) else None,
+        bucket_mb=job.bucket_bytes / _MEGABYTE if has_buckets(job) else None,
         memory_bytes=need.total,
         gpu_memory_bytes=ranked.gpu_memory_bytes,
         fits=ranked.fits,
@@ -334,53 +271,26 @@ def _layout_row(place: int, ranked: RankedLayout, outcome: PlanOutcome) -> Layou
 
 
 def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
-    """What each kind of communication costs, the costliest first; of the device that ends last."""
-    timeline = prediction.timeline
-    found: dict[tuple[str, str], list[StreamTask]] = defaultdict(list)
-    for task in timeline.tasks:
-        if task.device == prediction.device and not task.computes:
-            found[task.source, task.collective].append(task)
-    scale = prediction.job.settings.microbatches / prediction.shown_microbatches
+    """What each kind of communication costs, the costliest first."""
     alone_of: dict[str, float] = defaultdict(float)
-    for (source, _), tasks in found.items():
-        alone_of[source] += sum(each.seconds for each in tasks)
+    for (source, _), each in prediction.communications.items():
+        alone_of[source] += each.seconds
     rows = []
-    for (source, collective), tasks in found.items():
-        alone = sum(each.seconds for each in tasks)
+    for (source, collective), each in prediction.communications.items():
         # What is waited for is told by source; several collectives of one share it by their time.
-        exposed = prediction.times.exposed.get(source, 0.0) * alone / alone_of[source]
+        exposed = prediction.times.exposed.get(source, 0.0) * each.seconds / alone_of[source]
         rows.append(
             ExposedRow(
                 source=source,
                 collective=collective,
-                operations=round(sum(each.operations for each in tasks) * scale),
-                bytes=round(sum(each.size_bytes for each in tasks) * scale),
-                alone_ms=alone * scale * _MILLISECONDS,
+                operations=round(each.operations),
+                bytes=round(each.size_bytes),
+                alone_ms=each.seconds * _MILLISECONDS,
                 exposed_ms=exposed * _MILLISECONDS,
-                hidden_percent=100 * max(0.0, 1 - exposed / (alone * scale)),
+                hidden_percent=100 * max(0.0, 1 - exposed / each.seconds),
             )
         )
     return sorted(rows, key=lambda row: -row.exposed_ms)
-
-
-def _setting_rows(advice: Advice) -> Iterator[SettingRow]:
-    for name in dict.fromkeys(each.setting for each in advice.tried):
-        tried, flat = advice.of(name), advice.flat(name)
-        best = best_of(tried)
-        for each in tried:
-            yield _setting_row(each, best, is_flat=each in flat)
-
-
-def _setting_row(tried: TriedSetting, best: TriedSetting, *, is_flat: bool) -> SettingRow:
-    return SettingRow(
-        setting=tried.setting,
-        value=tried.value,
-        step_ms=tried.prediction.seconds * _MILLISECONDS,
-        exposed_ms=tried.prediction.exposed * _MILLISECONDS,
-        slower_percent=_slower(tried.prediction, best.prediction),
-        best=tried is best,
-        flat=is_flat,
-    )
 
 
 def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[FaultCostRow]:
@@ -421,8 +331,7 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
         return (
             f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or all are as slow already"
         )
-    hidden = f"communication takes {ratio:.1f} times as long, all of it beside computation"
-    return hidden + (", which is taken to cost nothing" if healthy.job.contention.is_assumed else "")
+    return f"communication takes {ratio:.1f} times as long, all of it beside computation"
 
 
 def _times_as_long(faulty: StepPrediction, healthy: StepPrediction) -> float:
@@ -515,12 +424,10 @@ def _row(task: StreamTask, name: str, start_us: float, end: float, *, exposed: b
 
 
 def _sentence(outcome: PlanOutcome, origin: str) -> str:
-    best, advice = outcome.advice.best, outcome.advice
-    noise = f" ({_ms(best.least)} to {_ms(best.most)})" if _ms(best.most) != _ms(best.least) else ""
-    took = f"{outcome.chosen.layout} takes {_ms(best.seconds)} a step{noise}, {_ms(best.exposed)} exposed"
-    buckets = [each.value for each in advice.flat("bucket_mb")]
-    chosen = f"buckets of {best.job.settings.bucket_bytes / _MEGABYTE:g} MiB" if buckets else ""
-    flat = f" ({buckets[0]} to {buckets[-1]} within {FLAT_PERCENT:g} %)" if len(buckets) > 1 else ""
+    best = outcome.best
+    cost = best.exposed + best.times.slowed
+    took = f"a step of {outcome.ranked[0].layout} takes {milliseconds(best.least, best.most)}"
+    fabric = f"of which communication costs {100 * cost / best.seconds:.0f} %"
     lost = 0.0 if outcome.as_expected is None else _slower(best, outcome.as_expected)
     slower = f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects"
     waits = f"{_ms(best.host)} of it waits for the host, which issues a step in {_ms(best.job.host_seconds)}"
@@ -528,12 +435,13 @@ def _sentence(outcome: PlanOutcome, origin: str) -> str:
     if outcome.faults:
         case, prediction = outcome.faults[0].case, outcome.faults[0].prediction
         why = _why_no_slower(prediction, best)
-        cost = f"{case.what} makes it {_ms(prediction.seconds)} (+{_slower(prediction, best):.0f} %)"
-        worst = cost if why is None else f"{case.what}: {why}"
+        worst = (
+            f"{case.what} would cost {_ms(prediction.seconds - best.seconds)} more (+{_slower(prediction, best):.0f} %)"
+        )
+        worst = worst if why is None else f"{case.what} would cost nothing"
     parts = [
-        part(f"predicted, not judged: {took}"),
+        part(f"{took} {fabric}"),
         part(waits if best.host > 0 else "", importance=LATER),
-        part(f"{chosen}{flat}", chosen, importance=LAST),
         part(slower if lost > _WORTH_SAYING_PERCENT else "", importance=SOON),
         part(worst, importance=SOON),
     ]
@@ -541,4 +449,10 @@ def _sentence(outcome: PlanOutcome, origin: str) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * _MILLISECONDS:.1f} ms"
+    return milliseconds(seconds, seconds)
+
+
+def milliseconds(least: float, most: float) -> str:
+    """A time as a range, or as one number where both ends read alike: '355 to 418 ms', '12.3 ms'."""
+    low, high = (f"{each * _MILLISECONDS:,.{1 if most * _MILLISECONDS < 100 else 0}f}" for each in (least, most))
+    return f"{low} ms" if low == high else f"{low} to {high} ms"

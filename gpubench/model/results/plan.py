@@ -11,7 +11,6 @@ from gpubench.model.results.report import SIGNED, Record
 
 LAYOUTS_SECTION = "layouts"
 EXPOSED_SECTION = "exposed"
-SETTINGS_SECTION = "settings"
 FAULT_COSTS_SECTION = "fault_costs"
 CURVES_SECTION = "curves"
 TIMELINE_SECTION = "timeline"
@@ -34,16 +33,15 @@ class LayoutRow(Record):
     layout: str
     gpus: int  #: GPUs in all
     microbatches: int  #: of a step, on one data-parallel rank
-    step_ms: float  #: predicted time of forward and backward, without the optimizer
-    step_least_ms: float  #: with all noise downwards
-    step_most_ms: float  #: with all noise upwards
+    step_ms: float  #: predicted time of forward, backward and optimizer
+    step_least_ms: float  #: its lower end: the fastest computation that is expected, and all noise downwards
+    step_most_ms: float  #: its upper end
     compute_ms: float  #: of it computing at full speed, on the GPU that ends last
     slowed_ms: float  #: added to computation by communication beside it
     exposed_ms: float  #: waiting for communication
     bubble_ms: float  #: waiting for other stages of the pipeline
     tokens_per_second: float  #: of all GPUs
     bucket_mb: float | None  #: cap of a gradient bucket, MiB; null: the layout has none
-    prefetch: bool | None  #: whether the next block is gathered early; null: nothing is gathered by blocks
     memory_bytes: int  #: needed on the fullest GPU
     gpu_memory_bytes: int | None  #: that a GPU has; null: not known
     fits: bool | None  #: null: the memory of a GPU is not known
@@ -66,19 +64,6 @@ class ExposedRow(Record):
     alone_ms: float  #: what they take with nothing beside them
     exposed_ms: float  #: of the step, in which nothing is computed because of them
     hidden_percent: float  #: of what they take alone, the share that costs the step nothing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow(Record):
-    """The chosen layout with one setting changed."""
-
-    setting: str  #: bucket_mb, prefetch or ctas
-    value: str  #: its value
-    step_ms: float  #: predicted
-    exposed_ms: float  #: waiting for communication
-    slower_percent: Annotated[float, SIGNED]  #: than the value that is best
-    best: bool  #: whether it is the best value
-    flat: bool  #: whether it is within 1 % of the best, or within the noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,13 +38,11 @@ from gpubench.model.results.plan import (
     EXPOSED_SECTION,
     FAULT_COSTS_SECTION,
     LAYOUTS_SECTION,
-    SETTINGS_SECTION,
     TIMELINE_SECTION,
     CurveRow,
     ExposedRow,
     FaultCostRow,
     LayoutRow,
-    SettingRow,
     TimelineRow,
 )
 from gpubench.model.results.report import (
@@ -411,7 +409,6 @@ TABLES: Mapping[str, type] = {
     SHORTEST_STEPS_SECTION: ShortestStepRow,
     LAYOUTS_SECTION: LayoutRow,
     EXPOSED_SECTION: ExposedRow,
-    SETTINGS_SECTION: SettingRow,
     FAULT_COSTS_SECTION: FaultCostRow,
     CURVES_SECTION: CurveRow,
     TIMELINE_SECTION: TimelineRow,

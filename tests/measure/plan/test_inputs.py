@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.measure.plan.compute import of_products, rates_of
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
-from gpubench.measure.plan.program import (
-    CollectiveTimesFound,
-    CommunicatorRanks,
-    CurvePoint,
-    curve_of,
-    of_products,
-    rates_of,
-)
+from gpubench.measure.plan.program import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
 from gpubench.measure.plan.step import fill_buckets
 from gpubench.profiles import all_profiles
 from tests.measure.plan.jobs import LinearFabric, gpt

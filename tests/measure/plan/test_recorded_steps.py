@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from benchmarks.plan_faults import fault_cells
-from benchmarks.plan_validation import FOLDER, Cell, cells, regrets
+from benchmarks.plan_validation import FOLDER, Cell, cells
 
 pytestmark = pytest.mark.xdist_group("recorded steps")
 """One process computes what they all look at."""
@@ -18,7 +18,7 @@ def found() -> list[Cell]:
 
 def test_errors_are_those_of_the_page(found: list[Cell]) -> None:
     errors = [abs(each.error) for each in found if not each.is_held_up_by_host]
-    assert len(found) == 88
+    assert len(found) == 77
     assert statistics.median(errors) < 2.4
     assert max(errors) < 12
 
@@ -41,7 +41,7 @@ def test_the_staged_fabric_is_predicted_from_its_curves(found: list[Cell]) -> No
 
 def test_the_model_that_was_held_out_is_no_worse(found: list[Cell]) -> None:
     held_out = [each for each in found if each.is_held_out]
-    assert len(held_out) == 9
+    assert len(held_out) == 8
     assert max(abs(each.error) for each in held_out) < 4
 
 
@@ -49,7 +49,7 @@ def test_what_a_host_holds_up_follows_from_what_it_takes_to_issue_a_block(found:
     """It was measured on the second day alone, when it was faster: 2.57 ms a block of FSDP2."""
     held_up = [each for each in found if each.is_held_up_by_host]
     measured = [each for each in held_up if each.prediction.job.host_seconds]
-    assert (len(held_up), len(measured)) == (6, 2)
+    assert (len(held_up), len(measured)) == (3, 1)
     assert all(each.prediction.host > 0 and -15 < each.error < 0 for each in measured)
     assert all(each.error < -20 for each in held_up if each not in measured)
 
@@ -57,15 +57,9 @@ def test_what_a_host_holds_up_follows_from_what_it_takes_to_issue_a_block(found:
 def test_a_staged_pair_is_predicted_from_the_healthy_fabric() -> None:
     """DDP of 806 M parameters went from 88.9 to 96.3 ms with NCCL_P2P_DISABLE=1 on the second day."""
     costs = [each for each in fault_cells(FOLDER) if not each.measured.is_held_up_by_host]
-    assert len(costs) == 25
+    assert len(costs) == 23
     assert statistics.median(abs(each.error) for each in costs) < 5
     assert max(abs(each.error) for each in costs) < 15
     (ddp,) = (each for each in costs if each.measured.run == 6)
     assert ddp.faulty.seconds == pytest.approx(96.3e-3, rel=0.03)
     assert ddp.faulty.seconds / ddp.healthy.seconds == pytest.approx(96.3 / 88.9, rel=0.03)
-
-
-def test_recommended_buckets_cost_little(found: list[Cell]) -> None:
-    costs = [regret for _, regret, _ in regrets(found)]
-    assert len(costs) == 10
-    assert statistics.median(costs) < 2

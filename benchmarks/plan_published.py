@@ -1,0 +1,200 @@
+"""Predictions of `gpubench plan` beside training steps that others published: every row, and how many hold.
+
+    python -m benchmarks.plan_published                      # the table, and the figures below it
+    python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md
+    python -m benchmarks.plan_published --set practice       # one set alone
+
+`plan_published.toml` has the rows and where they are from. Each is predicted twice: as a range, from the model and the
+profile alone, and with one number, what the first row of its series was measured to reach (`--tokens-per-second`).
+"""
+
+import argparse
+import shlex
+import statistics
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gpubench.cli.commands.plan import PlanOptions
+from gpubench.cli.options import PresentationOptions
+from gpubench.errors import GpubenchError
+from gpubench.jobs.compare import read_all
+from gpubench.jobs.plan import FoundCurves, job_of
+from gpubench.jobs.planned_machine import TrainingPlan, machine_of
+from gpubench.measure.plan.program import CollectiveTimesFound
+from gpubench.measure.plan.report import microbatches_of, tokens_per_second
+from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.model.workload import Recompute, TransformerModel
+
+PUBLISHED = Path(__file__).parent / "plan_published.toml"
+_NODE = {"gb200-nvl72": 4, "gb300-nvl72": 4}
+"""GPUs a node, where they are not eight."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStep:
+    """A published figure, in tokens a second and GPU, and what plan is asked for it."""
+
+    table: str
+    held_out: bool
+    series: str
+    options: str
+    plan: TrainingPlan
+    gpus: int
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPrediction:
+    """What plan says of it, in tokens a second and GPU; `calibrated` of None: it is the row that was calibrated on."""
+
+    published: PublishedStep
+    least: float
+    most: float
+    calibrated: float | None
+
+    @property
+    def is_inside(self) -> bool:
+        """True where the range holds the published figure."""
+        return self.least <= self.published.tokens <= self.most
+
+    @property
+    def error(self) -> float | None:
+        """Percent of the published figure."""
+        return None if self.calibrated is None else 100 * (self.calibrated / self.published.tokens - 1)
+
+
+def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
+    """Every row of the file."""
+    with path.open("rb") as file:
+        document = tomllib.load(file)
+    for table in document["tables"]:
+        for series, model, gpus, layout, sequence, batch, sequences, options, tokens in table["rows"]:
+            shape = TransformerModel(name=model, sequence=sequence, batch=batch, **document["models"][model])
+            told = f"{layout}, sequence {sequence}, {batch} of {sequences} {options}".strip()
+            machine = f"{table['machine']}*{max(1, gpus // _NODE.get(table['machine'], 8))}"
+            plan = _plan(shape, machine, layout, gpus, sequences, shlex.split(options))
+            name = f"{table['name']} {series}"
+            yield PublishedStep(table["name"], table["set"] == "held_out", name, told, plan, gpus, tokens)
+
+
+def _plan(
+    model: TransformerModel, machine: str, layout: str, gpus: int, sequences: int, words: Sequence[str]
+) -> TrainingPlan:
+    given: dict[str, Any] = {each.name: each.default for each in fields(PlanOptions) if each.name != "presentation"}
+    given |= {"parameters": "7B", "simulate": machine, "layout": [layout], "gpus": gpus, "global_batch": sequences}
+    given["gpu_memory"] = words[words.index("--gpu-memory") + 1] if "--gpu-memory" in words else None
+    plan = PlanOptions(**given, presentation=PresentationOptions()).plan()
+    recompute = Recompute(words[words.index("--recompute") + 1]) if "--recompute" in words else Recompute.NONE
+    return replace(plan, model=replace(model, recompute=recompute, fp8="--fp8" in words), notes=())
+
+
+def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]:
+    """Of every step; the first of each series is what the others are calibrated on."""
+    firsts: dict[str, PublishedStep] = {}
+    for each in steps:
+        first = firsts.setdefault(each.series, each)
+        plain = _predicted(each.plan)
+        calibrated = None if first is each else _predicted(each.plan, first)
+        tokens = tokens_per_second(plain) * plain.seconds / each.gpus
+        yield PublishedPrediction(
+            each,
+            tokens / plain.most,
+            tokens / plain.least,
+            None if calibrated is None else tokens_per_second(calibrated) / each.gpus,
+        )
+
+
+def _predicted(plan: TrainingPlan, measured: PublishedStep | None = None) -> StepPrediction:
+    """The step of a plan, where another was measured with the computation that follows from that one."""
+    machine = machine_of(plan, ())
+    times = CollectiveTimesFound(FoundCurves(machine, ()))
+    job, (layout,) = job_of(plan, machine, times, read_all((), ()))
+    count = microbatches_of(layout, None, plan.sequences or 1, plan.model.batch)
+    if count is None:
+        raise SystemExit(f"{plan.model.name} on {machine.gpus}: {plan.sequences} sequences do not divide")
+    if measured is not None:
+        known = replace(measured.plan, measured_tokens=measured.tokens * measured.gpus)
+        others = CollectiveTimesFound(FoundCurves(machine_of(known, ()), ()))
+        found = job_of(known, machine_of(known, ()), others, read_all((), ()))[0].compute
+        # Another microbatch takes as much longer as it has tokens.
+        factor = plan.model.tokens / known.model.tokens
+        job = replace(
+            job,
+            compute=replace(
+                found,
+                forward_seconds=found.forward_seconds * factor,
+                backward_seconds=found.backward_seconds * factor,
+            ),
+        )
+    return predict(replace(job, layout=layout, settings=replace(job.settings, microbatches=count)))
+
+
+def main() -> None:
+    """All rows, and what they add up to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=("practice", "held_out"))
+    parser.add_argument("--markdown", action="store_true")
+    arguments = parser.parse_args()
+    steps = [each for each in published_steps() if arguments.set in (None, "held_out" if each.held_out else "practice")]
+    try:
+        found = list(predictions(steps))
+    except GpubenchError as error:
+        raise SystemExit(str(error)) from None
+    for line in table(found, markdown=arguments.markdown):
+        print(line)
+
+
+def table(found: Sequence[PublishedPrediction], *, markdown: bool) -> Iterator[str]:
+    """A line a row, and below each set how many hold."""
+    for held_out, heading in ((False, "Practice"), (True, "Held out")):
+        rows = [each for each in found if each.published.held_out == held_out]
+        if not rows:
+            continue
+        yield f"## {heading}" if markdown else heading
+        heads = ("run", "GPUs", "layout, sequence, batch", "published", "range", "inside", "calibrated", "off")
+        yield from (f"| {' | '.join(heads)} |", "|---|--:|---|--:|--:|---|--:|--:|") if markdown else ()
+        for each in rows:
+            cells = _cells(each)
+            yield (
+                f"| {' | '.join(cells)} |"
+                if markdown
+                else "  ".join(
+                    f"{cell:<{width}}" for cell, width in zip(cells, (34, 5, 62, 7, 18, 3, 7, 6), strict=True)
+                )
+            )
+        yield ""
+        yield _sums(rows)
+        yield ""
+
+
+def _cells(each: PublishedPrediction) -> tuple[str, ...]:
+    step = each.published
+    return (
+        step.series,
+        str(step.gpus),
+        step.options,
+        f"{step.tokens:,.0f}",
+        f"{each.least:,.0f} to {each.most:,.0f}",
+        "yes" if each.is_inside else "no",
+        "-" if each.calibrated is None else f"{each.calibrated:,.0f}",
+        "-" if each.error is None else f"{each.error:+.1f} %",
+    )
+
+
+def _sums(rows: Sequence[PublishedPrediction]) -> str:
+    inside = sum(each.is_inside for each in rows)
+    errors = [abs(each.error) for each in rows if each.error is not None]
+    text = f"The range holds {inside} of {len(rows)} ({100 * inside / len(rows):.0f} %)."
+    if errors:
+        text += (
+            f" Calibrated on the first row of their series, {len(errors)} others are off by "
+            f"{statistics.median(errors):.1f} % in the median, by {max(errors):.1f} % at most."
+        )
+    return text
+
+
+if __name__ == "__main__":
+    main()

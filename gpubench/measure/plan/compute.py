@@ -1,0 +1,222 @@
+"""What one GPU computes: times that were given or measured, and what GPUs of a kind reach of their data sheets.
+
+Dense Tensor Core TFLOP/s (without sparsity) in 16 and in 8 bits, and GB/s of memory, by the model's name, from NVIDIA's
+data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72, 2024), GB300 (2025), L40S
+(2023), L4 and A10, and the architecture papers of Ada and Blackwell for GeForce (16-bit with 32-bit accumulation).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import mean, stdev
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.workload import Sharding, TransformerModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeTimes:
+    """What one GPU needs for one microbatch of the whole model, nothing communicated.
+
+    `by_tensor` has forward and backward by tensor-parallel ranks where a rank's share was timed; elsewhere it is the
+    whole over the ranks. `spread` is the half-width of a 95 % interval, as a part. `copy_gb_s` is what a copy within
+    the GPU's memory reads and writes, `copy_least_seconds` what the smallest takes; None: copies into buckets are left
+    out. `origin` is measured, given or expected. `host_seconds` is what the host takes to issue a block's forward and
+    backward pass, by how gradients are shared out, None without that; empty: not known.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    source: str
+    origin: str = "measured"
+    spread: float = 0.0
+    copy_gb_s: float | None = None
+    copy_least_seconds: float = 0.0
+    by_tensor: tuple[tuple[int, float, float], ...] = ()
+    host_seconds: Mapping[Sharding | None, float] = field(default_factory=dict)
+
+    def shares(self, tensor: int) -> tuple[float, float]:
+        """Forward and backward of one rank of so many."""
+        for ranks, forward, backward in self.by_tensor:
+            if ranks == tensor:
+                return forward, backward
+        return self.forward_seconds / tensor, self.backward_seconds / tensor
+
+    def shifted(self, shift: float) -> "ComputeTimes":
+        """The same with so many half-widths of noise."""
+        factor = 1 + shift * self.spread
+        return replace(
+            self,
+            forward_seconds=self.forward_seconds * factor,
+            backward_seconds=self.backward_seconds * factor,
+            by_tensor=tuple((ranks, one * factor, two * factor) for ranks, one, two in self.by_tensor),
+        )
+
+
+COPY_SHARE = 0.875
+"""Of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
+
+SMALLEST_COPY_SECONDS = 2.5e-6
+"""What a copy takes beside its bytes: 48 copies of 1.61 GB in all, there and back, take 1.66 ms on an H200, of which
+1.53 are their bytes at the speed of large copies."""
+
+OPTIMIZER_TRAFFIC = 30
+"""Bytes that Adam reads and writes a parameter in mixed precision: gradient 2, weights, momentum and variance in
+float32 4 each, there and back, and the new 16-bit weight 2; a norm of gradients reads them once more."""
+
+BACKWARD_OVER_FORWARD = 2.4
+"""Two matrix products for each of the forward pass, and more of all else: GPT blocks with hidden size 2048 take 24.1 ms
+forward and 57.4 ms backward on an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """TFLOP/s in 16 and in 8 bits and GB/s of a data sheet, and the shares of the TFLOP/s that training reaches.
+
+    8 bits of 0: the GPU has none.
+    """
+
+    tflops: float
+    memory_gb_s: float
+    tflops_fp8: float = 0.0
+    reached: tuple[float, float] = (0.5, 0.8)
+    reached_fp8: tuple[float, float] = (0.28, 0.5)
+
+
+_HOPPER, _AMPERE = (0.48, 0.66), (0.6, 0.83)
+"""Shares that products reach in the practice runs of benchmarks/plan_published.toml. With what lies between products,
+models of 1 to 13 B without recomputation reach 39 to 46 % (H100) and 57 to 64 % (A100) of the data sheet. Blackwell is
+taken for alike, and 8 bits for as far about the 40 % of the one run that was at hand."""
+
+_SHEETS = {
+    "GB300": DataSheet(2500, 8000, 5000, _HOPPER),
+    "B300": DataSheet(2250, 8000, 4500, _HOPPER),
+    "GB200": DataSheet(2500, 8000, 5000, _HOPPER),
+    "B200": DataSheet(2250, 8000, 4500, _HOPPER),
+    "H200": DataSheet(989, 4800, 1979, _HOPPER),
+    "H100 NVL": DataSheet(835, 3938, 1671, _HOPPER),
+    "H100 PCIe": DataSheet(756, 2039, 1513, _HOPPER),
+    "H100": DataSheet(989, 3350, 1979, _HOPPER),
+    "A100-SXM4-40GB": DataSheet(312, 1555, reached=_AMPERE),
+    "A100-SXM4-80GB": DataSheet(312, 2039, reached=_AMPERE),
+    "A100": DataSheet(312, 1935, reached=_AMPERE),
+    "V100": DataSheet(125, 900),
+    "L40S": DataSheet(362, 864, 733),
+    "L4": DataSheet(121, 300, 242),
+    "A10": DataSheet(125, 600),
+    "RTX 4090": DataSheet(165, 1008, 330),
+    "RTX 5090": DataSheet(210, 1792, 419),
+}
+
+
+def rates_of(name: str) -> DataSheet | None:
+    """The rates of a GPU by NVML's name of its model; None where no data sheet is known.
+
+    Whole words: an L40 is no L4. A laptop's GPU has the name of a larger one.
+    """
+    words = f" {name.removeprefix('NVIDIA ').replace('-', ' ')} "
+    if "Laptop" in words:
+        return None
+    return next((rates for model, rates in _SHEETS.items() if f" {model.replace('-', ' ')} " in words), None)
+
+
+_TERA = 1e12
+
+
+def times_at(model: TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
+    """The times of a model at this speed; `values` are the other fields."""
+    forward = 3 / (1 + BACKWARD_OVER_FORWARD) * model.forward_flops() / (tflops * _TERA)
+    return ComputeTimes(forward_seconds=forward, backward_seconds=BACKWARD_OVER_FORWARD * forward, **values)
+
+
+def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
+    """The times at the shares of its data sheet that training reaches on such a GPU, as a range; None: no data sheet.
+
+    Raises UsageError for 8 bits on a GPU that has none.
+    """
+    sheet = rates_of(gpu)
+    if sheet is None:
+        return None
+    if model.fp8 and not sheet.tflops_fp8:
+        raise UsageError(f"--fp8 on {gpu}", expected="a GPU that computes in 8 bits", next_step="leave --fp8 out")
+    tflops, (least, most) = (sheet.tflops_fp8, sheet.reached_fp8) if model.fp8 else (sheet.tflops, sheet.reached)
+    copy_gb_s = sheet.memory_gb_s * COPY_SHARE
+    between = UNFUSED * model.layers * elementwise_seconds(model, copy_gb_s)
+    products = 3 / (1 + BACKWARD_OVER_FORWARD) * model.forward_flops() / (tflops * _TERA)
+    slow, fast = products / least + between, products / most + between
+    forward = (slow + fast) / 2
+    return ComputeTimes(
+        forward_seconds=forward,
+        backward_seconds=BACKWARD_OVER_FORWARD * forward,
+        spread=(slow - fast) / (slow + fast),
+        source=f"products at {least:.0%} to {most:.0%} of the {tflops:g} TFLOP/s of the data sheet of {gpu}, as in "
+        "published runs, and memory for what lies between them: expected, not measured",
+        origin="expected",
+        copy_gb_s=copy_gb_s,
+        copy_least_seconds=SMALLEST_COPY_SECONDS,
+    )
+
+
+BESIDE_MLP_ACCESSES, MLP_ACCESSES = 10, 2
+"""Reads and writes of elements in the forward pass of a block outside its products: of activations two norms 2 each and
+two residual sums 3 each, of the MLP's width an activation function 2."""
+
+UNFUSED = 3.0
+"""So many times as much lies between products: with it products of published models of 1 to 13 B reach alike shares, on
+A100 and on H100. Frameworks that fuse kernels do better."""
+
+
+def elementwise_seconds(model: TransformerModel, copy_gb_s: float) -> float:
+    """What the forward pass of a block takes outside its products, of a microbatch, where every kernel is fused."""
+    elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
+    return elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
+
+
+Samples = Callable[[int, int, int], list[float]]
+"""Seconds of a product of (rows × inner) by (inner × columns), in samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Seconds, FLOPs and variance of the products of one block."""
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    variance: float = 0.0
+
+
+def of_products(model: TransformerModel, samples: Samples, copy_gb_s: float, copy_least_seconds: float) -> ComputeTimes:
+    """Each product of a block forward once and backward twice, with the shapes that the gradients have.
+
+    Attention computes as fast as the block's products, and what lies between moves its bytes at the speed of copies.
+    """
+    forward, backward = _Sums(), _Sums()
+    for operation in model.operations(0):
+        if not operation.inputs:
+            continue
+        rows = round(operation.flops * model.batch / (2 * operation.inputs * operation.outputs))
+        forward = _add(forward, samples(rows, operation.inputs, operation.outputs), operation.flops)
+        backward = _add(backward, samples(rows, operation.outputs, operation.inputs), operation.flops)
+        backward = _add(backward, samples(operation.inputs, rows, operation.outputs), operation.flops)
+    speed = forward.flops * model.batch / forward.seconds
+    scores = sum(each.flops for each in model.operations(0) if each.needs_attention) * model.batch / speed
+    moved = elementwise_seconds(model, copy_gb_s)
+    head = model.ends()[1]
+    top = head.flops * model.batch / speed if head is not None else 0.0
+    # A backward pass of attention recomputes the scores: five products where the forward pass has two (FlashAttention).
+    whole_forward = model.layers * (forward.seconds + scores + moved) + top
+    whole_backward = model.layers * (backward.seconds + 2.5 * scores + 2 * moved) + 2 * top
+    noise = 1.96 * (forward.variance + backward.variance) ** 0.5 / (forward.seconds + backward.seconds)
+    return ComputeTimes(
+        forward_seconds=whole_forward,
+        backward_seconds=whole_backward,
+        source="float16 products of the model's shapes by CuPy, attention and the rest estimated from them",
+        spread=noise,
+        copy_gb_s=copy_gb_s,
+        copy_least_seconds=copy_least_seconds,
+    )
+
+
+def _add(sums: _Sums, samples: list[float], flops: float) -> _Sums:
+    error = stdev(samples) ** 2 / len(samples) if len(samples) > 1 else 0.0
+    return _Sums(sums.seconds + mean(samples), sums.flops + flops, sums.variance + error)
