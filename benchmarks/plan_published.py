@@ -29,6 +29,7 @@ from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.workload import Recompute, TransformerModel
 
 PUBLISHED = Path(__file__).parent / "plan_published.toml"
+_SETS = {"practice": "Practice", "first_held_out": "First held out", "held_out": "Held out"}
 _NODE = {"gb200-nvl72": 4, "gb300-nvl72": 4}
 """GPUs a node, where they are not eight."""
 
@@ -38,7 +39,7 @@ class PublishedStep:
     """A published figure, in tokens a second and GPU, and what plan is asked for it."""
 
     table: str
-    held_out: bool
+    use: str
     series: str
     options: str
     plan: TrainingPlan
@@ -77,7 +78,7 @@ def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
             machine = f"{table['machine']}*{max(1, gpus // _NODE.get(table['machine'], 8))}"
             plan = _plan(shape, machine, layout, gpus, sequences, shlex.split(options))
             name = f"{table['name']} {series}"
-            yield PublishedStep(table["name"], table["set"] == "held_out", name, told, plan, gpus, tokens)
+            yield PublishedStep(table["name"], table["set"], name, told, plan, gpus, tokens)
 
 
 def _plan(
@@ -135,10 +136,10 @@ def _predicted(plan: TrainingPlan, measured: PublishedStep | None = None) -> Ste
 def main() -> None:
     """All rows, and what they add up to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=("practice", "held_out"))
+    parser.add_argument("--set", choices=tuple(_SETS))
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    steps = [each for each in published_steps() if arguments.set in (None, "held_out" if each.held_out else "practice")]
+    steps = [each for each in published_steps() if arguments.set in (None, each.use)]
     try:
         found = list(predictions(steps))
     except GpubenchError as error:
@@ -149,8 +150,8 @@ def main() -> None:
 
 def table(found: Sequence[PublishedPrediction], *, markdown: bool) -> Iterator[str]:
     """A line a row, and below each set how many hold."""
-    for held_out, heading in ((False, "Practice"), (True, "Held out")):
-        rows = [each for each in found if each.published.held_out == held_out]
+    for use, heading in _SETS.items():
+        rows = [each for each in found if each.published.use == use]
         if not rows:
             continue
         yield f"## {heading}" if markdown else heading

@@ -193,8 +193,10 @@ class FoundCurves:
             # Pairs of GPUs side by side have a NIC each, as far as there are NICs.
             pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
             points = [
-                CurvePoint(size, pairs * max(times.seconds(collective, size, row=0, ranks_per_node=local)))
-                for size in SIZES
+                CurvePoint(size, pairs * seconds)
+                for size, seconds in _above_latency(
+                    lambda size: max(times.seconds(collective, size, row=0, ranks_per_node=local))
+                )
             ]
         except CouldNotMeasureError as error:
             raise self._unknown(collective, group, error.seen) from None
@@ -219,6 +221,26 @@ class FoundCurves:
             reason="the results are of other collectives",
             next_step=f"gpubench {collective} --output results/, or --layout with one that does without it",
         )
+
+
+_MOST_LATENCY_S = 1e-3
+_USUAL_LATENCY_S = 50e-6
+
+
+def _above_latency(seconds_of: Callable[[int], float]) -> list[tuple[int, float]]:
+    """Seconds by size; where the smallest size that a profile knows is large, its time is no latency of smaller ones.
+
+    Then they take what they have of its bytes, beyond 50 µs.
+    """
+    known = seconds_of(SIZES[0])
+    if known < _MOST_LATENCY_S:
+        return [(size, seconds_of(size)) for size in SIZES]
+    smallest = SIZES[0]
+    while seconds_of(2 * smallest) <= known * 1.01:
+        smallest *= 2
+    return [
+        (size, _USUAL_LATENCY_S + known * size / smallest if size < smallest else seconds_of(size)) for size in SIZES
+    ]
 
 
 def _is_usual(row: CollectiveRow) -> bool:

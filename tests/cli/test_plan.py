@@ -41,8 +41,10 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)\n" in result.stdout
     assert "806 M parameters: 16 layers" in result.stdout
-    assert "contention between compute and communication was not measured and is ignored" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("SKIP: predicted, not judged: ddp takes 86.")
+    assert "contention between compute and communication was not measured: as on two H200s" in result.stdout
+    assert re.match(
+        r"SKIP: a step of ddp takes 8\d\.\d ms of which communication costs", result.stdout.splitlines()[-1]
+    )
     found = json.loads(document.read_text())
     assert set(SECTIONS) <= found.keys()
     (row,) = found["layouts"]
@@ -52,15 +54,9 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert found["timeline"][-1]["end_us"] <= row["step_ms"] * 1e3 + 1
     text = page.read_text()
     assert ">The step: computation above communication</h2>" in text
-    assert "<li>contention between compute and communication was not measured and is ignored" in text
+    assert "<li>contention between compute and communication was not measured: as on two H200s" in text
     assert text.count('<rect class="compute"') > 16
     assert 'class="hidden"' in text
-
-
-def test_bucket_sizes_that_make_no_difference_are_one_row() -> None:
-    shown = gpubench("plan", "--parameters", "7B", "--simulate", "hgx-h200-8").stdout
-    _, after = shown.split("bucket MiB")
-    assert " ".join(after.splitlines()[1].split()) == "1 to 1000 390.1 0.0 0.0 % best: 25, others as good"
 
 
 def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_path: Path) -> None:
@@ -77,27 +73,20 @@ def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_pat
     assert quick["metadata"]["options"]["contention_assumed"] is False
 
 
-def test_a_cap_that_overlap_measured_is_compared(model: str, tmp_path: Path) -> None:
-    overlap = overlap_of(tmp_path, "own,8,2")
-    command = ("plan", model, *GIVEN, "--layout", "ddp", "--results", str(RECORDED / "healthy"))
-    result = gpubench(*command, "--overlap", overlap, "--format", "json")
-    rows = [row for row in json.loads(result.stdout)["settings"] if row["setting"] == "ctas"]
-    assert {row["value"] for row in rows} == {"own", "8", "2"}
-
-
 def test_a_bucket_of_your_own_is_taken(model: str) -> None:
     command = ("plan", model, *GIVEN, "--layout", "ddp", "--results", str(RECORDED / "healthy"))
     result = gpubench(*command, "--bucket-mb", "1000", "--format", "json")
     found = json.loads(result.stdout)
     assert found["layouts"][0]["bucket_mb"] == 1000
-    assert found["settings"] == []
 
 
 def test_a_profile_stands_for_a_machine_and_is_labelled() -> None:
     result = gpubench("plan", "--parameters", "7B", "--simulate", "hgx-h200-8")
     assert result.returncode == 0, result.stderr
     assert "on 8 GPUs (NVIDIA H200)  (SIMULATED)" in result.stdout
-    assert "52% of the data sheet's 989 TFLOP/s of NVIDIA H200: expected, not measured" in result.stdout
+    computed = re.sub(r"\s+", " ", result.stdout)
+    assert "products at 48% to 66% of the 989 TFLOP/s of the data sheet of NVIDIA H200" in computed
+    assert re.search(r"a step of \S+ takes \d+ to \d+ ms of which communication costs \d+ %", result.stdout)
     assert "collectives expected: profile hgx-h200-8" in result.stdout
     assert re.search(r"link0-1:staged=yes +a pair that goes through host memory", result.stdout)
     assert re.search(r"gpu0:nvlink=9 +a GPU with 9 NVLinks", result.stdout)
@@ -145,7 +134,7 @@ def test_a_model_that_does_not_fit_is_told_what_would() -> None:
     assert re.search(r"try: +--nodes 4: '.*' on 16 GPUs needs \d+\.\d GiB each", result.stderr)
     layout = gpubench("plan", "--parameters", "13B", "--simulate", "hgx-h200-8", "--layout", "ddp")
     assert layout.returncode == 2
-    assert re.search(r"try: +--layout 'fsdp', which needs", layout.stderr)
+    assert re.search(r"try: +--layout '\S+.*' on 8 GPUs needs", layout.stderr)
 
 
 H200 = ("--simulate", "hgx-h200-4")
@@ -163,7 +152,13 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("--parameters", "1B", *H200, "--gpu-memory", "0G"), "--gpu-memory 0G: no memory"),
         (("--parameters", "1B", *H200, "--layout", "tp3"), "takes a multiple of 3 GPUs, and there are 4"),
         (("--parameters", "1B", *H200, "--layout", "tp2 tp2"), "is no word of a layout, or stands twice"),
-        (("--parameters", "1B", *H200, "--layout", "pp2 fsdp"), "is not modelled"),
+        (("--parameters", "1B", *H200, "--layout", "pp4 v8"), "16 layers are fewer than 32 stages"),
+        (("--parameters", "1B", *H200, "--recompute", "all"), "'all'"),
+        (("--parameters", "1B", *H200, "--step", "412ms"), "a measured step without --layout"),
+        (("--parameters", "1B", *H200, "--layout", "ddp", "--step", "412"), "--step 412: no time of a step"),
+        (("--parameters", "1B", *H200, "--layout", "ddp", "--step", "1ms"), "a step of ddp in 1 ms on 4 GPUs"),
+        (("--parameters", "1B", *H200, "--tflops", "3", "--step", "412ms"), "exclude each other"),
+        (("--parameters", "1B", "--simulate", "hgx-a100-8", "--fp8"), "--fp8 on NVIDIA A100"),
         (("--parameters", "1B", *H200, "--measure"), "--measure without a GPU to measure on"),
         (("--parameters", "1B", *H200, "--measure", "--tflops", "3"), "exclude each other"),
         (("--parameters", "1B", *H200, "--gpus", "5"), "--gpus 5 of a machine with 4"),

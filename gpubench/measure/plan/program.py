@@ -19,11 +19,11 @@ A block's operations share its time by their FLOPs. Per block and microbatch, of
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpubench.measure.plan.compute import ComputeTimes
-from gpubench.measure.plan.events import Contention, ContentionTable, StreamTask
+from gpubench.measure.plan.events import ContentionTable, StreamTask
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
 from gpubench.model.workload import (
     ContextKind,
@@ -167,18 +167,14 @@ class CollectiveTimesFound:
         return self._seconds[asked]
 
     def _found(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        seconds = self.healthy_seconds(collective, group, size_bytes)
+        curve = self.curve(collective, group)
         used = self.used.setdefault((collective, group), UsedSizes())
         used.least, used.most = min(used.least, size_bytes), max(used.most, size_bytes)
-        return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
-
-    def healthy_seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        """Of one operation without the fault."""
-        curve = self.curve(collective, group)
         # A send takes one NIC, and pairs side by side take one each; what rings take, other rings lack.
         shares = group.nodes > 1 and collective != "sendrecv"
         effective = size_bytes * (group.sharing if shares else 1)
-        return curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
+        seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
+        return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         """The curve of a collective."""
@@ -395,17 +391,10 @@ class StepProgram:
                 source=source,
                 collective=collective,
                 size_bytes=size_bytes,
-                contention=self._contention(collective, group, size_bytes, seconds),
+                contention=self.job.contention.of(collective, size_bytes).lasting(seconds),
             )
         )
         return len(self.tasks) - 1
-
-    def _contention(self, collective: str, group: CommunicatorRanks, size_bytes: float, seconds: float) -> Contention:
-        """Beside computation; with a fault computation loses as much in all, for as many bytes are moved."""
-        found = self.job.contention.of(collective, size_bytes)
-        if self.job.contention.is_assumed:
-            found = replace(found, alone_seconds=self.job.times.healthy_seconds(collective, group, size_bytes))
-        return found.lasting(seconds)
 
     def synchronous(self, collective: str, group: CommunicatorRanks, size_bytes: float, source: str) -> None:
         """A collective that waits for all computation before it, and that all computation after it waits for."""
