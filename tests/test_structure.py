@@ -33,6 +33,7 @@ SUPPORT = {
         "frame",
         "blocks",
         "status_line",
+        "tuner",
         "presenter",
         "presentation",
         "delivery",

@@ -283,8 +283,9 @@ def _words(option: str) -> Iterable[str]:
 
 def _of_collectives(option: str) -> Sequence[str]:
     from gpubench.jobs.plans import BACKENDS
-    from gpubench.model.terms.operation import Algorithm, Allocator, DataType, Protocol, ReduceOp
+    from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
     from gpubench.model.terms.overlap import Partner
+    from gpubench.model.terms.settings import Algorithm, Protocol
     from gpubench.model.terms.statistics import Mode
 
     words: dict[str, Iterable[str]] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from gpubench.cli.signature import JUDGE, NCCL, OUTPUT, SIMULATE, completed, flag, no_option, option, option_fields
 from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher, invalid_choice
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
-from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, Format
+from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
 from gpubench.jobs.sources import Recording, Simulation, simulation_of
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import DataType
@@ -59,6 +59,8 @@ def parse_collective(text: str | None) -> str | None:
 
 
 SUMMARY_OPTION = "--summary"
+WINNERS = "winners"
+"""The section that `--output nccl_tuner.conf` is made of."""
 
 FOLDER_MARK = "/"
 """The ending of `--output results/`, which names a folder; it is made where there is none."""
@@ -128,6 +130,12 @@ class PresentationOptions:
                 f"--section {self.section} without csv",
                 expected="--format csv, or an --output file ending in .csv: --section selects one section of the CSV",
                 next_step=f"--format csv --section {self.section}",
+            )
+        if TUNER in formats and WINNERS not in sections:
+            raise UsageError(
+                f"--output {outputs[formats[1:].index(TUNER)].path}",
+                expected="a collective that is swept over settings: the file has their winners",
+                next_step="gpubench allreduce --algo ring,tree --proto ll,ll128,simple --output nccl_tuner.conf",
             )
         if self.wide and CSV not in formats:
             raise UsageError("--wide without csv", expected="--format csv, or an --output file ending in .csv")
@@ -271,7 +279,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _format_of(path: Path, text: str) -> Format:
-    by_suffix = {each.suffix: each for each in FORMATS if each.suffix}
+    by_suffix = {each.suffix: each for each in (*FORMATS, TUNER) if each.suffix}
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]
     known = ", ".join(f"{suffix} ({each.name})" for suffix, each in by_suffix.items())

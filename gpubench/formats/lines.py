@@ -15,8 +15,8 @@ from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.backends import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
 from gpubench.model.results.report import BACKENDS, Metadata, Report
-from gpubench.model.terms.operation import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
 from gpubench.model.terms.ranks import RankIdentity, by_device, hosts_of_nccl
+from gpubench.model.terms.settings import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclSetting, taken_name
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
 from gpubench.model.terms.units import (
     compress_names,
@@ -272,6 +272,8 @@ def winner_lines(report: Report, width: int) -> Iterator[str]:
         yield from ("", *_series(list(series), width))
     if best:
         yield from ("", _legend_of_ways(best))
+        remarks = dict.fromkeys(remark for row in best for remark in NcclSetting.of(row.setting).remarks)
+        yield from (f"mind              {remark}" for remark in remarks)
     yield from map(_refused, report.rows(REFUSED_SECTION, RefusedRow))
 
 
@@ -331,7 +333,7 @@ def _legend_of_ways(rows: Sequence[WinnerRow]) -> str:
 def _refused(row: RefusedRow) -> str:
     where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
     what = " ".join(filter(None, (row.dtype, row.op)))
-    name = row.setting if NcclChoice.of(row.setting) != NcclChoice() else f"{row.backend} {row.setting}"
+    name = row.setting if NcclSetting.of(row.setting) != NcclSetting() else f"{row.backend} {row.setting}"
     name = row.backend if row.setting == row.backend else name
     return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
 
@@ -424,7 +426,10 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     yield f"{INDENT}{_method(metadata)}"
     ways = way_names(metadata)
     if ways:
-        yield f"{INDENT}every size in {len(ways)} ways, one after the other: {', '.join(ways)}"
+        how = f"every size in {len(ways)} ways, one after the other"
+        if "turns" in metadata.options:
+            how, ways = f"{len(ways) - 1} ways, each in two jobs of its own that take turns there and back", ways[:-1]
+        yield f"{INDENT}{how}: {', '.join(ways)}"
     yield from _clock_lines(metadata)
     yield f"{INDENT}size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
     for line in describe_dropped(metadata.dropped_sizes):

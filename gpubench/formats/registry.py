@@ -104,6 +104,9 @@ DATED = Format("dated json", None, "a json of every run, in a folder", "json:Dat
 BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "json:BaselineWriter")
 """The format of `--save-baseline`."""
 
+TUNER = Format("tuner", ".conf", "the winners of a sweep, for NCCL's example tuner plugin", "tuner:writer")
+"""The format of `--output nccl_tuner.conf`, of collectives that are swept over settings."""
+
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 """The formats of `--exit-style`, for stdout."""

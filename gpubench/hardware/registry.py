@@ -131,7 +131,7 @@ def _load_torch(name: str, driver_cuda: int) -> object:
 
 
 _NO_NCCL = "MPI moves the data, not NCCL"
-_NCCL_OPTIONS = ("--nccl-library", "--allocator nccl", "--algo", "--proto")
+_NCCL_OPTIONS = ("--nccl-library", "--allocator nccl", "--algo", "--proto", "--set")
 _SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
 _NO_GRAPHS = "only NCCL's own operations are captured in a CUDA graph"
 _TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
@@ -166,7 +166,7 @@ def _torch(
     )
 
 
-_TORCH_LACKS = dict.fromkeys(("--allocator nccl", "--algo", "--proto"), _TORCH_CHOOSES)
+_TORCH_LACKS = dict.fromkeys(("--allocator nccl", "--algo", "--proto", "--set"), _TORCH_CHOOSES)
 _OTHER_GPUS = dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")
 
 BACKENDS = (

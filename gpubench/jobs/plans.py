@@ -13,9 +13,17 @@ from gpubench.hardware.registry import BackendKind, backend_named, default_backe
 from gpubench.jobs.sources import Recording
 from gpubench.model.facts.backends import HOST
 from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.terms.operation import ALGORITHM_VARIABLE, HIERARCHICAL, PROTOCOL_VARIABLE, Allocator, NcclChoice
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
+from gpubench.model.terms.operation import Allocator
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
+from gpubench.model.terms.settings import (
+    ALGORITHM_VARIABLE,
+    HIERARCHICAL,
+    PER_COMMUNICATOR,
+    PROTOCOL_VARIABLE,
+    SET_OPTION,
+    NcclSetting,
+)
 from gpubench.model.terms.units import parse_sizes
 
 if TYPE_CHECKING:
@@ -37,11 +45,15 @@ def _here() -> "Source":
 
 @dataclass(frozen=True, slots=True)
 class AskedVariants:
-    """Variants to measure beside the own choice of the first backend; `backends` are all, where there are several."""
+    """Variants to measure beside the own choice of the first backend; `backends` are all, where there are several.
 
-    settings: tuple[NcclChoice, ...] = ()
+    `by_set` are the variables that `--set` names, of which `settings` have the values.
+    """
+
+    settings: tuple[NcclSetting, ...] = ()
     hierarchical: bool = False
     backends: tuple[str, ...] = ()
+    by_set: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.settings) or self.hierarchical or bool(self.beside)
@@ -52,11 +64,27 @@ class AskedVariants:
         return self.backends[1:]
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables that settings have."""
+        return tuple(self.settings[0].variables) if self.settings else ()
+
+    @property
+    def processes(self) -> tuple[NcclSetting, ...]:
+        """The settings that need jobs of their own, each once."""
+        return tuple(dict.fromkeys(each.of_process for each in self.settings if each.of_process.values))
+
+    def inside(self, process: NcclSetting) -> "AskedVariants":
+        """The variants that the job under such a setting measures, each on a communicator of its own."""
+        own = [each.of_communicator for each in self.settings if each.of_process == process]
+        return replace(self, settings=tuple(each for each in own if each.values))
+
+    @property
     def options(self) -> tuple[str, ...]:
         """The options that ask for it, for messages."""
         asked = {
-            "--algo": any(each.algorithm for each in self.settings),
-            "--proto": any(each.protocol for each in self.settings),
+            "--algo": ALGORITHM_VARIABLE in self.variables and ALGORITHM_VARIABLE not in self.by_set,
+            "--proto": PROTOCOL_VARIABLE in self.variables and PROTOCOL_VARIABLE not in self.by_set,
+            SET_OPTION: bool(self.by_set),
             HIERARCHICAL_OPTION: self.hierarchical,
             f"--backend {','.join(self.backends)}": bool(self.beside),
         }
@@ -64,16 +92,21 @@ class AskedVariants:
 
     def names(self, backend: str) -> list[str]:
         """The names in rows, for the metadata: of nothing where there is only one way."""
-        names = [*(each.name for each in self.settings), *([HIERARCHICAL] if self.hierarchical else [])]
+        names = [each.name for each in self.inside(NcclSetting()).settings]
+        for process in self.processes:
+            names += [process.name, *(each.name for each in self.settings if each.of_process == process != each)]
+        names += [HIERARCHICAL] if self.hierarchical else []
         return [*names, *(each for each in self.beside if each != backend)]
 
 
 def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
     """Raise UsageError where NCCL's own choice could not be measured, since somebody has made it.
 
-    `settings` are NCCL's variables as NCCL will see them.
+    `settings` are NCCL's variables as NCCL will see them. An algorithm makes NCCL's choice of a protocol too.
     """
-    variables = (ALGORITHM_VARIABLE, PROTOCOL_VARIABLE) if variants.settings else ()
+    variables = dict.fromkeys(variants.variables)
+    if not {*PER_COMMUNICATOR}.isdisjoint(variables):
+        variables |= dict.fromkeys(PER_COMMUNICATOR)
     for name in (each for each in variables if each in settings):
         raise UsageError(
             f"{' and '.join(variants.options)} with {name}={settings[name]} set already",
@@ -89,6 +122,7 @@ class RankOptions:
 
     `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
     to judge speed by, None for a match. `overlap` is the computation beside the collective, None for none.
+    `checked_variables` are those that NCCL has to know.
     """
 
     backend: str | None = None
@@ -104,6 +138,7 @@ class RankOptions:
     variants: AskedVariants = AskedVariants()
     profile: str | None = None
     overlap: OverlapAsked | None = None
+    checked_variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +220,7 @@ class CollectivePlan(RankOptions):
             SHARING_OPTION: self.ranks_per_gpu > 1,
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL,
-            **{option: True for option in self.variants.options if option in ("--algo", "--proto")},
+            **{option: True for option in self.variants.options if option in ("--algo", "--proto", SET_OPTION)},
         }
         return tuple(name for name, is_given in given.items() if is_given)
 

@@ -58,8 +58,9 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.results.result_file import ResultFile, Told
 from gpubench.model.results.topo import TREE_SECTION
-from gpubench.model.terms.operation import ALGORITHM_VARIABLE, Algorithm, CopyGpu, Direction, Engine, HostMemory
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
 from gpubench.model.terms.units import BYTES_PER_GB, counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Listener

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.terms.operation import taken_name
+from gpubench.model.terms.settings import taken_name
 from tests.cli.running import ROOT, gpubench, mpirun_command
 from tests.gpu.machine import DRIVER, RANKS, SHARES, launch, launched, several_ranks, under_mpirun
 

@@ -11,8 +11,9 @@ from gpubench.hardware.mpi.backends import HostBackend
 from gpubench.hardware.mpi.group import MpiCalls
 from gpubench.hardware.node.nvml import Driver
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.terms.operation import Algorithm, DataType, NcclChoice, ReduceOp, nccl_version
+from gpubench.model.terms.operation import DataType, ReduceOp, nccl_version
 from gpubench.model.terms.ranks import Progress, RankIdentity
+from gpubench.model.terms.settings import Algorithm, NcclSetting
 from gpubench.ports.backend import Launch, Region
 from gpubench.ports.copies import LinkBytes
 from gpubench.ports.group import Group
@@ -91,7 +92,7 @@ class Backend(HostBackend):
         pass
 
     def seconds(self, launch: Launch) -> float:
-        if self._refuses:
+        if self._refuses or os.environ.get("NCCL_NET") == os.environ.get("GPUBENCH_TEST_BROKEN_NET", "none is"):
             self._library.warning = "No transport found for rank 0[60] -> rank 1[70]"
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
         for text in self._first:
@@ -111,7 +112,7 @@ class ToldCalls(MpiCalls):
     def __init__(self, communicator: Any, library: Library) -> None:
         super().__init__(communicator)
         self._library = library
-        self._told = NcclChoice.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
+        self._told = NcclSetting.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)

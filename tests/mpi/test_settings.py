@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cli import running
 from tests.cli.running import ROOT, environment
 from tests.formats.schema import VALIDATOR
 from tests.mpi.hosts import Hosts, connected
@@ -164,6 +165,13 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
         (("--hierarchical", "--split", "node"), 2, "--hierarchical with --split"),
         (("--algo", "ring", "--simulate", "hgx-h200-4"), 2, "--algo with --simulate"),
         (("--backend", "nccl,host", "--graph", "3"), 2, "--backend nccl,host with --graph"),
+        (("--set", "NCCL_MAX_NCHANNELS=4"), 2, "--set needs GPUs, and this host shows none"),
+        (("--set", "NCCL_ALGO=ring", "--algo", "tree"), 2, "--set NCCL_ALGO and --algo exclude each other"),
+        (("--set", "NCCL_NET=IB", "--set", "NCCL_NET=Socket"), 2, "--set NCCL_NET is given twice"),
+        (("--set", "NCCL_NET=IB", "--record", "recorded"), 2, "--set NCCL_NET with --record"),
+        (("--set", "NCCL_NET=IB", "--hierarchical"), 2, "--set NCCL_NET with --hierarchical"),
+        (("--set", "NCCL_NET=IB", "--split", "node"), 2, "--set with --split"),
+        (("-o", "nccl_tuner.conf"), 2, "--output nccl_tuner.conf without settings"),
     ],
 )
 def test_what_cannot_be_asked_for_is_one_error(arguments: tuple[str, ...], code: int, said: str) -> None:
@@ -196,6 +204,63 @@ def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
     assert result.returncode == 2
     assert "--algo with NCCL_ALGO=Ring set already" in result.stderr
     assert "unset NCCL_ALGO" in result.stderr
+    result = gpubench(*SMALL, "--set", "NCCL_NET=IB", env=believing("tuning", NCCL_NET="Socket"))
+    assert result.returncode == 2
+    assert "--set with NCCL_NET=Socket set already" in result.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_a_launcher_started_are_one_job() -> None:
+    result = mpirun(4, *SMALL, "--set", "NCCL_NET=IB", env=believing("tuning"))
+    assert result.returncode == 2
+    assert "--set NCCL_NET under" in result.stderr
+    assert "gpubench compare" in result.stderr
+    result = mpirun(4, *SMALL, "--set", "NCCL_ALGO=ring,tree", env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+
+
+CHANNELS = ("NCCL_MAX_NCHANNELS=2", "NCCL_MAX_NCHANNELS=4")
+
+
+def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
+    tuner, table = tmp_path / "nccl_tuner.conf", tmp_path / "table.txt"
+    outputs = ("--format", "json", "--output", str(tuner), "--output", str(table))
+    asked = ("--set", "NCCL_MAX_NCHANNELS=2,4", "--proto", "ll")
+    result = gpubench(*SMALL, "--out-of-place", *asked, *outputs, env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    there = [None, *(way for name in CHANNELS for way in (name, f"ll {name}"))]
+    back = ["again", *(f"{way} again" for name in CHANNELS for way in (name, f"ll {name}"))]
+    names = [row["setting"] for row in document["rows"]]
+    assert {name: names.count(name) for name in names} == dict.fromkeys([*there, *back], 3)
+    jobs = [(name or "").rpartition("=")[2] for name in dict.fromkeys(names)]
+    assert list(dict.fromkeys(jobs)) == ["", "2", "4", "4 again", "2 again", "again"]
+    assert document["metadata"]["options"]["settings"] == there[1:]
+    assert document["metadata"]["options"]["turns"] == 6
+    assert "NCCL_MAX_NCHANNELS" not in document["metadata"]["environment"]
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    assert {row["expected_source"] for row in document["rows"] if row["setting"] not in (None, "again")} == {None}
+    assert {row["candidates"] for row in document["winners"]} == {5}
+    assert document["refused"] == []
+    assert "variable-not-verified" in {each["id"] for each in document["findings"]}, "this library does not tell"
+    assert [line.split(",")[0] for line in tuner.read_text().splitlines() if line[0] != "#"] == ["allreduce"]
+    text = " ".join(table.read_text().split())
+    assert "5 ways, each in two jobs of its own that take turns there and back: own choice, NCCL_MAX" in text
+
+
+@pytest.mark.slow
+def test_a_setting_whose_job_fails_is_left_out_with_the_reason() -> None:
+    """What stands in for the library fails where this variable is set, and MPI_Abort ends that job's mpirun."""
+    arguments = (*SMALL, "--set", "NCCL_NET=Broken,Socket", "--format", "json")
+    result = running.gpubench(*arguments, env=believing("tuning", GPUBENCH_TEST_BROKEN_NET="Broken"))
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    (refused,) = document["refused"]
+    assert refused["setting"] == "NCCL_NET=Broken"
+    assert "No transport found for rank 0" in refused["reason"]
+    assert {row["setting"] for row in document["rows"]} == {None, "NCCL_NET=Socket", "NCCL_NET=Socket again", "again"}
+    notes = {row["note"] for row in document["rows"] if row["setting"] == "NCCL_NET=Socket"}
+    assert all("NCCL_NET=Socket changes the path that data takes" in note for note in notes)
 
 
 @pytest.fixture

@@ -37,12 +37,22 @@ from gpubench.cli.signature import (
 )
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
+from gpubench.formats.registry import TUNER
 from gpubench.jobs.plans import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.operation import Algorithm, Allocator, DataType, Placement, Protocol, ReduceOp, settings_of
+from gpubench.model.terms.operation import Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import SECONDS_TO_START, SPLITS, check_split
+from gpubench.model.terms.settings import (
+    ALGORITHM_VARIABLE,
+    PROTOCOL_VARIABLE,
+    SET_OPTION,
+    Algorithm,
+    Protocol,
+    every_combination,
+    parse_sets,
+)
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 from gpubench.model.terms.units import parse_sizes
 
@@ -122,6 +132,12 @@ class VariantOptions:
         "combination.",
         autocompletion=completed("proto"),
     )
+    sets: list[str] | None = option(
+        "NAME=A,B",
+        "Also measure with this variable of NCCL's set to each value, in jobs of its own. Repeatable; every "
+        "combination, also with --algo and --proto.",
+        name=SET_OPTION,
+    )
     hierarchical: bool = flag(
         "Also measure all-reduce in three steps: reduce-scatter within nodes, all-reduce between nodes, all-gather "
         "within nodes.",
@@ -129,14 +145,22 @@ class VariantOptions:
     )
 
     def parse(self, backends: tuple[str, ...] = ()) -> "AskedVariants":
-        """The variants, of every combination of algorithm and protocol; UsageError for a word that is not known."""
+        """The variants, of every combination of algorithm, protocol and variables.
+
+        Raises UsageError: a word is not known, or a variable is set in two ways.
+        """
         from gpubench.jobs.plans import AskedVariants
 
-        algorithms = parse_choices("--algo", self.algo or (), Algorithm)
-        protocols = parse_choices("--proto", self.proto or (), Protocol)
-        return AskedVariants(
-            tuple(settings_of(algorithms, protocols)), self.hierarchical, backends if len(backends) > 1 else ()
-        )
+        by_set = parse_sets(self.sets or ())
+        by_option = {
+            ALGORITHM_VARIABLE: ("--algo", parse_choices("--algo", self.algo or (), Algorithm)),
+            PROTOCOL_VARIABLE: ("--proto", parse_choices("--proto", self.proto or (), Protocol)),
+        }
+        given = {variable: values for variable, (_, values) in by_option.items() if values}
+        for variable in (each for each in given if each in by_set):
+            raise exclusive((f"{SET_OPTION} {variable}", by_option[variable][0]), "one of them: both set one variable")
+        settings = tuple(every_combination({**given, **by_set}))
+        return AskedVariants(settings, self.hierarchical, backends if len(backends) > 1 else (), tuple(by_set))
 
 
 def parse_backends(text: str | None) -> tuple[str, ...]:
@@ -279,14 +303,7 @@ class CollectiveOptions:
             recording=recording,
             presentation=self.presentation.parse(sections(), plot=self.plot),
         )
-        check_variants(
-            plan.variants,
-            {
-                "--split": plan.split is not None,
-                "--simulate": isinstance(plan.source, Simulated),
-                "--graph": bool(plan.variants.beside) and plan.request.graph_replays > 0,
-            },
-        )
+        self._check_variants(plan)
         if plan.split is not None:
             self._check_split(plan.split)
             plan = replace(plan, evidence=EvidenceUse.OFF)
@@ -369,6 +386,38 @@ class CollectiveOptions:
             if is_given:
                 instead = "--iters 100" if name == f"--iters {AUTO}" else f"leave {name} out"
                 raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
+
+    def _check_variants(self, plan: CollectivePlan) -> None:
+        """Raise UsageError for options that cannot be used with settings, or not without any."""
+        from gpubench.jobs.sources import Simulated
+
+        check_variants(
+            plan.variants,
+            {
+                "--split": plan.split is not None,
+                "--simulate": isinstance(plan.source, Simulated),
+                "--graph": bool(plan.variants.beside) and plan.request.graph_replays > 0,
+            },
+        )
+        if any(each.format is TUNER for each in plan.presentation.outputs) and not plan.variants.settings:
+            raise UsageError(
+                "--output nccl_tuner.conf without settings to choose from",
+                expected="--algo, --proto or --set: the file has the fastest of them by size",
+                next_step=f"gpubench {plan.collective.name} --proto ll,ll128,simple --output nccl_tuner.conf",
+            )
+        if not plan.variants.processes:
+            return
+        beside = {
+            "--record": plan.recording.record is not None,
+            HIERARCHICAL_OPTION: plan.variants.hierarchical,
+            f"--backend {self.backend}": bool(plan.variants.beside),
+        }
+        for name in (each for each, is_given in beside.items() if is_given):
+            raise UsageError(
+                f"{SET_OPTION} {plan.variants.by_set[0]} with {name}",
+                expected="one of them: NCCL reads this variable once a process, so every value is a job of its own",
+                next_step=f"leave {name} out",
+            )
 
     def _check_replay(self) -> None:
         """Raise UsageError for --replay with an option that says what to measure."""

@@ -24,8 +24,9 @@ from gpubench.model.facts.backends import NCCL, TORCH_NCCL
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
-from gpubench.model.terms.operation import Placement, taken_name
+from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.ranks import why_not_judged
+from gpubench.model.terms.settings import again, taken_name
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import format_share, format_size, grouped
 from gpubench.model.terms.verdict import Verdict, gravity
@@ -164,6 +165,8 @@ class CollectiveView:
         self._why_not_judged = why_not_judged(metadata.ranks)
         self._hears_choices = bool(self._ways) and metadata.backend == NCCL and _has_algorithms(metadata)
         names = metadata.options.get("groups") or self._ways
+        if "turns" in metadata.options:
+            names = [again(name) for name in names[1:-1]]
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, self._figures = self._fitting()
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1

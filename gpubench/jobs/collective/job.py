@@ -4,10 +4,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubench.collectives.record import Asked
 from gpubench.collectives.registry import collective_named
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.model.facts.environment import LaunchedBy
-    from gpubench.model.results.report import Row
+    from gpubench.model.results.report import Metadata, Report, Row
     from gpubench.ports.group import Group
 
 _TORCH = ("torch", "torch.distributed")
@@ -133,39 +133,124 @@ _OWN_NOTE = f"{_OWN_NAME}note: "
 
 
 def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """Relaunch as ranks on this host and present what they measure; the exit code. Raises GpubenchError."""
-    driver = read_driver(os.environ)
-    ranks = choose_ranks(plan, driver)
-    sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
-    check_writable(plan.presentation.outputs, plan.recording.record)
-    mpirun = launch.find_launcher()
-    terminal = sys.stderr if _shows_progress(plan) and os.environ.get("TERM") != "dumb" else None
-    starting = announced(f"starting {counted(ranks, 'rank')} on this host ...", terminal)
-    with launch.ChannelReceiver() as ranks_channel, starting as take_back:
-        write_plan(ranks_channel.path, plan, arguments)
-        measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=driver.visible > 0))
-        environment = mpirun.environment(os.environ, ranks_channel.path, sharing, measures_mpi=measures_mpi)
-        command = mpirun.command(ranks, arguments)
+    """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
 
-        def present(presenter: "Presenter", started: "Popen[bytes]") -> _LaunchedJob:
-            job = _LaunchedJob(presenter, started, take_back)
-            ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
-            job.listen(ranks_channel)
-            return job
+    Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    """
+    start = RankStart.of(plan, arguments)
+    if plan.variants.processes:
+        from gpubench.jobs.collective.turns import measure_in_turns
 
-        first = launch.start(command, environment)
-        with _ended(first):
-            presenter = _presenter(plan)
-            if plan.backend is None and driver.hidden_gpus():
-                take_back()
-                presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
-            if sharing and not mps_serves(environment):
-                take_back()
-                presenter.note(cost_of_turns(plan.ranks_per_gpu))
-            with delivering(presenter):
-                job = present(presenter, first)
+        return measure_in_turns(plan, start)
+    with start.announced(plan) as take_back, ExitStack() as stack:
+
+        def present() -> "Presenter":
+            presenter = start.presenter(plan, take_back)
+            stack.enter_context(delivering(presenter))
+            return presenter
+
+        return start.measure(plan, present, take_back)
+
+
+class RankListener(Protocol):
+    """What hears of a job of ranks: a presenter, or one turn of several."""
+
+    rows: int
+    report: "Report | None"
+
+    def begin(self, metadata: "Metadata") -> None:
+        """The job is set up."""
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """How far it is."""
+
+    def row(self, row: "Row") -> None:
+        """A row."""
+
+    def end(self, report: "Report") -> None:
+        """The job is over."""
+
+    def note(self, text: str) -> None:
+        """What a rank or its launcher says."""
+
+    def cut_short(self, *, failed: bool = False) -> None:
+        """The job ended early; `failed` where that was a judgement."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the job's report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """The means to start ranks on this host, all of them checked; `sharing` are settings for ranks that share a GPU."""
+
+    arguments: Sequence[str]
+    mpirun: launch.Launcher
+    ranks: int
+    driver: Driver
+    sharing: Mapping[str, str]
+
+    @classmethod
+    def of(cls, plan: CollectivePlan, arguments: Sequence[str]) -> "RankStart":
+        """Of a plan whose outputs can be written. Raises GpubenchError: nothing can be measured here."""
+        driver = read_driver(os.environ)
+        ranks = choose_ranks(plan, driver)
+        sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
+        check_writable(plan.presentation.outputs, plan.recording.record)
+        mpirun = launch.find_launcher()
+        return cls(arguments=arguments, mpirun=mpirun, ranks=ranks, driver=driver, sharing=sharing)
+
+    def announced(self, plan: CollectivePlan) -> AbstractContextManager[Callable[[], None]]:
+        """Says that ranks start, on a terminal, until what is returned is called."""
+        shows = plan.presentation.show_progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        return announced(f"starting {counted(self.ranks, 'rank')} on this host ...", sys.stderr if shows else None)
+
+    def presenter(self, plan: CollectivePlan, take_back: Callable[[], None]) -> "Presenter":
+        """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""
+        from gpubench.formats.presenter import Presenter, terminal_style
+
+        shown = plan.presentation
+        presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shown.show_progress)
+        if plan.backend is None and self.driver.hidden_gpus():
+            take_back()
+            presenter.note(f"no GPU is measured: {self.driver.hidden_gpus()}")
+        if self.sharing and not mps_serves({**os.environ, **self.sharing}):
+            take_back()
+            presenter.note(cost_of_turns(plan.ranks_per_gpu))
+        return presenter
+
+    def measure(
+        self,
+        plan: CollectivePlan,
+        listen: Callable[[], RankListener],
+        take_back: Callable[[], None],
+        variables: Mapping[str, str] | None = None,
+    ) -> int:
+        """Start the ranks, with some variables of their own, and hear them to their end; the exit code.
+
+        `listen` is called once they have been started. Raises GpubenchError: the measurement broke.
+        """
+        with launch.ChannelReceiver() as channel:
+            write_plan(channel.path, plan, self.arguments)
+            measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=self.driver.visible > 0))
+            environment = self.mpirun.environment(
+                os.environ, channel.path, {**self.sharing, **(variables or {})}, measures_mpi=measures_mpi
+            )
+            command = self.mpirun.command(self.ranks, self.arguments)
+
+            def heard(listener: RankListener, started: "Popen[bytes]") -> _LaunchedJob:
+                job = _LaunchedJob(listener, started, take_back)
+                channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
+                job.listen(channel)
+                return job
+
+            first = launch.start(command, environment)
+            with _ended(first):
+                listener = listen()
+                job = heard(listener, first)
                 if job.started_nothing:
-                    job = present(presenter, launch.start(command, environment))
+                    job = heard(listener, launch.start(command, environment))
                 return job.exit_code()
 
 
@@ -175,17 +260,6 @@ def _ended(job: "Popen[bytes]") -> Iterator[None]:
         yield
     finally:
         launch.stop(job)
-
-
-def _shows_progress(plan: CollectivePlan) -> bool:
-    return plan.presentation.show_progress and sys.stderr.isatty()
-
-
-def _presenter(plan: CollectivePlan) -> "Presenter":
-    from gpubench.formats.presenter import Presenter, terminal_style
-
-    shown = plan.presentation
-    return Presenter(shown, terminal_style(shown, sys.stdout), progress=shown.show_progress)
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
@@ -219,7 +293,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 class _LaunchedJob:
     """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
 
-    def __init__(self, presenter: "Presenter", job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
+    def __init__(self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
         self._presenter, self._job, self._take_back = presenter, job, take_back
         self._error: GpubenchError | None = None
         self._error_at = 0.0
@@ -350,7 +424,10 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
         return simulated.run_simulated(plan, source, arguments)
     if launch is None:
         return launch_ranks(plan, arguments)
+    if plan.variants.processes:
+        from gpubench.jobs.collective.turns import refuse_turns_under_launcher
 
+        refuse_turns_under_launcher(plan.variants.processes, launch)
     return run_as_rank(plan, arguments, launch)
 
 

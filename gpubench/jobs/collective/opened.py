@@ -52,7 +52,8 @@ class Rank:
 class Opened:
     """A backend, the rank with its GPU, and what observes both.
 
-    `machines` returns nodes and processes on the first rank; `memory_holders` names other users of the GPU's memory.
+    `machines` returns nodes and processes on the first rank; `memory_holders` names other users of the GPU's memory;
+    `unverified_variables` are those of a sweep of which nobody can say whether anything reads them.
     """
 
     kind: BackendKind
@@ -66,6 +67,7 @@ class Opened:
     memory_holders: Callable[[], str] = lambda: ""
     mpi_support: MpiSupport | None = None
     nccl_alone: str = ""
+    unverified_variables: tuple[str, ...] = ()
 
     def refusal(self, kind: BackendKind, collective: str) -> str:
         """The reason why a backend cannot run a collective here, where that was found out; else empty."""
@@ -182,6 +184,7 @@ def open_on_gpu(
     library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
     if any(each.logs_to_nccl for each in kinds):
         check_nccl_of_ranks(group, identity, library, driver, plan.kernels_at_once)
+    unverified = agree(group, lambda: _checked(plan, library) if group.rank == 0 else ())
     if path_watch is not None:
         path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)
         stack.enter_context(path_watch.naming_refusals(library))
@@ -198,7 +201,17 @@ def open_on_gpu(
         path_watch=path_watch,
         read_condition=condition.read,
         memory_holders=memory_holders,
+        unverified_variables=unverified,
     )
+
+
+def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
+    """The variables of a sweep that may have no reader. Raises UsageError: NCCL does not know one."""
+    if not plan.checked_variables:
+        return ()
+    from gpubench.hardware.nccl.parameters import check_variables
+
+    return check_variables(plan.checked_variables, library.path, tuple(nccl_settings(os.environ)))
 
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:

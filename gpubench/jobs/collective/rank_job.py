@@ -45,7 +45,7 @@ from gpubench.model.facts.backends import NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Origin
+from gpubench.model.terms.verdict import Origin, overall
 from gpubench.ports.group import Group, Listener
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ class CollectiveRankJob:
                 measures_again=self._part is None,
             )
             report = self._rows(request, variants, identities, listener, observers)
+        report = _with_unverified(report, opened.unverified_variables)
         if opened.path_watch is None:
             from gpubench.measure.paths import unwatched
 
@@ -313,6 +314,17 @@ class CollectiveRankJob:
 
     def _started_by(self) -> dict[str, str]:
         return {"MPI": mpi.library_version()} if isinstance(self._group, mpi.MpiGroup) else {}
+
+
+def _with_unverified(report: Report, names: Sequence[str]) -> Report:
+    """The report with the finding on variables that may have no reader."""
+    if not names:
+        return report
+    from gpubench.hardware.nccl.parameters import unverified
+
+    found = unverified(names)
+    verdict = overall([report.verdict, *(each.severity for each in found)])
+    return replace(report, verdict=verdict, findings=(*report.findings, *found))
 
 
 def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapping[str, str]) -> dict[str, str]:

@@ -13,8 +13,9 @@ from gpubench.jobs.plans import AskedVariants
 from gpubench.jobs.rank import agree
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
-from gpubench.model.terms.operation import HIERARCHICAL, NcclChoice, TwoLevels
+from gpubench.model.terms.operation import TwoLevels
 from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting
 from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group
 
@@ -85,7 +86,7 @@ class VariantMaker:
             logs_choices=each.kind.logs_to_nccl,
         )
 
-    def _setting(self, setting: NcclChoice, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
+    def _setting(self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
         opened: list[CollectiveCalls] = []
 

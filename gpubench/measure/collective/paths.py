@@ -31,7 +31,8 @@ from gpubench.model.results.backends import took_another
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.figures import ONE_RANK
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.operation import AGAIN, DataType, ReduceOp, taken_name
+from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.settings import AGAIN, taken_name
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters

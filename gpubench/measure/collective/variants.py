@@ -12,8 +12,8 @@ from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Obse
 from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.figures import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Report, Section, Table
-from gpubench.model.terms.operation import AGAIN
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
+from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.backend import Backend, SharedMemory
 from gpubench.ports.group import Group, Listener

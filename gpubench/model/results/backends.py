@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from gpubench.model.facts.backends import NCCL, TORCH_NCCL
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
-from gpubench.model.terms.operation import AGAIN, OWN_CHOICE, DataType, NcclChoice, Placement, ReduceOp, taken_name
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, NcclSetting, first_time, taken_name
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
 from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict
@@ -317,12 +318,16 @@ class RefusedRow(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took."""
+    """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took.
+
+    `seconds` are the rows of those that were measured twice, the own choice left out.
+    """
 
     ways: Mapping[str, CollectiveRow]
     own: CollectiveRow
     again: CollectiveRow | None
     own_way: str | None
+    seconds: Mapping[str, CollectiveRow]
 
     @property
     def own_time_us(self) -> float:
@@ -333,12 +338,33 @@ class _Place:
     @property
     def drift(self) -> float | None:
         """By how much the own choice was slower the second time, as a part of the first."""
-        return None if self.again is None else _time_of_way_us(self.again) / _time_of_way_us(self.own) - 1
+        return None if self.again is None else _drift(self.own, self.again)
+
+    @property
+    def drifts(self) -> Mapping[str, float]:
+        """The same of everything that was measured twice, by name."""
+        own = {} if self.drift is None else {OWN_CHOICE: self.drift}
+        return own | {name: _drift(self.ways[name], row) for name, row in self.seconds.items()}
 
     def time_us(self, name: str) -> float:
-        """The time of a way; of the own choice all its measurements count."""
+        """The time of a way: the mean of two where there are two; of the own choice all its measurements count."""
         row = self.ways[name]
-        return self.own_time_us if row is self.own or name == self.own_way else _time_of_way_us(row)
+        if row is self.own or name == self.own_way:
+            return self.own_time_us
+        second = self.seconds.get(name)
+        return fmean(_time_of_way_us(each) for each in (row, second) if each is not None)
+
+
+class _Drift(NamedTuple):
+    """By how much a way was slower the second time at a size, as a part of the first."""
+
+    size_bytes: int
+    way: str
+    part: float
+
+    def away(self, size_bytes: int) -> float:
+        """How far the size is from another one, in powers of two."""
+        return abs(math.log2(self.size_bytes / size_bytes))
 
 
 def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
@@ -347,8 +373,12 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
     found: list[WinnerRow] = []
     for alike in grouped(rows, lambda row: (row.dtype, row.op)).values():
         series = [_places(same, several=several) for same in grouped(alike, lambda row: row.placement).values()]
-        drifts = [(place.own.size_bytes, place.drift) for places in series for place in places]
-        known = [(size, drift) for size, drift in drifts if drift is not None]
+        known = [
+            _Drift(place.own.size_bytes, *drift)
+            for places in series
+            for place in places
+            for drift in place.drifts.items()
+        ]
         for places in series:
             found += _series(places, known)
     return found
@@ -356,7 +386,7 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
 
 def took_another(row: CollectiveRow) -> bool:
     """True where NCCL's log names another algorithm or protocol than the row was to have."""
-    return NcclChoice.of(row.setting).differs(row.algorithm, row.protocol)
+    return NcclSetting.of(row.setting).differs(row.algorithm, row.protocol)
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
@@ -369,17 +399,27 @@ def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
         own = next((row for row in here if row.setting is None), here[0])
         others = [row for row in here if row is not own]
         again = next((row for row in others if row.setting == AGAIN and not row.wrong), None)
-        right = [row for row in others if row.setting != AGAIN and not row.wrong and not took_another(row)]
+        true = [row for row in others if not row.wrong and not took_another(row)]
+        right = [row for row in true if row.setting == first_time(row.setting)]
+        twice = {first_time(row.setting): row for row in true if row.setting not in (AGAIN, first_time(row.setting))}
         if right and own.setting is None and not own.wrong:
             chosen = next((row for row in right if _took_the_same(row, own)), None)
             ways = right if chosen is not None else [own, *right]
             names = {_name(row, several=several): row for row in ways}
             own_way = None if chosen is None else _name(chosen, several=several)
-            found.append(_Place(names, own, again, own_way))
+            seconds = {name: twice[row.setting] for name, row in names.items() if row.setting in twice}
+            found.append(_Place(names, own, again, own_way, seconds))
     return sorted(found, key=lambda place: place.own.size_bytes)
 
 
+def _drift(row: CollectiveRow, second: CollectiveRow) -> float:
+    return _time_of_way_us(second) / _time_of_way_us(row) - 1
+
+
 def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
+    """True of a setting of nothing but the algorithm and the protocol that NCCL took by itself."""
+    if NcclSetting.of(row.setting).of_process.values:
+        return False
     taken = taken_name(own.algorithm, own.protocol)
     return row.backend == own.backend and taken is not None and taken == taken_name(row.algorithm, row.protocol)
 
@@ -390,7 +430,7 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
     return " ".join(filter(None, (row.backend, row.setting)))
 
 
-def _series(places: Sequence[_Place], drifts: Sequence[tuple[int, float]]) -> Iterator[WinnerRow]:
+def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
     """Size by size, with what is displaced: the fastest of the smallest size holds until it is beaten beyond noise."""
     incumbent = ""
     for place in places:
@@ -427,25 +467,38 @@ def _lost(time_us: float, best_us: float) -> float:
     return time_us / best_us - 1
 
 
-def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[tuple[int, float]]) -> float | None:
+def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> float | None:
     """By how much the own choice may seem slower by chance than the fastest of so many ways; None where nobody knows.
 
-    How much a time differs when it is measured again is known from the own choice, which was measured twice at every
-    size: of two independent values with deviation s the difference has √2 s, and a mean of two against one value
-    √1.5 s; the nearest sizes count, of both placements, and further ones where those are too few. Bonferroni's share
+    How much a time differs when it is measured again is known from what was measured twice at every size, the own
+    choice and settings that had jobs of their own: of two independent values with deviation s the difference has √2 s,
+    and a mean of two against one value √1.5 s; the nearest sizes count, of both placements, and further ones where
+    those are too few. Sizes of one job may all be fast together, so jobs count as whole values too. Bonferroni's share
     is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open.
     """
-    away = sorted((abs(math.log2(size / place.own.size_bytes)), drift) for size, drift in drifts)
-    near = [each for number, each in enumerate(away) if number < _FEWEST_PAIRS or each[0] <= _REACH][:_NEAREST_PAIRS]
-    bounds = []
-    noise = robust_deviation([drift for _, drift in near]) if len(near) >= _FEWEST_PAIRS else None
-    if noise is not None:
-        bounds.append(Noise(math.sqrt(1.5 / 2) * noise.deviation, noise.freedom).bound(len(place.ways)))
+    away = sorted(drifts, key=lambda each: each.away(place.own.size_bytes))
+    near = [
+        each for number, each in enumerate(away) if number < _FEWEST_PAIRS or each.away(place.own.size_bytes) <= _REACH
+    ]
+    nearest = [each.part for each in near[:_NEAREST_PAIRS]]
+    noise = robust_deviation(nearest) if len(nearest) >= _FEWEST_PAIRS else None
+    noises = (noise, _noise_of_jobs(near) if place.seconds else None)
+    of_mean = [Noise(math.sqrt(1.5 / 2) * each.deviation, each.freedom) for each in noises if each is not None]
+    bounds = [each.bound(len(place.ways)) for each in of_mean]
     owns = [row.ci95_percent for row in (place.own, place.again) if row is not None]
     if fastest.ci95_percent is not None and None not in owns:
         own = math.hypot(*(each for each in owns if each is not None)) / len(owns)
         bounds.append(math.hypot(own, fastest.ci95_percent) / 100)
     return max(bounds, default=None)
+
+
+def _noise_of_jobs(drifts: Sequence[_Drift]) -> Noise:
+    """How much the second job of a way differs from its first: as a whole, since all sizes of a job share that.
+
+    It is the root mean square of as many values as there are ways.
+    """
+    shared = [median(each.part for each in here) for here in grouped(drifts, lambda each: each.way).values()]
+    return Noise(math.sqrt(fmean(part**2 for part in shared)), len(shared))
 
 
 def _time_of_way_us(row: CollectiveRow) -> float:

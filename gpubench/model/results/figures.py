@@ -12,8 +12,9 @@ from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, Row, Verified
-from gpubench.model.terms.operation import AGAIN, Direction, Engine, HostMemory, ManagedWay, algbw_gb_s
+from gpubench.model.terms.operation import Direction, Engine, HostMemory, ManagedWay, algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, grouped, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall

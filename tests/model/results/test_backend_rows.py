@@ -16,7 +16,8 @@ from gpubench.model.results.backends import (
     staged_beside,
 )
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.operation import AGAIN, DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import row as measured_row

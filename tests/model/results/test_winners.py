@@ -1,5 +1,6 @@
 """The fastest way by size, cross-overs, and when a loss is more than chance."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpubench.model.results.backends import WinnerRow, crossings, took_another, winners
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.operation import AGAIN, OWN_CHOICE
+from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, again
 from tests.formats.sample import ROW
 
 SIZES = tuple(2**power for power in range(10, 26))
@@ -177,3 +178,47 @@ def test_intervals_are_noise_too() -> None:
     assert found.beyond_noise is True
     alone = replace(known("ring", 10.0), p50_us=5.0)
     assert winners([known(None, 10.2), alone, known(AGAIN, 10.2)])[0].time_us == 5.0, "alone, the median counts"
+
+
+JOBS = ("NCCL_MAX_NCHANNELS=4", "NCCL_MAX_NCHANNELS=8")
+
+
+def jobs(seconds: Callable[[str | None, bool, int], float]) -> list[CollectiveRow]:
+    """Rows as jobs that take turns measure them: all sizes of one before the next, there and back."""
+    there = [(None, False), *((name, False) for name in JOBS)]
+    order = [*there, *((name, True) for name, _ in reversed(there))]
+    return [
+        row(size, again(name) if second else name, seconds(name, second, size))
+        for name, second in order
+        for size in SIZES
+    ]
+
+
+def test_jobs_that_differ_as_much_as_the_same_one_does_seldom_have_a_winner() -> None:
+    """Every job is faster or slower as a whole by some percent, which its sizes share."""
+    sweeps, false = 200, 0
+    for seed in range(sweeps):
+        noise = Random(seed)
+        offset = {(name, second): noise.gauss(1.0, 0.03) for name in (None, *JOBS) for second in (False, True)}
+        rows = jobs(lambda name, second, _size, o=offset, n=noise: 10 * o[name, second] * n.gauss(1.0, 0.002))  # type: ignore[misc]
+        false += any(each.beyond_noise for each in winners(rows))
+    assert false <= 0.04 * sweeps
+
+
+def test_the_time_of_a_setting_is_the_mean_of_its_two_jobs_and_a_clear_winner_is_one() -> None:
+    times = {None: (10.0, 10.2), JOBS[0]: (12.0, 12.1), JOBS[1]: (7.0, 7.1)}
+    found = winners(jobs(lambda name, second, _size: times[name][second]))
+    assert {each.fastest for each in found} == {JOBS[1]}
+    assert {each.candidates for each in found} == {3}
+    for each in found:
+        assert each.time_us == pytest.approx(7.05)
+        assert each.own_time_us == pytest.approx(10.1)
+        assert each.beyond_noise
+        assert each.own_drift_percent == pytest.approx(2.0)
+
+
+def test_a_setting_that_took_what_nccl_takes_by_itself_is_still_another_way() -> None:
+    rows = jobs(lambda name, _second, _size: 10.0 if name is None else 8.0)
+    heard = [replace(each, algorithm="RING", protocol="LL") for each in rows]
+    assert {each.candidates for each in winners(heard)} == {3}
+    assert {each.time_us for each in winners(heard)} == {8.0}

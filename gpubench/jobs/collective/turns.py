@@ -1,0 +1,210 @@
+"""Settings that NCCL reads once a process: each is measured in two jobs of its own, which take turns there and back.
+
+The order is A B C C B A: what drifts with time hits the first and the second job of a setting in opposite ways, and how
+much two jobs of one setting differ is the noise that a winner has to beat.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpubench.errors import GpubenchError, InterruptedRunError, UsageError
+from gpubench.formats.delivery import delivering
+from gpubench.hardware.environment import nccl_settings
+from gpubench.jobs.plans import CollectivePlan, check_unset
+from gpubench.measure.collective.variants import with_winners
+from gpubench.model.results.backends import RefusedRow
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms.settings import AGAIN, NcclSetting, again
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
+    from gpubench.jobs.collective.job import RankStart
+    from gpubench.model.facts.environment import LaunchedBy
+
+
+_LOG = "NCCL_DEBUG"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One job of a sweep: the variables of its processes, none for NCCL's own choice, and whether it had one before."""
+
+    setting: NcclSetting
+    is_second: bool
+
+    def name(self, in_job: str | None) -> str | None:
+        """What a row of the job is called in the sweep; `in_job` is what it is called there."""
+        words = [in_job, self.setting.name if self.setting.values else None]
+        name = " ".join(filter(None, words)) or None
+        return again(name) if self.is_second else name
+
+
+def turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
+    """NCCL's own choice, every setting, then all of them once more from the last to the first."""
+    there = (NcclSetting(), *processes)
+    yield from (Turn(setting, is_second=False) for setting in there)
+    yield from (Turn(setting, is_second=True) for setting in reversed(there))
+
+
+@dataclass
+class TurnedSweep:
+    """What all jobs of a sweep have measured so far."""
+
+    plan: CollectivePlan
+    presenter: "Presenter"
+    turns: int
+    rows: list[CollectiveRow] = field(default_factory=list)
+    refused: list[RefusedRow] = field(default_factory=list)
+    wrong: list[Finding] = field(default_factory=list)
+    own: Report | None = None
+
+    @property
+    def report(self) -> Report:
+        """The report on NCCL's own choice, with the winners of all, and data that were wrong anywhere."""
+        own = self.own or Report(verdict=Verdict.ERROR, complete=False)
+        verdict = overall([own.verdict, *(each.severity for each in self.wrong)])
+        own = replace(own, verdict=verdict, findings=(*self.wrong, *own.findings))
+        return with_winners(own, self.rows, self.refused)
+
+    def refuse(self, turn: Turn, reason: str) -> None:
+        """A job that could not be measured is left out, with the reason."""
+        self.refused.append(
+            RefusedRow(
+                collective=self.plan.collective.name,
+                backend="nccl",
+                setting=turn.setting.name,
+                dtype=None,
+                op=None,
+                size_bytes=None,
+                reason=f"the second time: {reason}" if turn.is_second else reason,
+            )
+        )
+
+
+class TurnListener:
+    """Hears of one job, and hands on its rows under the name that they have in the sweep."""
+
+    exit_code = 0
+
+    def __init__(self, sweep: TurnedSweep, turn: Turn, number: int) -> None:
+        self._sweep, self._turn, self._number = sweep, turn, number
+        self._is_first = number == 0
+        self.rows = 0
+        self.report: Report | None = None
+
+    def note(self, text: str) -> None:
+        """What the job says beside its rows, but for a log of NCCL's that the sweep itself has asked for."""
+        if _LOG not in self._turn.setting.variables:
+            self._sweep.presenter.note(text)
+
+    def begin(self, metadata: Metadata) -> None:
+        """Only the first job is presented: the others have the same ranks, libraries and sizes."""
+        if self._is_first:
+            names = self._sweep.plan.variants.names(str(metadata.backend))
+            self._sweep.presenter.begin(
+                replace(metadata, options={**metadata.options, "settings": names, "turns": self._sweep.turns})
+            )
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Of all jobs."""
+        name = self._turn.name(None)
+        label = label if name is None else f"{label}, {name}"
+        self._sweep.presenter.progress(self._number * total + done, self._sweep.turns * total, label)
+
+    def row(self, row: Row) -> None:
+        """A row; the job measured NCCL's own choice once more where it had several communicators, which is left out."""
+        if not isinstance(row, CollectiveRow) or row.setting == AGAIN:
+            return
+        self.rows += 1
+        row = self._renamed(row)
+        self._sweep.rows.append(row)
+        self._sweep.presenter.row(row)
+
+    def _renamed(self, row: CollectiveRow) -> CollectiveRow:
+        """Settings are compared with each other: nothing is expected of them, as of NCCL's own choice."""
+        name = self._turn.name(row.setting)
+        if not self._turn.setting.values:
+            return replace(row, setting=name)
+        note = "; ".join(filter(None, (row.note, *self._turn.setting.remarks))) or None
+        verdict = row.verdict
+        if not row.wrong and verdict is not None:
+            verdict = Verdict.SKIP if row.ranks == 1 else None if row.wrong is None else Verdict.PASS
+        return replace(
+            row,
+            setting=name,
+            note=note,
+            verdict=verdict,
+            expected_gb_s=None,
+            expected_us=None,
+            expected_percent=None,
+            expected_source=None,
+        )
+
+    def end(self, report: Report) -> None:
+        """The report of NCCL's own choice counts; of the others, that data were wrong."""
+        self.report = report
+        self._sweep.wrong += [each for each in report.findings if each.id == WRONG_DATA and not self._is_first]
+        for line in report.rows("refused", RefusedRow):
+            setting = self._turn.name(line.setting)
+            self._sweep.refused += [] if setting is None or self._turn.is_second else [replace(line, setting=setting)]
+        if self._is_first:
+            self._sweep.own = report
+
+    def cut_short(self, *, failed: bool = False) -> None:
+        """A setting may fail; without NCCL's own choice there is nothing to compare with."""
+        if self._is_first:
+            self._sweep.presenter.cut_short(failed=failed)
+
+
+def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
+    """Measure every setting of a plan in jobs of its own, and present them as one sweep; the exit code.
+
+    Raises GpubenchError: a variable is set already, NCCL's own choice cannot be measured, or somebody ended the run.
+    """
+    check_unset(plan.variants, nccl_settings(os.environ))
+    turns = list(turns_of(plan.variants.processes))
+    with start.announced(plan) as take_back:
+        presenter = start.presenter(plan, take_back)
+        sweep = TurnedSweep(plan, presenter, len(turns))
+        with delivering(presenter):
+            failed: set[NcclSetting] = set()
+            for number, turn in enumerate(turns):
+                if turn.setting in failed:
+                    continue
+                reason = _measure(sweep, turn, number, start, take_back)
+                if reason:
+                    failed.add(turn.setting)
+                    sweep.refuse(turn, reason)
+            presenter.end(sweep.report)
+    return presenter.exit_code
+
+
+def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
+    """Measure one job; the reason why it could not be measured, empty where it was."""
+    plan = sweep.plan
+    checked = plan.variants.by_set if number == 0 else ()
+    of_job = replace(plan, variants=plan.variants.inside(turn.setting), checked_variables=checked)
+    listener = TurnListener(sweep, turn, number)
+    try:
+        start.measure(of_job, lambda: listener, take_back, turn.setting.variables)
+    except InterruptedRunError:
+        raise
+    except GpubenchError as error:
+        if not turn.setting.values and not turn.is_second:
+            raise
+        return error.lines()[0]
+    return ""
+
+
+def refuse_turns_under_launcher(settings: Sequence[NcclSetting], launch: "LaunchedBy") -> None:
+    """Raise UsageError for settings that need jobs of their own in ranks that somebody else has started."""
+    first = settings[0].values[0]
+    raise UsageError(
+        f"--set {first[0]} under {launch.launcher}",
+        expected="one process, which starts a job for every setting: NCCL reads this variable once a process",
+        reason="ranks that a launcher has started are one job; NCCL_ALGO and NCCL_PROTO alone can change in it",
+        next_step=f"{first[0]}={first[1]} for one job, none for another, each with --output, then gpubench compare",
+    )

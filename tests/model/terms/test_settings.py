@@ -1,0 +1,118 @@
+"""What NCCL can be told, what rows are called after it, and whether it did."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.settings import (
+    AGAIN,
+    HIERARCHICAL,
+    Algorithm,
+    NcclSetting,
+    Protocol,
+    again,
+    every_combination,
+    first_time,
+    parse_sets,
+    taken_name,
+)
+
+ALGORITHMS, PROTOCOLS = [each.value for each in Algorithm], [each.value for each in Protocol]
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "NCCL_ALGO": st.sampled_from([*ALGORITHMS, "^tree"]),
+        "NCCL_PROTO": st.sampled_from(PROTOCOLS),
+        "NCCL_MAX_NCHANNELS": st.integers(1, 64).map(str),
+        "NCCL_NET": st.sampled_from(["IB", "Socket"]),
+    },
+).map(lambda values: NcclSetting(tuple(values.items())))
+
+
+@given(SETTINGS)
+def test_a_row_says_by_its_setting_what_was_asked_for(setting: NcclSetting) -> None:
+    assert NcclSetting.of(setting.name).variables == setting.variables
+    assert not setting.differs(setting.algorithm, setting.protocol)
+    assert not setting.differs(None, None)
+    assert {*setting.of_communicator.values, *setting.of_process.values} == {*setting.values}
+    assert set(setting.of_communicator.variables) <= {"NCCL_ALGO", "NCCL_PROTO"}
+
+
+@pytest.mark.parametrize("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])
+def test_other_rows_ask_for_nothing(name: str | None) -> None:
+    assert NcclSetting.of(name) == NcclSetting()
+
+
+@given(st.none() | SETTINGS.filter(lambda each: bool(each.values)).map(lambda each: each.name))
+def test_the_second_time_of_a_way_is_told_from_the_first(name: str | None) -> None:
+    assert first_time(again(name)) == name == first_time(name)
+    assert again(name) != name
+
+
+def test_every_combination_once() -> None:
+    both = every_combination({"NCCL_ALGO": ("ring", "tree"), "NCCL_PROTO": ("ll", "simple")})
+    assert [each.name for each in both] == ["ring/ll", "ring/simple", "tree/ll", "tree/simple"]
+    mixed = every_combination({"NCCL_MAX_NCHANNELS": ("4", "8"), "NCCL_ALGO": ("ring",), "NCCL_PXN_DISABLE": ("1",)})
+    assert [each.name for each in mixed] == [
+        "ring NCCL_MAX_NCHANNELS=4 NCCL_PXN_DISABLE=1",
+        "ring NCCL_MAX_NCHANNELS=8 NCCL_PXN_DISABLE=1",
+    ]
+    assert list(every_combination({})) == []
+
+
+def test_names_of_the_log_are_those_of_the_options() -> None:
+    assert taken_name("COLLNET_DIRECT", "LL128") == "collnetdirect/ll128"
+    assert taken_name(None, None) is None
+    assert not NcclSetting.of("nvlstree/simple").differs("NVLS_TREE", "SIMPLE")
+    assert NcclSetting.of("tree").differs("RING", "LL")
+    assert NcclSetting.of("ll NCCL_MAX_CTAS=4").differs("RING", "LL128")
+    assert not NcclSetting.of("NCCL_ALGO=^tree").differs("RING", "LL")
+
+
+def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
+    found = parse_sets(["NCCL_MAX_NCHANNELS=4,8,4", 'NCCL_IB_HCA="mlx5_0,mlx5_1",mlx5_0', "NCCL_ALGO=^tree"])
+    assert found == {
+        "NCCL_MAX_NCHANNELS": ("4", "8"),
+        "NCCL_IB_HCA": ("mlx5_0,mlx5_1", "mlx5_0"),
+        "NCCL_ALGO": ("^tree",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["NCCL_MAX_NCHANNELS"], "--set NCCL_MAX_NCHANNELS"),
+        (["NCCL_MAX_NCHANNELS="], "--set NCCL_MAX_NCHANNELS="),
+        (["NCCL_MAX_NCHANNELS=4,,8"], "--set NCCL_MAX_NCHANNELS=4,,8"),
+        (["nccl_algo=ring"], "--set nccl_algo=ring"),
+        (["=4"], "--set =4"),
+        (["NCCL_NET=a b"], "--set NCCL_NET=a b"),
+        (["NCCL_NET=IB", "NCCL_NET=Socket"], "--set NCCL_NET is given twice"),
+        (["NCCL_DEBUG_FILE=/tmp/log"], "--set NCCL_DEBUG_FILE"),
+        (["GPUBENCH_FORMAT=json"], "--set GPUBENCH_FORMAT"),
+    ],
+)
+def test_what_is_no_variable_with_values_is_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_sets(texts)
+    assert str(refused.value).splitlines()[0] == said
+    assert refused.value.expected
+
+
+def test_a_variable_given_twice_is_advised_as_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_sets(["NCCL_NET=IB", "NCCL_NET=Socket"])
+    assert refused.value.next_step == "--set NCCL_NET=IB,Socket"
+
+
+def test_what_changes_more_than_a_choice_says_so() -> None:
+    said = {
+        name: NcclSetting(((name, "1"),)).remarks for name in ("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_PXN_DISABLE")
+    }
+    assert said == {
+        "NCCL_DEBUG": ("NCCL_DEBUG=1 makes NCCL log or check while it is timed",),
+        "NCCL_P2P_DISABLE": ("NCCL_P2P_DISABLE=1 changes the path that data takes",),
+        "NCCL_PXN_DISABLE": ("NCCL_PXN_DISABLE=1 switches a part of NCCL off or on",),
+    }
+    assert NcclSetting.of("ring/ll NCCL_MAX_NCHANNELS=4").remarks == ()
