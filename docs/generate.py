@@ -174,7 +174,7 @@ def _function(command: Command) -> Iterator[str]:
         yield "    *,"
     yield "    deadline_s: float | None = None,"
     for each in made:
-        if each.param_type_name == "option" and each.name not in _FOR_PEOPLE:
+        if each.param_type_name == "option" and each.opts[0].startswith("--") and each.name not in _FOR_PEOPLE:
             name = each.opts[0].removeprefix("--").replace("-", "_")
             name += "_" if keyword.iskeyword(name) else ""
             kind = "Several" if each.multiple else _STUB_TYPES.get(each.type_descriptor.annotation, "One | None")

@@ -458,3 +458,12 @@ def no_nccl_allocator(version: str) -> UsageError:
         expected="NCCL 2.19 or newer",
         next_step="--allocator cuda, or another library: --nccl-library /path/libnccl.so.2",
     )
+
+
+def nccl_lacks(option: str, version: str, what: str, first: str) -> UsageError:
+    """An option for which this NCCL has no call."""
+    return UsageError(
+        f"{option}, but NCCL {version} has no {what}",
+        expected=f"NCCL {first} or newer",
+        next_step=f"leave {option.partition(' ')[0]} out, or another library: --nccl-library /path/libnccl.so.2",
+    )

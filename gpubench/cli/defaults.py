@@ -285,7 +285,7 @@ def _of_collectives(option: str) -> Sequence[str]:
     from gpubench.jobs.plans import BACKENDS
     from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
     from gpubench.model.terms.overlap import Partner
-    from gpubench.model.terms.settings import Algorithm, Protocol
+    from gpubench.model.terms.settings import Algorithm, CtaPolicy, Protocol, Registration
     from gpubench.model.terms.statistics import Mode
 
     words: dict[str, Iterable[str]] = {
@@ -293,6 +293,8 @@ def _of_collectives(option: str) -> Sequence[str]:
         "op": ReduceOp,
         "algo": Algorithm,
         "proto": Protocol,
+        "register": Registration,
+        "cta-policy": CtaPolicy,
         "backend": BACKENDS,
         "mode": Mode,
         "allocator": Allocator,

@@ -404,9 +404,29 @@ class NcclTestsOptions:
     verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0)
     threads: str | None = option("N", "", name="-t", hidden=True)
     parallel_init: str | None = option("0|1", "", name="-p", hidden=True)
+    registered: str | None = option("0|1|2", "", name="-R", hidden=True)
+    policy: str | None = option("0|1|2", "", name="-x", hidden=True)
+    unaligned: str | None = option("N", "", name="-u", hidden=True)
 
-    def refuse_threads(self) -> None:
-        """Raise UsageError for nccl-tests' options about threads, which gpubench has no counterpart of."""
+    def refuse_foreign(self) -> None:
+        """Raise UsageError for nccl-tests' options that gpubench has by another name, or no counterpart of."""
+        renamed = (
+            ("-R", self.registered, "--register", {"1": "user", "2": "symmetric"}),
+            ("-x", self.policy, "--cta-policy", {"1": "efficiency", "2": "zero"}),
+        )
+        for short, value, own, words in renamed:
+            if value not in (None, "0"):
+                raise UsageError(
+                    f"{short} {value}",
+                    expected=f"{own} {'|'.join(words.values())}, which is measured beside NCCL's own choice",
+                    next_step=f"{own} {words.get(value or '', next(iter(words.values())))}",
+                )
+        if self.unaligned not in (None, "0"):
+            raise UsageError(
+                f"-u {self.unaligned}",
+                expected="no -u: gpubench's buffers begin where the allocator puts them",
+                next_step="leave -u out",
+            )
         if self.threads not in (None, "1"):
             raise UsageError(
                 f"-t {self.threads}",

@@ -131,7 +131,8 @@ def _load_torch(name: str, driver_cuda: int) -> object:
 
 
 _NO_NCCL = "MPI moves the data, not NCCL"
-_NCCL_OPTIONS = ("--nccl-library", "--allocator nccl", "--algo", "--proto", "--set")
+_TO_NCCL = ("--allocator nccl", "--algo", "--proto", "--set", "--register", "--cta-policy", "--max-ctas")
+_NCCL_OPTIONS = ("--nccl-library", *_TO_NCCL)
 _SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
 _NO_GRAPHS = "only NCCL's own operations are captured in a CUDA graph"
 _TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
@@ -166,7 +167,7 @@ def _torch(
     )
 
 
-_TORCH_LACKS = dict.fromkeys(("--allocator nccl", "--algo", "--proto", "--set"), _TORCH_CHOOSES)
+_TORCH_LACKS = dict.fromkeys(_TO_NCCL, _TORCH_CHOOSES)
 _OTHER_GPUS = dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")
 
 BACKENDS = (

@@ -21,6 +21,8 @@ from gpubench.model.terms.settings import (
     HIERARCHICAL,
     PER_COMMUNICATOR,
     PROTOCOL_VARIABLE,
+    REGISTER,
+    REQUESTS,
     SET_OPTION,
     NcclSetting,
 )
@@ -69,6 +71,11 @@ class AskedVariants:
         return tuple(self.settings[0].variables) if self.settings else ()
 
     @property
+    def requests(self) -> tuple[str, ...]:
+        """What all settings ask of a communicator by calls."""
+        return tuple(self.settings[0].requests) if self.settings else ()
+
+    @property
     def processes(self) -> tuple[NcclSetting, ...]:
         """The settings that need jobs of their own, each once."""
         return tuple(dict.fromkeys(each.of_process for each in self.settings if each.of_process.values))
@@ -85,6 +92,7 @@ class AskedVariants:
             "--algo": ALGORITHM_VARIABLE in self.variables and ALGORITHM_VARIABLE not in self.by_set,
             "--proto": PROTOCOL_VARIABLE in self.variables and PROTOCOL_VARIABLE not in self.by_set,
             SET_OPTION: bool(self.by_set),
+            **{f"--{name}": name in self.requests for name in REQUESTS},
             HIERARCHICAL_OPTION: self.hierarchical,
             f"--backend {','.join(self.backends)}": bool(self.beside),
         }
@@ -219,11 +227,13 @@ class CollectivePlan(RankOptions):
             "--graph": self.request.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,
             "--nccl-library": self.nccl_library is not None,
-            "--allocator nccl": self.allocator is Allocator.NCCL,
-            **{option: True for option in self.variants.options if option in ("--algo", "--proto", SET_OPTION)},
+            "--allocator nccl": self.allocator is Allocator.NCCL and REGISTER not in self.variants.requests,
+            **{option: True for option in self.variants.options if option in _TO_NCCL},
         }
         return tuple(name for name, is_given in given.items() if is_given)
 
+
+_TO_NCCL = ("--algo", "--proto", SET_OPTION, *(f"--{name}" for name in REQUESTS))
 
 P2P_NAME = "p2p"
 

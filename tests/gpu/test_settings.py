@@ -1,8 +1,10 @@
 """On real GPUs: what was asked of NCCL is what it takes, its own choice is beside it, and hierarchies are right."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +111,78 @@ def test_one_node_has_no_hierarchy() -> None:
     result = gpubench("allreduce", "--sizes", "1M", *launch(), "--hierarchical", env=launched())
     assert result.returncode == 2
     assert f"--hierarchical, but all {RANKS} ranks are on one node" in result.stderr
+
+
+REQUESTS = ("--register", "none,user,symmetric", "--cta-policy", "default,zero")
+
+
+def took(document: Document, setting: str | None) -> set[str | None]:
+    return {row["algorithm"] for row in by_setting(document, setting)}
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall"])
+def test_requests_are_right_and_what_nccl_took_of_them_is_said(collective: str) -> None:
+    document = measured(collective, "--sizes", "8K,1M,16M", *REQUESTS, "--iters", "20")
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    warned = {each["subject"]: each for each in document["findings"] if each["id"] == "request-without-effect"}
+    for setting in dict.fromkeys(row["setting"] for row in document["rows"]):
+        rows = by_setting(document, setting)
+        print(collective, setting, rows[0]["registered"])  # noqa: T201
+        for row in rows:
+            print("  ", row["size_bytes"], row["placement"], row["algorithm"], row["protocol"], f"{row['time_us']:.1f}")  # noqa: T201
+    print(document["refused"], [each["cause"] for each in warned.values()])  # noqa: T201
+    windows = "register=symmetric cta-policy=default"
+    by_windows = bool(took(document, windows) & {"SYMMETRIC", "COPY_ENGINE"})
+    refused = any(each["setting"] == windows for each in document["refused"])
+    assert by_windows or refused or f"--register symmetric in {collective}" in warned
+    if collective == "allreduce":
+        assert "they cannot reduce" in warned[f"--cta-policy zero in {collective}"]["cause"]
+    user = by_setting(document, "register=user cta-policy=default")
+    assert {row["registered"] for row in user} <= {"user", None}
+
+
+def test_a_cap_on_ctas_is_taken() -> None:
+    document = measured("allreduce", "--sizes", "1M,64M", "--max-ctas", "2,4", "--proto", "simple", "--iters", "20")
+    assert document["refused"] == []
+    for most in (2, 4):
+        rows = by_setting(document, f"simple max-ctas={most}")
+        assert {row["wrong"] for row in rows} == {0}
+        assert {row["channels"] <= most for row in rows} == {True}
+
+
+def test_a_variable_is_swept_by_jobs_in_turns_and_its_winners_are_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "nccl_tuner.conf"
+    arguments = ("--sizes", "8K,1M,64M", "--out-of-place", "--set", "NCCL_MAX_NCHANNELS=1,4")
+    document = measured("allreduce", *arguments, "--output", str(file))
+    assert document["refused"] == []
+    assert "variable-not-verified" not in {each["id"] for each in document["findings"]}, "NCCL knows it"
+    names = ["NCCL_MAX_NCHANNELS=1", "NCCL_MAX_NCHANNELS=4"]
+    assert document["metadata"]["options"]["settings"] == names
+    for name, most in zip(names, (1, 4), strict=True):
+        for setting in (name, f"{name} again"):
+            rows = by_setting(document, setting)
+            assert {row["wrong"] for row in rows} == {0}
+            assert {row["channels"] <= most for row in rows} == {True}
+    for row in document["winners"]:
+        print(row["size_bytes"], row["fastest"], row["loss_percent"], row["noise_percent"], row["beyond_noise"])  # noqa: T201
+    text = file.read_text()
+    print(text)  # noqa: T201
+    lines = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
+    assert [line[0] for line in lines] == ["allreduce"] * len(lines)
+    assert {int(line[5]) > 0 for line in lines} == {True}
+    plugin = os.environ.get("GPUBENCH_TEST_TUNER")
+    if plugin:
+        loaded = {"NCCL_TUNER_PLUGIN": plugin, "NCCL_TUNER_CONFIG_FILE": str(file)}
+        tuned = measured("allreduce", *arguments[:3], **loaded)
+        assert len(tuned["rows"]) == 3
+        for row in tuned["rows"]:
+            line = next(each for each in lines if int(each[1]) <= row["size_bytes"] <= int(each[2]))
+            assert [row["algorithm"].lower(), row["protocol"].lower()] == line[3:5]
+
+
+def test_a_variable_that_nccl_does_not_know_is_refused_before_anything_is_measured() -> None:
+    arguments = ("allreduce", "--sizes", "1M", *launch(), "--set", "NCCL_MAX_CHANNELS=4")
+    result = gpubench(*arguments, env=launched())
+    assert result.returncode == 2
+    assert "--set NCCL_MAX_CHANNELS: this NCCL has no such variable" in result.stderr
+    assert "--set NCCL_MAX_NCHANNELS" in result.stderr

@@ -13,7 +13,7 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.operation import DataType, ReduceOp, nccl_version
 from gpubench.model.terms.ranks import Progress, RankIdentity
-from gpubench.model.terms.settings import Algorithm, NcclSetting
+from gpubench.model.terms.settings import Algorithm, NcclSetting, Registration
 from gpubench.ports.backend import Launch, Region
 from gpubench.ports.copies import LinkBytes
 from gpubench.ports.group import Group
@@ -126,6 +126,36 @@ class ToldCalls(MpiCalls):
         name = "RING" if algorithm is Algorithm.PAT else algorithm.upper()
         line = f"AllReduce: {size_bytes} Bytes -> Algo {name} proto {protocol.upper()} channel{{Lo..Hi}}={{0..23}}"
         self._library.log.info("TUNING", line)
+        launch()
+
+
+def open_requested(
+    _backend: Backend, library: Library, group: Any, requests: dict[str, str]
+) -> tuple[MpiCalls, Registration]:
+    """A communicator that has windows of symmetric memory, but registers no user memory."""
+    how = Registration(requests.get("register", "none"))
+    in_windows = how is Registration.SYMMETRIC
+    if not in_windows and "max-ctas" in requests:
+        return CappedCalls(group.communicator, library, int(requests["max-ctas"])), Registration.NONE
+    return WindowCalls(group.communicator, library, in_windows=in_windows), how if in_windows else Registration.NONE
+
+
+class WindowCalls(MpiCalls):
+    """What a communicator makes whose buffers are windows, or not."""
+
+    def __init__(self, communicator: Any, library: Library, *, in_windows: bool) -> None:
+        super().__init__(communicator)
+        self._library, self._in_windows = library, in_windows
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)
+
+    def _run(self, launch: Launch, size_bytes: int) -> None:
+        how = f"AllReduce: {size_bytes} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}"
+        if self._in_windows:
+            kernel = "Kernel AllReduce_AGxLL_R nchannels 1 nthreads 512 nWorks 1"
+            how = f"AllReduce [Symmetric]: {size_bytes} Bytes -> {kernel}"
+        self._library.log.info("TUNING", how)
         launch()
 
 

@@ -165,6 +165,9 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
         (("--hierarchical", "--split", "node"), 2, "--hierarchical with --split"),
         (("--algo", "ring", "--simulate", "hgx-h200-4"), 2, "--algo with --simulate"),
         (("--backend", "nccl,host", "--graph", "3"), 2, "--backend nccl,host with --graph"),
+        (("--register", "symmetric"), 2, "--register needs GPUs, and this host shows none"),
+        (("--cta-policy", "none"), 2, "--cta-policy 'none' is not known"),
+        (("--max-ctas", "0"), 2, "--max-ctas 0"),
         (("--set", "NCCL_MAX_NCHANNELS=4"), 2, "--set needs GPUs, and this host shows none"),
         (("--set", "NCCL_ALGO=ring", "--algo", "tree"), 2, "--set NCCL_ALGO and --algo exclude each other"),
         (("--set", "NCCL_NET=IB", "--set", "NCCL_NET=Socket"), 2, "--set NCCL_NET is given twice"),
@@ -207,6 +210,44 @@ def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
     result = gpubench(*SMALL, "--set", "NCCL_NET=IB", env=believing("tuning", NCCL_NET="Socket"))
     assert result.returncode == 2
     assert "--set with NCCL_NET=Socket set already" in result.stderr
+
+
+def test_what_nccl_took_of_a_request_is_said_and_what_it_did_not_is_a_warning(tmp_path: Path) -> None:
+    table = tmp_path / "table.txt"
+    asked = ("--register", "user,symmetric", "--cta-policy", "default,zero")
+    result = gpubench(*SMALL, *asked, "--format", "json", "-o", str(table), env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    policies = ("default", "zero")
+    names = [f"register={how} cta-policy={policy}" for how in ("user", "symmetric") for policy in policies]
+    assert document["metadata"]["options"]["settings"] == names
+    assert document["metadata"]["options"]["allocator"] == "nccl"
+    took = {(row["setting"], row["algorithm"], row["registered"]) for row in document["rows"]}
+    assert took == {
+        *((name, "RING", None) for name in (None, *names[:2], "again")),
+        *((name, "SYMMETRIC", "symmetric") for name in names[2:]),
+    }
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    warned = [each for each in document["findings"] if each["id"] == "request-without-effect"]
+    assert [each["subject"] for each in warned] == [
+        *("--register user in allreduce", "--register user in allreduce"),
+        *("--cta-policy zero in allreduce", "--cta-policy zero in allreduce"),
+    ]
+    assert "they cannot reduce" in warned[-1]["cause"]
+    assert "ncclMemAlloc buffers" in table.read_text()
+    assert " symmetric\n" in table.read_text()
+
+
+@pytest.mark.slow
+def test_a_cap_that_is_no_cap_is_a_warning_and_one_that_nccl_refuses_is_left_out() -> None:
+    result = gpubench(*SMALL, "--max-ctas", "1,64", "--format", "json", env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    assert [(each["setting"], each["reason"]) for each in document["refused"]] == [
+        ("max-ctas=1", "Error : maxCTAs 1 is less than minCTAs")
+    ]
+    warned = [each for each in document["findings"] if each["id"] == "request-without-effect"]
+    assert [each["cause"] for each in warned] == ["NCCL uses 1 channel at most by its own choice"]
 
 
 @pytest.mark.slow

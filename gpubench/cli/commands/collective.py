@@ -1,7 +1,7 @@
 """The command of every collective: its options, declared once, and the run."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -46,10 +46,15 @@ from gpubench.model.terms.operation import Allocator, DataType, Placement, Reduc
 from gpubench.model.terms.ranks import SECONDS_TO_START, SPLITS, check_split
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
+    CTA_POLICY,
+    MAX_CTAS,
     PROTOCOL_VARIABLE,
+    REGISTER,
     SET_OPTION,
     Algorithm,
+    CtaPolicy,
     Protocol,
+    Registration,
     every_combination,
     parse_sets,
 )
@@ -132,6 +137,19 @@ class VariantOptions:
         "combination.",
         autocompletion=completed("proto"),
     )
+    register: list[str] | None = option(
+        "|".join(Registration),
+        "Also measure with buffers registered: user (ncclCommRegister) or symmetric (windows). Several with commas; "
+        "buffers are NCCL's then.",
+        autocompletion=completed("register"),
+    )
+    cta_policy: list[str] | None = option(
+        "|".join(CtaPolicy),
+        "Also measure with this policy for SMs; zero, with --register symmetric, moves data by copy engines. Several "
+        "with commas.",
+        autocompletion=completed("cta-policy"),
+    )
+    max_ctas: list[str] | None = option("N", "Also measure with at most N SMs per operation. Several with commas.")
     sets: list[str] | None = option(
         "NAME=A,B",
         "Also measure with this variable of NCCL's set to each value, in jobs of its own. Repeatable; every "
@@ -156,11 +174,26 @@ class VariantOptions:
             ALGORITHM_VARIABLE: ("--algo", parse_choices("--algo", self.algo or (), Algorithm)),
             PROTOCOL_VARIABLE: ("--proto", parse_choices("--proto", self.proto or (), Protocol)),
         }
-        given = {variable: values for variable, (_, values) in by_option.items() if values}
+        given: dict[str, Sequence[str]] = {name: values for name, (_, values) in by_option.items() if values}
         for variable in (each for each in given if each in by_set):
             raise exclusive((f"{SET_OPTION} {variable}", by_option[variable][0]), "one of them: both set one variable")
+        requests = {
+            REGISTER: parse_choices("--register", self.register or (), Registration),
+            CTA_POLICY: parse_choices("--cta-policy", self.cta_policy or (), CtaPolicy),
+            MAX_CTAS: _parse_counts("--max-ctas", self.max_ctas or ()),
+        }
+        given |= {name: values for name, values in requests.items() if values}
         settings = tuple(every_combination({**given, **by_set}))
         return AskedVariants(settings, self.hierarchical, backends if len(backends) > 1 else (), tuple(by_set))
+
+
+def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """The numbers in texts with commas, each once. Raises UsageError: one is none, or zero."""
+    words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
+    for word in words:
+        if not word.isdecimal() or int(word) < 1:
+            raise UsageError(f"{option} {word}", expected="a number of 1 or more", next_step=f"{option} 8")
+    return tuple(str(int(word)) for word in words)
 
 
 def parse_backends(text: str | None) -> tuple[str, ...]:
@@ -275,7 +308,7 @@ class CollectiveOptions:
         """The plan for a collective; UsageError for anything that cannot be, with the next step."""
         from gpubench.jobs.sources import Simulated, source_of
 
-        self.nccl_tests.refuse_threads()
+        self.nccl_tests.refuse_foreign()
         self._check_replay()
         check_outputs(self.presentation.output, tuple(ReduceOp))
         check_profile(self.profile)
@@ -284,12 +317,13 @@ class CollectiveOptions:
             from gpubench.errors import unreadable_nccl_library
 
             raise unreadable_nccl_library(self.nccl_library, "there is no such file")
-        recording = self.recording.parse({})
+        recording, variants = self.recording.parse({}), self.variants.parse(backends)
         plan = CollectivePlan(
             request=self._request(collective),
             backend=next(iter(backends), None),
             nccl_library=self.nccl_library,
-            allocator=allocator,
+            # Only what NCCL has allocated can be registered as a window, and as user memory without limits.
+            allocator=Allocator.NCCL if REGISTER in variants.requests else allocator,
             ranks=self.nccl_tests.ranks(self.np, self.presentation.by_default),
             ranks_per_gpu=self.ranks_per_gpu,
             timeout_s=self.timeout,
@@ -298,7 +332,7 @@ class CollectiveOptions:
             split=self.split,
             profile=self.profile,
             expected_gpus=self.expect_gpus,
-            variants=self.variants.parse(backends),
+            variants=variants,
             source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
             recording=recording,
             presentation=self.presentation.parse(sections(), plot=self.plot),

@@ -263,7 +263,8 @@ def _has_algorithms(metadata: Metadata) -> bool:
 
 def _taken(row: CollectiveRow) -> str:
     """What NCCL took; '?' where it did not say, '-' where another library moved the data."""
-    return taken_name(row.algorithm, row.protocol) or ("?" if row.backend in (NCCL, TORCH_NCCL) else "-")
+    name = taken_name(row.algorithm, row.protocol) or ("?" if row.backend in (NCCL, TORCH_NCCL) else "-")
+    return name if len(name) < _TOOK else name.partition("/")[0]
 
 
 def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:

@@ -139,7 +139,7 @@ INITIALISE = "ncclCommInitRankConfig"
 
 _MAGIC = 0xCAFEBEEF
 _UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT: NCCL's own value
-_BYTES_OF_2_14 = 24
+_BYTES_OF_2_14, _BYTES_OF_2_17 = 24, 40
 
 
 class UniqueId(ctypes.Structure):
@@ -149,7 +149,10 @@ class UniqueId(ctypes.Structure):
 
 
 class CommunicatorConfig(ctypes.Structure):
-    """`ncclConfig_t` as NCCL 2.17 had it; later ones take what it lacks from their defaults (init.cc)."""
+    """`ncclConfig_t` as NCCL 2.27 had it; later ones take what it lacks from their defaults (init.cc).
+
+    A null network or name is NCCL_CONFIG_UNDEF_PTR. `size` says how much of it counts.
+    """
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -160,13 +163,30 @@ class CommunicatorConfig(ctypes.Structure):
         ("least_ctas", ctypes.c_int),
         ("most_ctas", ctypes.c_int),
         ("network", ctypes.c_char_p),
+        ("split_share", ctypes.c_int),
+        ("traffic_class", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("collnet", ctypes.c_int),
+        ("policy", ctypes.c_int),
+        ("shrink_share", ctypes.c_int),
+        ("nvls_ctas", ctypes.c_int),
     )
 
 
-def capped(most_ctas: int) -> CommunicatorConfig:
-    """Of a communicator whose kernels have no more CTAs than that."""
-    size = ctypes.sizeof(CommunicatorConfig)
-    return CommunicatorConfig(size, _MAGIC, 21700, _UNDEFINED, _UNDEFINED, _UNDEFINED, most_ctas, None)
+def capped(most_ctas: int | None) -> CommunicatorConfig:
+    """Of a communicator whose kernels have no more CTAs than that; None leaves it to NCCL. As NCCL 2.17 had it."""
+    most = _UNDEFINED if most_ctas is None else most_ctas
+    return CommunicatorConfig(_BYTES_OF_2_17, _MAGIC, 21700, _UNDEFINED, _UNDEFINED, _UNDEFINED, most, None)
+
+
+def with_policy(policy: int, most_ctas: int | None) -> CommunicatorConfig:
+    """Of a communicator with a policy for CTAs; as NCCL 2.27 had it."""
+    config = capped(most_ctas)
+    config.size, config.version = ctypes.sizeof(CommunicatorConfig), 22700
+    for name in ("split_share", "traffic_class", "collnet", "shrink_share", "nvls_ctas"):
+        setattr(config, name, _UNDEFINED)
+    config.policy = policy
+    return config
 
 
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess and ncclInProgress in nccl.h
@@ -380,7 +400,10 @@ class AbortedError(Exception):
 
 
 class NcclBackend:
-    """Collectives on one GPU: of one communicator, and of others that are opened beside it."""
+    """Collectives on one GPU: of one communicator, and of others that are opened beside it.
+
+    `allocations` are address and bytes of what NCCL allocated for buffers, which can be registered with communicators.
+    """
 
     name = "nccl"
     buffers = 2
@@ -398,6 +421,7 @@ class NcclBackend:
         self._allocator = allocator
         self._library = library
         self._communicators: dict[int, Any] = {}
+        self.allocations: list[tuple[int, int]] = []
         self._aborted = False
         self._issued_seconds: float | None = None
         self._group = group
@@ -443,7 +467,9 @@ class NcclBackend:
     def allocate(self, size_bytes: int) -> Memory:
         """A plain `cudaMalloc` allocation, or one of NCCL's."""
         if self._allocator is Allocator.NCCL:
-            return self._device.adopt(self._library.allocate(size_bytes), size_bytes, self._library.free)
+            address = self._library.allocate(size_bytes)
+            self.allocations.append((address, size_bytes))
+            return self._device.adopt(address, size_bytes, self._library.free)
         return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:

@@ -206,7 +206,14 @@ def open_on_gpu(
 
 
 def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
-    """The variables of a sweep that may have no reader. Raises UsageError: NCCL does not know one."""
+    """The variables of a sweep that may have no reader.
+
+    Raises UsageError: NCCL does not know one, or has no call for what is asked of communicators.
+    """
+    if plan.variants.requests:
+        from gpubench.hardware.nccl.communicator import check_requests
+
+        check_requests(plan.variants.settings, library.version_code)
     if not plan.checked_variables:
         return ()
     from gpubench.hardware.nccl.parameters import check_variables

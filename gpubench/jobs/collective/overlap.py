@@ -10,7 +10,8 @@ from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.hardware.environment import environment_set, nccl_settings
 from gpubench.hardware.launch import own_settings
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.overlap import CappedCommunicator, GpuSteps, takes_caps
+from gpubench.hardware.nccl.communicator import takes_caps
+from gpubench.hardware.overlap import CappedCommunicator, GpuSteps
 from gpubench.hardware.traffic import NvmlLoad
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.collective.metadata import overlap_metadata

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
@@ -15,7 +15,7 @@ from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
 from gpubench.model.terms.operation import TwoLevels
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting
+from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting, Registration
 from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group
 
@@ -89,10 +89,13 @@ class VariantMaker:
     def _setting(self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
         opened: list[CollectiveCalls] = []
+        registered: list[Registration] = []
 
         def open_() -> Issue:
             with environment_set(setting.variables):
-                opened.append(backend.open(self.group))
+                calls, how = self._open(setting, backend, library)
+            opened.append(calls)
+            registered[:] = [how]
             return partial(self.request.collective.issue, opened[-1])
 
         return SweepVariant(
@@ -103,7 +106,20 @@ class VariantMaker:
             refusals=(library.error,),
             explain=lambda error: library.last_error() or str(error),
             logs_choices=True,
+            registered=lambda: next((how.value for how in registered if how is not Registration.NONE), None),
         )
+
+    def _open(
+        self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors
+    ) -> "tuple[CollectiveCalls, Registration]":
+        """The collectives of a new communicator, and how its buffers are registered."""
+        if not setting.requests:
+            return backend.open(self.group), Registration.NONE
+        from gpubench.hardware.nccl import communicator
+
+        nccl: Any = library
+        on_nccl: Any = backend
+        return communicator.open_requested(on_nccl, nccl, self.group, setting.requests)
 
     def _hierarchical(
         self,

@@ -40,13 +40,17 @@ from gpubench.ports.group import Group
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row to measure: a size with its layout, a type, a reduction, a placement, and a setting of the library."""
+    """One row to measure: a size with its layout, a type, a reduction, a placement, and a setting of the library.
+
+    `registered` is how the library has registered the buffers, None where it has not.
+    """
 
     dtype: DataType
     op: ReduceOp | None
     placement: Placement
     layout: Layout
     setting: str | None = None
+    registered: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -138,6 +142,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, made_of))) or None,
         ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
+        registered=case.registered,
         ci95_percent=None if times.interval is None else 100 * times.interval,
         batch_median_us=None if batches is None else batches.median_seconds * MICROSECONDS_PER_SECOND,
         batch_cv=None if batches is None else batches.variation,

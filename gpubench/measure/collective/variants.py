@@ -40,7 +40,8 @@ class SweepVariant:
 
     `setting` is its name in rows, None for the backend's own choice. `open` returns how operations are issued, `drop`
     releases that. `fits` tells the cases that it can run. `refusals` are the exceptions by which the library refuses a
-    setting, `explain` their text. `logs_choices` is whether the library logs what it chooses under the setting.
+    setting, `explain` their text. `logs_choices` is whether the library logs what it chooses under the setting;
+    `registered` how it has registered the buffers, None where it has not.
     """
 
     setting: str | None
@@ -52,6 +53,7 @@ class SweepVariant:
     refusals: tuple[type[Exception], ...] = ()
     explain: Callable[[Exception], str] = str
     logs_choices: bool = False
+    registered: Callable[[], str | None] = lambda: None
 
     @property
     def opened(self) -> Backend:
@@ -160,7 +162,7 @@ def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
     for case in own.cases:
         having = [run for run in others if case in run.cases]
         for run in (own, *having):
-            yield run, replace(case, setting=run.variant.setting)
+            yield run, replace(case, setting=run.variant.setting, registered=run.variant.registered())
         if having:
             yield own, replace(case, setting=AGAIN)
 
@@ -308,6 +310,7 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
         staged_beside,
         winners,
     )
+    from gpubench.model.results.requests import without_effect
 
     best = winners(rows)
     beside = against_first(rows)
@@ -317,7 +320,7 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
     }
     if beside or any(each.backend == each.setting for each in refused):
         sections[BACKENDS_SECTION] = Table(BackendRow.columns(), lambda: beside)
-    found = (*staged_beside(beside), *framework_slower(beside))
+    found = (*staged_beside(beside), *framework_slower(beside), *without_effect(rows))
     verdict = overall([report.verdict, *(each.severity for each in found)])
     findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})

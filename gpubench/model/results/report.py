@@ -162,8 +162,8 @@ class CollectiveRow(Record):
     expected_gb_s: float | None = None  #: busbw that a healthy machine of this kind reaches at this size
     verdict: Annotated[str | None, Verdict]  #: null: not judged
     note: str | None = None  #: anything to know of this row
-    #: what was asked of the library: ring/ll, ring, ll, ...; hierarchical: made of smaller ones; again: the first way
-    #: of all once more; null: its own choice
+    #: what was asked of the library: ring/ll, ring, NCCL_X=1, register=user, ...; hierarchical: made of smaller ones;
+    #: again: once more; null: its own choice
     setting: str | None = None
     expected_us: float | None = None  #: the time that goes with expected_gb_s
     expected_percent: float | None = None  #: expected time over time: 100 is as expected, less is slower
@@ -172,6 +172,8 @@ class CollectiveRow(Record):
     issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
     #: the most ranks that share a GPU; 1: each rank has a GPU of its own; null: no rank drives a GPU
     ranks_per_gpu: int | None = None
+    #: how the buffers are registered with NCCL: user, or symmetric (windows); null: by no call, or it gave no handle
+    registered: str | None = None
 
     @property
     def reached_gb_s(self) -> float:

@@ -14,6 +14,12 @@ ALGORITHM_VARIABLE, PROTOCOL_VARIABLE = "NCCL_ALGO", "NCCL_PROTO"
 PER_COMMUNICATOR = (ALGORITHM_VARIABLE, PROTOCOL_VARIABLE)
 """Variables that NCCL reads whenever a communicator is made; it reads most others once a process."""
 
+REGISTER, CTA_POLICY, MAX_CTAS = "register", "cta-policy", "max-ctas"
+REQUESTS = (REGISTER, CTA_POLICY, MAX_CTAS)
+"""What is asked of a communicator by calls, not by variables; by the options that ask for it."""
+
+_OF_COMMUNICATOR = (*PER_COMMUNICATOR, *REQUESTS)
+
 HIERARCHICAL = "hierarchical"
 """The setting of rows whose operations are made of smaller ones: in the node, across nodes, in the node."""
 
@@ -38,6 +44,22 @@ class Algorithm(StrEnum):
     PAT = "pat"
 
 
+class Registration(StrEnum):
+    """How buffers are registered with a communicator: ncclCommRegister, or windows of symmetric memory."""
+
+    NONE = "none"
+    USER = "user"
+    SYMMETRIC = "symmetric"
+
+
+class CtaPolicy(StrEnum):
+    """NCCL's policies for SMs: fewer of them where NVLS reduces, or none where copy engines move the data."""
+
+    DEFAULT = "default"
+    EFFICIENCY = "efficiency"
+    ZERO = "zero"
+
+
 class Protocol(StrEnum):
     """NCCL's protocols, by the names that NCCL_PROTO takes in any case."""
 
@@ -48,7 +70,7 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NcclSetting:
-    """Variables that are set for NCCL, with their values; without any, NCCL chooses."""
+    """What NCCL is told: variables and requests with their values; without any, NCCL chooses."""
 
     values: tuple[tuple[str, str], ...] = ()
 
@@ -64,7 +86,12 @@ class NcclSetting:
     @property
     def variables(self) -> Mapping[str, str]:
         """The variables by name."""
-        return dict(self.values)
+        return {name: value for name, value in self.values if name not in REQUESTS}
+
+    @property
+    def requests(self) -> Mapping[str, str]:
+        """What is asked of the communicator by calls, by the names of the options."""
+        return {name: value for name, value in self.values if name in REQUESTS}
 
     @property
     def algorithm(self) -> Algorithm | None:
@@ -81,12 +108,12 @@ class NcclSetting:
     @property
     def of_communicator(self) -> "NcclSetting":
         """Those of its variables that a communicator can be made under in a process that has others."""
-        return NcclSetting(tuple(each for each in self.values if each[0] in PER_COMMUNICATOR))
+        return NcclSetting(tuple(each for each in self.values if each[0] in _OF_COMMUNICATOR))
 
     @property
     def of_process(self) -> "NcclSetting":
         """Those of its variables that need a process of their own."""
-        return NcclSetting(tuple(each for each in self.values if each[0] not in PER_COMMUNICATOR))
+        return NcclSetting(tuple(each for each in self.values if each[0] not in _OF_COMMUNICATOR))
 
     @classmethod
     def of(cls, name: str | None) -> "NcclSetting":

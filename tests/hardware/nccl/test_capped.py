@@ -8,7 +8,8 @@ import pytest
 
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl.backend import UNIQUE_ID_BYTES, CommunicatorConfig
-from gpubench.hardware.overlap import CappedCommunicator, takes_caps
+from gpubench.hardware.nccl.communicator import takes_caps
+from gpubench.hardware.overlap import CappedCommunicator
 
 
 class RefusedError(RuntimeError):

@@ -43,6 +43,7 @@ if _logs and not _is_watchdog:
                 "NcclLibrary": (_gpus, "Library"),
             },
             "gpubench.hardware.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
+            "gpubench.hardware.nccl.communicator": {"open_requested": (_gpus, "open_requested")},
             "gpubench.hardware.mpi.backends": {
                 "MpiOnCuda": (_mpi, "HandedMpi"),
                 "read_support": (_mpi, "tried"),
