@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.cli.app import typer_command as command_of
+from gpubench.cli.signature import FAULT_HEADING
 from gpubench.cli.table import COMMANDS
 from gpubench.conditions.checks import CHECKS
 from gpubench.formats.registry import FORMATS
-from gpubench.model.profiles.fault import FAULT_KEYS, Subject
+from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
 from gpubench.model.terms.commands import Command
@@ -50,10 +51,16 @@ def command_reference() -> str:
     """docs/commands.md."""
     parts = ["# Commands\n\nWhat `gpubench COMMAND --help-all` prints, written by `python docs/generate.py`.\n"]
     parts += [
-        f"## {f'gpubench {command}'.strip()}\n\n```text\n{help_of(*command.split())}```\n"
+        f"## {f'gpubench {command}'.strip()}\n\n```text\n{_without_keys(help_of(*command.split()))}```\n"
         for command in ("", *commands())
     ]
     return "\n".join(parts)
+
+
+def _without_keys(text: str) -> str:
+    """A help without the keys of --fault, which have a page."""
+    before, heading, _ = text.partition(f"\n{FAULT_HEADING}:")
+    return f"{before}{heading}\n  see faults.md\n" if heading else text
 
 
 def man_page() -> str:
@@ -95,12 +102,12 @@ def _troff(line: str) -> str:
 
 
 _PARTS = {
-    Subject.GPU: ("A GPU", "[nodeI.]gpuJ", "node3.gpu5"),
-    Subject.NIC: ("A NIC", "[nodeI.]nicJ", "node3.nic2"),
-    Subject.LINK: ("A pair of GPUs", "[nodeI.]linkI-J", "link0-3"),
-    Subject.NODE: ("A node", "nodeI", "node3"),
-    Subject.LEAF: ("A leaf switch", "leafI", "leaf1"),
-    Subject.RAIL: ("A rail of a leaf", "leafI.railJ", "leaf1.rail2"),
+    Subject.GPU: ("A GPU", "node3.gpu5"),
+    Subject.NIC: ("A NIC", "node3.nic2"),
+    Subject.LINK: ("A pair of GPUs", "link0-3"),
+    Subject.NODE: ("A node", "node3"),
+    Subject.LEAF: ("A leaf switch", "leaf1"),
+    Subject.RAIL: ("A rail of a leaf", "leaf1.rail2"),
 }
 
 
@@ -114,7 +121,8 @@ def fault_page() -> str:
         "can be repeated. Written by `python docs/generate.py`.",
         "",
     ]
-    for subject, (title, grammar, example) in _PARTS.items():
+    for subject, (title, example) in _PARTS.items():
+        grammar = FAULT_PARTS[subject]
         keys = [each for each in FAULT_KEYS if each.subject is subject]
         value = keys[0].example
         lines += [f"## {title}", f"`{grammar}:KEY=VALUE`, e.g. `--fault {example}:{keys[0].key}={value}`", ""]

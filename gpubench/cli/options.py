@@ -355,7 +355,8 @@ class SimulationOptions:
     )
     fault: list[str] | None = option(
         "WHERE:KEY=VALUE",
-        "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. Repeatable.",
+        "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. --help-all lists the keys. "
+        "Repeatable.",
         common=True,
     )
     seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)

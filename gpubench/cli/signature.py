@@ -25,6 +25,10 @@ TYPERS_OWN = object()
 
 _DEFAULTS = "gpubench.defaults"
 HELP_ALL = "--help-all"
+FAULT_HEADING = "Keys of --fault"
+"""The section of --help-all with everything that can be broken."""
+
+_FAULT = "fault"
 ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
 NCCL, SIMULATE, OUTPUT, HELP = "NCCL", "Simulate and record", "Output", "Help"
 GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
@@ -109,6 +113,11 @@ class HelpfulCommand(TyperCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl([(names.ljust(width), told) for names, told in records], col_max=width)
+        if ctx.meta.get(HELP_ALL) and any(each.name == _FAULT for each in visible):
+            from gpubench.model.profiles.fault import keys_of_parts
+
+            with formatter.section(FAULT_HEADING):
+                formatter.write_dl(list(keys_of_parts(self.name or "")), col_max=width)
 
     def _is_common(self, parameter: Any) -> bool:
         is_option = parameter.param_type_name == "option"

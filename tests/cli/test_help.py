@@ -11,6 +11,7 @@ from gpubench.cli.app import app, typer_command
 from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
 from gpubench.cli.signature import GROUPS, HELP
 from gpubench.cli.table import COMMANDS
+from gpubench.model.profiles.fault import FAULT_KEYS, keys_of_parts
 from gpubench.model.terms.commands import BARE, Command
 from tests.cli.running import gpubench
 
@@ -124,3 +125,14 @@ def test_json_is_a_short_form_of_its_format(monkeypatch: pytest.MonkeyPatch) -> 
     refused = gpubench(*run, "--json", "--format", "csv")
     assert refused.returncode == 2
     assert "--json and --format csv exclude each other" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["p2p", "scan", "watch"])
+def test_every_key_of_faults_is_in_the_help_of_the_commands_that_know_it(command: str) -> None:
+    text = shown(command, "--help-all")
+    assert "--help-all lists the keys" in " ".join(shown("topo", "--help").split())
+    told = " ".join(text.partition("\nKeys of --fault:\n")[2].split())
+    for part, keys in keys_of_parts(command):
+        assert f"{part} {keys}" in told
+    known = {each.key for each in FAULT_KEYS if each.command in ("", command)}
+    assert set(re.findall(r"(\w+)=", told)) == known

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -106,6 +106,31 @@ class FaultKey:
             return value in self.words
         form, most, _ = _FORMS[self.kind]
         return form.fullmatch(value) is not None and (most is None or 0 < float(value) <= most)
+
+
+def keys_of_parts(command: str) -> Iterator[tuple[str, str]]:
+    """Every part that a command can break, as --fault names it, with its keys and their values."""
+    for subject, part in FAULT_PARTS.items():
+        keys = [each for each in FAULT_KEYS if each.subject is subject and each.command in ("", command)]
+        if keys:
+            short = {each.key: each.values for each in keys if len(each.values) < _SHORT_VALUES}
+            values = {each.key: short.get(each.key, each.values.replace("|", " or ")) for each in keys}
+            yield part, ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+_SHORT_VALUES = 30
+"""The length up to which values stay in one line: more break between them."""
+
+
+FAULT_PARTS = {
+    Subject.GPU: "[nodeI.]gpuJ",
+    Subject.NIC: "[nodeI.]nicJ",
+    Subject.LINK: "[nodeI.]linkI-J",
+    Subject.NODE: "nodeI",
+    Subject.LEAF: "leafI",
+    Subject.RAIL: "leafI.railJ",
+}
+"""The parts of a simulated machine as --fault names them, with I and J for numbers from 0."""
 
 
 def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
