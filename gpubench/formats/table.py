@@ -150,12 +150,12 @@ def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) 
     match Conclusion(row.conclusion):
         case Conclusion.IMPOSSIBLE:
             kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
-            cure = "" if row.verdict == Verdict.SKIP or row.cause in said or not row.advice else f"; {row.advice}"
+            cure = "" if row.verdict == Verdict.SKIP or row.cause in said or not row.advice else f". Try: {row.advice}"
             return f"{begin}{pairs} would fall back, because {row.cause_seen}: {kind}, {row.cause} ({row.how}){cure}"
         case Conclusion.POSSIBLE:
             none = f"no pair {'inside a node ' if nodes else ''}would fall back: " if alone else ""
             where = pairs if alone else "all others"
-            return f"{begin}{none}direct possible for {where} ({row.how}); gpubench p2p shows what is"
+            return f"{begin}{none}direct possible for {where} ({row.how}). Try: gpubench p2p"
         case _:
             return f"{begin}not known{f' for {pairs}' if row.pairs else ''}: {row.how}"
 
@@ -176,7 +176,7 @@ def _between(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, s
         if row.effects[0] not in _BETWEEN_NODES:
             continue
         kind = "by design" if row.verdict == Verdict.SKIP else " or ".join(effects)
-        cure = "" if row.verdict == Verdict.SKIP or row.id in said else f"; {row.advice}"
+        cure = "" if row.verdict == Verdict.SKIP or row.id in said else f". Try: {row.advice}"
         would = "might" if row.confidence == Confidence.WEAK else "would"
         hosts = compress_names(row.hosts)
         yield (
@@ -224,7 +224,7 @@ def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
     begin = lead(row.origin)
     over = f" over {row.transport}" if row.transport else ""
     kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
-    advice = "" if row.verdict == Verdict.SKIP or not row.advice else f"; {row.advice}"
+    advice = "" if row.verdict == Verdict.SKIP or not row.advice else f". Try: {row.advice}"
     why = str(row.cause) if row.cause in said else f"{row.cause_seen}{advice}"
     match Conclusion(row.conclusion):
         case Conclusion.DIRECT:

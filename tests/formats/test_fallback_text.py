@@ -41,7 +41,7 @@ def test_which_pairs_how_slow_and_why() -> None:
     assert staged == (
         "fallback: HOST-STAGED: ranks 0 → 1, 0 → 2, 0 → 3, 0 → 4, 0 → 5, 0 → 6, 0 → 7, 0 → 8 and 2 more through host "
         "memory over SHM/direct: 28.9 of 450 GB/s, 15.6 times slower than the limit; NCCL_P2P_DISABLE=1 in "
-        "the environment; unset NCCL_P2P_DISABLE"
+        "the environment. Try: unset NCCL_P2P_DISABLE"
     )
     assert direct == "fallback: not for ranks 1 → 0, direct over P2P/CUMEM (proven)"
 
@@ -60,8 +60,8 @@ def test_what_was_only_looked_at_is_to_be_expected() -> None:
     node = snapshots(parse_machine("hgx-h200-2"))[0]
     (line,) = fallback_lines(examine([Topology(node)]))
     assert line == (
-        "fallback (simulated): no pair would fall back: direct possible for all 2 pairs (NV18; peer access possible); "
-        "gpubench p2p shows what is"
+        "fallback (simulated): no pair would fall back: direct possible for all 2 pairs (NV18; peer access possible). "
+        "Try: gpubench p2p"
     )
     refused = tuple(replace(pair, cuda=False, read="CNS", write="CNS") for pair in node.pairs)
     pcie = tuple(replace(gpu, nvlinks=()) for gpu in node.gpus)

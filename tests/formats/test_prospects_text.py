@@ -40,7 +40,7 @@ def test_which_pairs_would_fall_back_and_because_of_what_comes_first() -> None:
     job = set_on(simulated("hgx-h200-4"), NCCL_P2P_DISABLE="1")
     (line,) = lines(job)
     assert line.startswith("all 12 pairs would fall back, because NCCL_P2P_DISABLE=1 in the environment: HOST-STAGED")
-    assert line.endswith("; unset NCCL_P2P_DISABLE")
+    assert line.endswith(". Try: unset NCCL_P2P_DISABLE")
     assert lines(job, ["nccl-p2p-disabled"])[0].endswith("nccl-p2p-disabled (NV18; peer access possible)")
 
 
@@ -64,7 +64,7 @@ def test_an_odd_node_among_many_is_named() -> None:
             set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1"),
             (
                 "node0-1 → other nodes would fall back, because NCCL_IB_DISABLE=1 in the environment: sockets between "
-                "nodes, nccl-ib-disabled; unset NCCL_IB_DISABLE"
+                "nodes, nccl-ib-disabled. Try: unset NCCL_IB_DISABLE"
             ),
         ),
         (
@@ -73,8 +73,8 @@ def test_an_odd_node_among_many_is_named() -> None:
             ),
             (
                 "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, but not "
-                "known to be possible here: RDMA through host memory, gpudirect-one-side; modprobe nvidia-peermem. "
-                "Run it on the reported node, so that it is like the others"
+                "known to be possible here: RDMA through host memory, gpudirect-one-side. Try: "
+                "modprobe nvidia-peermem. Run it on the reported node, so that it is like the others"
             ),
         ),
     ],

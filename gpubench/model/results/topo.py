@@ -155,7 +155,7 @@ class NodeRow(Record):
     sockets: int | None  #: CPU sockets
     numa_nodes: int  #: NUMA nodes
     virtual_machine: bool | None  #: whether it is one
-    place: str | None  #: laptop, server, virtual machine, WSL 2, container in one of them
+    place: str | None = None  #: laptop, server, virtual machine, WSL 2, container in one of them
     product: str | None  #: what the maker calls it
     peermem: bool | None  #: whether nvidia-peermem is loaded
     dma_buf: bool | None  #: whether DMA-BUF export is possible
