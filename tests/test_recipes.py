@@ -34,7 +34,8 @@ STAND_INS = {
 def texts(value: Any) -> Iterator[str]:
     """Every command in a document: steps, scripts, argument lists."""
     if isinstance(value, dict):
-        words = [*value.get("command", ()), *value.get("args", ())]
+        lists = (value.get(name) for name in ("command", "args"))
+        words = [word for each in lists if isinstance(each, list) for word in each]
         if words:
             yield shlex.join(words if "gpubench" in words else ["gpubench", *words])
         for key, each in value.items():
@@ -108,7 +109,9 @@ def test_commands_run(path: Path, command: str, tools: Path, tmp_path: Path) -> 
 
 def test_every_recipe_with_a_command_is_covered() -> None:
     covered = {path.name for path, _ in COMMANDS} | {path.name for path in SCRIPTS}
-    assert {path.name for path in FILES} - covered == {"Containerfile", "gpubench.timer", "alerts.yml"}
+    assert {path.name for path in FILES} - covered == {
+        *("Containerfile", "gpubench.timer", "alerts.yml", "alerts_test.yml", "grafana.json"),
+    }
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
@@ -163,6 +166,87 @@ def test_alerts_speak_of_metrics_that_exist(tools: Path, tmp_path: Path) -> None
     rules = yaml.safe_load((RECIPES / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     assert len(rules) == 4
     assert {name for rule in rules for name in re.findall(r"gpubench_\w+", rule["expr"])} <= written
+
+
+def installed(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"no {program} on this machine")
+
+
+def reads(*command: str | Path, text: str = "", cwd: Path = RECIPES) -> None:
+    """A program that reads a recipe has nothing against it."""
+    words = list(map(str, command))
+    result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+PROMETHEUS_FOLDER = RECIPES / "prometheus"
+
+
+@installed("promtool")
+def test_prometheus_reads_the_alerts_and_raises_them_as_their_tests_say() -> None:
+    reads("promtool", "check", "rules", "alerts.yml", cwd=PROMETHEUS_FOLDER)
+    reads("promtool", "test", "rules", "alerts_test.yml", cwd=PROMETHEUS_FOLDER)
+
+
+def panels() -> list[str]:
+    """What the panels of the dashboard ask of Prometheus."""
+    dashboard = json.loads((PROMETHEUS_FOLDER / "grafana.json").read_text(encoding="utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+@installed("promtool")
+def test_prometheus_reads_what_the_dashboard_asks(tmp_path: Path) -> None:
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(panels())]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    reads("promtool", "check", "rules", "rules.yml", cwd=tmp_path)
+
+
+def test_the_dashboard_asks_for_figures_that_are_written(tools: Path, tmp_path: Path) -> None:
+    """By all commands together; promtool, where it is installed, reads each."""
+    written: set[str] = set()
+    for command in ("topo", "p2p", "allreduce", "check --quick"):
+        text = run(["bash", "-c", f"gpubench {command} --format prometheus"], tools, tmp_path).stdout
+        written |= set(re.findall(r"^# TYPE (\w+) gauge$", text, re.MULTILINE))
+        if shutil.which("promtool"):
+            reads("promtool", "check", "metrics", text=text)
+    asked = {name for expr in panels() for name in re.findall(r"gpubench_\w+", expr)}
+    assert len(asked) >= 9
+    assert asked <= written
+
+
+@installed("systemd-analyze")
+def test_systemd_reads_the_units(tools: Path, tmp_path: Path) -> None:
+    for name in ("gpubench.service", "gpubench.timer"):
+        text = (PROMETHEUS_FOLDER / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text.replace("/opt/gpubench/bin", str(tools)))
+    reads("systemd-analyze", "verify", tmp_path / "gpubench.service", tmp_path / "gpubench.timer")
+
+
+@pytest.mark.parametrize(
+    ("machine", "code", "word"),
+    [(HEALTHY, 0, "OK"), (BROKEN, 2, "CRITICAL"), ("--simulate hgx-h100-8 --fault node0:silent=nvml", 3, "UNKNOWN")],
+)
+def test_the_nagios_command_ends_as_a_plugin(machine: str, code: int, word: str, tools: Path, tmp_path: Path) -> None:
+    """One line with performance data after a bar, and the plugins' exit codes (Monitoring Plugins' guidelines)."""
+    (command,) = commands_of(RECIPES / "nagios.cfg")
+    result = run(["bash", "-c", command], tools, tmp_path, machine)
+    assert result.returncode == code, result.stdout
+    (line,) = result.stdout.splitlines()
+    assert word in line.partition("|")[0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), [("vendor.github-workflows", "github-actions.yml"), ("vendor.gitlab-ci", "gitlab-ci.yml")]
+)
+def test_jobs_of_hosted_ci_have_the_form_that_is_published(schema: str, name: str) -> None:
+    pytest.importorskip("check_jsonschema")
+    reads(sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, name)
+
+
+def test_the_job_for_kubernetes_has_the_form_that_is_published() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    job = yaml.safe_load((RECIPES / "kubernetes" / "job.yaml").read_text(encoding="utf-8"))
+    validate.validate(job, validate.latest_version(), strict=True)
 
 
 def test_every_recipe_is_listed_with_what_was_not_run() -> None:
