@@ -63,7 +63,8 @@ _SHOWN: Mapping[str, Sequence[str]] = {
         *("cause_seen", "advice", "how"),
     ),
     "layouts": (
-        *("place", "layout", "gpus", "microbatches", "step_ms", "compute_ms", "slowed_ms", "exposed_ms", "bubble_ms"),
+        *("place", "layout", "gpus", "microbatches", "step_ms", "step_least_ms", "step_most_ms", "compute_ms"),
+        *("slowed_ms", "exposed_ms", "bubble_ms"),
         *("host_ms", "tokens_per_second", "bucket_mb", "prefetch", "memory_bytes", "gpu_memory_bytes", "fits"),
     ),
     CHECKS_SECTION: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
