@@ -6,6 +6,7 @@ is part of the package, and the tables of docs/formats.md are made from the row 
 """
 
 import inspect
+import io
 import json
 import keyword
 import re
@@ -16,6 +17,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
+from rich.text import Text
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
@@ -399,6 +404,23 @@ def with_generated(page: Path, **parts: str) -> str:
     return text
 
 
+_STAGED_RUN = FOLDER.parent / "tests/results/h200x2/gpubench-p2p-disabled.json"
+_THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
+_WIDTH = 100
+_SVG = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+"""Rich's picture of a terminal, without the fonts that it fetches."""
+
+
+def terminal_picture(theme: str) -> str:
+    """A measured run on two H200s as a terminal shows it, as SVG: the picture of the README."""
+    words = ["report", str(_STAGED_RUN), "--width", str(_WIDTH), "--color", "always"]
+    output = CliRunner().invoke(app, words, env=_COLUMNS, color=True).output
+    console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text.from_ansi(f"$ NCCL_P2P_DISABLE=1 gpubench\n{output.rstrip()}"))
+    title = "two H200s: all-reduce eleven times slower, and why"
+    return console.export_svg(title=title, theme=_THEMES[theme], code_format=_SVG, unique_id=f"gpubench-{theme}") + "\n"
+
+
 def generated() -> dict[Path, str]:
     """Every file that this writes, as it should be."""
     formats, checks = FOLDER / "formats.md", FOLDER / "check.md"
@@ -411,6 +433,7 @@ def generated() -> dict[Path, str]:
         FOLDER / "faults.md": fault_page(),
         formats: with_generated(formats, formats=format_table(), columns=column_tables()),
         checks: with_generated(checks, checks=check_table()),
+        **{FOLDER / f"pictures/staged-{theme}.svg": terminal_picture(theme) for theme in _THEMES},
     }
 
 

@@ -23,11 +23,6 @@ PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("check", "compare", "explain", "index", "reading", "recordings", "scan")),
 )
-STORED = {
-    "NCCL_P2P_DISABLE=1 gpubench --width 110": "report tests/results/h200x2/gpubench-p2p-disabled.json --width 110"
-}
-"""Commands whose output was measured, and the one that shows the stored result again."""
-
 MEASURED = ("gpubench allreduce --sizes 1K:1G:32",)
 """Commands whose output was measured, and is not kept."""
 
@@ -104,7 +99,7 @@ def fill(folder: Path) -> None:
 
 @pytest.mark.parametrize(("page", "command", "output"), SHOWN, ids=[f"{page}: {text[:60]}" for page, text, _ in SHOWN])
 def test_what_is_shown_comes_out(page: str, command: str, output: str) -> None:
-    words = shlex.split(STORED.get(command, command.partition("gpubench ")[2]))
+    words = shlex.split(command.partition("gpubench ")[2])
     printed = gpubench(*words).stdout
     position = 0
     for part in re.split(rf"^{re.escape(GAP)}\n", output, flags=re.MULTILINE):
