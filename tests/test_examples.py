@@ -23,9 +23,6 @@ PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("check", "compare", "explain", "index", "reading", "recordings", "scan")),
 )
-MEASURED = ("gpubench allreduce --sizes 1K:1G:32",)
-"""Commands whose output was measured, and is not kept."""
-
 STAND_INS = {
     "gpubench": """needs=hgx-h100-8
 case "$1" in explain|compare|report|profiles) needs= ;; scan) needs='hgx-h100-8*8' ;; esac
@@ -55,7 +52,7 @@ def shown(page: str) -> Iterator[tuple[str, str]]:
             yield command, output
 
 
-SHOWN = [(page, command, output) for page in PAGES for command, output in shown(page) if command not in MEASURED]
+SHOWN = [(page, command, output) for page in PAGES for command, output in shown(page)]
 EXAMPLES = [
     (page, number)
     for page in PAGES
