@@ -5,6 +5,7 @@ is part of the package, and the tables of docs/formats.md are made from the row 
 `#:` after or above each.
 """
 
+import ast
 import inspect
 import io
 import json
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -23,6 +25,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 from typer.testing import CliRunner
 
+from gpubench import profiles
 from gpubench.cli.app import app
 from gpubench.cli.app import typer_command as command_of
 from gpubench.cli.signature import FAULT_HEADING
@@ -34,6 +37,7 @@ from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.verdict import Verdict
+from gpubench.readers import limits
 
 FOLDER = Path(__file__).parent
 _COLUMNS = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
@@ -404,6 +408,35 @@ def with_generated(page: Path, **parts: str) -> str:
     return text
 
 
+_READER = re.compile(r"^# Of ([a-z ]+)\.$")
+
+
+def limit_table() -> str:
+    """The limits of what is read: each with its value and the reason that stands below it in the code."""
+    lines = ["| reader | limit | most | why |", "|---|---|---|---|"]
+    for module, reader in ((limits, "any file"), (profiles, "profiles")):
+        source = inspect.getsource(module)
+        text = source.splitlines()
+        reasons = {
+            before.lineno: (before, after.value.value)
+            for before, after in pairwise(ast.parse(source).body)
+            if isinstance(before, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        }
+        for number, line in enumerate(text, start=1):
+            reader = found[1] if (found := _READER.match(line)) else reader
+            if number in reasons and re.match(r"(MOST|LONGEST|SECONDS)_", line):
+                assigned, why = reasons[number]
+                names = [each.id for each in ast.walk(assigned.targets[0]) if isinstance(each, ast.Name)]
+                most = " / ".join(map(_limit, (vars(module)[name] for name in names)))
+                shown = ", ".join(f"`{name}`" for name in names)
+                lines.append(f"| {reader} | {shown} | {most} | {' '.join(str(why).split())} |")
+    return "\n".join(lines) + "\n"
+
+
+def _limit(value: float) -> str:
+    return f"{value:g} s" if isinstance(value, float) else f"{value:,}"
+
+
 _STAGED_RUN = FOLDER.parent / "tests/results/h200x2/gpubench-p2p-disabled.json"
 _THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 _WIDTH = 100
@@ -423,7 +456,7 @@ def terminal_picture(theme: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every file that this writes, as it should be."""
-    formats, checks = FOLDER / "formats.md", FOLDER / "check.md"
+    formats, checks, security = FOLDER / "formats.md", FOLDER / "check.md", FOLDER / "security.md"
     schema = FOLDER.parent / "gpubench" / "formats" / "report.schema.json"
     return {
         schema: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
@@ -433,6 +466,7 @@ def generated() -> dict[Path, str]:
         FOLDER / "faults.md": fault_page(),
         formats: with_generated(formats, formats=format_table(), columns=column_tables()),
         checks: with_generated(checks, checks=check_table()),
+        security: with_generated(security, limits=limit_table()),
         **{FOLDER / f"pictures/staged-{theme}.svg": terminal_picture(theme) for theme in _THEMES},
     }
 

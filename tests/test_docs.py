@@ -75,7 +75,7 @@ def test_the_docs_show_what_evidence_looks_like() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("docs/commands.md", "docs/gpubench.1", "docs/formats.md", "docs/faults.md"),
+        *("docs/commands.md", "docs/gpubench.1", "docs/formats.md", "docs/faults.md", "docs/security.md"),
         *("docs/pictures/staged-light.svg", "docs/pictures/staged-dark.svg"),
         *("gpubench/__init__.pyi", "gpubench/formats/report.schema.json"),
     ],

@@ -1,4 +1,4 @@
-"""Single runs of healthy sibling nodes, made with the spread that real ones showed (benchmarks/compare_alarms.md, "On real runs").
+"""Single runs of healthy sibling nodes, made with the spread that real ones showed (benchmarks/compare_alarms.md).
 
 An all-to-all of 32 to 512 MiB takes one of two times, some 6 % apart, which a run keeps for all of these sizes of a
 placement; all else differs by a few tenths of a percent, and one row of a few hundred is an outlier of 12 %.
