@@ -390,8 +390,8 @@ _CODES = {
 class Complained:
     """Finds complaints that match `form` and calls that returned one of `codes`, as one sighting.
 
-    With `of_programs` only complaints that NCCL did not write count. `refined` adds to the sighting what else the log
-    has.
+    With `of_programs` only complaints that NCCL did not write count. Those that match `telling` are shown rather than
+    what comes before them. `refined` adds to the sighting what else the log has.
     """
 
     form: re.Pattern[str]
@@ -399,6 +399,7 @@ class Complained:
     severity: Verdict | None = None
     of_programs: bool = False
     refined: Callable[[Sighting, LogFacts], Sighting] | None = None
+    telling: re.Pattern[str] | None = None
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
         """The sighting in a job's log, if there is one."""
@@ -410,7 +411,9 @@ class Complained:
         who = joined(name for names in writers for name in names) or "a program that uses NCCL"
         if found:
             count = sum(each.count for each in found)
-            seen = found[0].text[:_LONGEST_SEEN] + (f" ({count} lines like this)" if count > 1 else "")
+            telling = self.telling
+            shown = next((each for each in found if telling and telling.search(each.text)), found[0])
+            seen = shown.text[:_LONGEST_SEEN] + (f" ({count} lines like this)" if count > 1 else "")
         else:
             call = calls[0]
             meaning = call.warning[:_LONGEST_SEEN] or _CODES.get(call.code, "the call failed")
@@ -464,6 +467,8 @@ def complaint(
     general: bool = False,
     of_programs: bool = False,
     refined: Callable[[Sighting, LogFacts], Sighting] | None = None,
+    telling: str = "",
+    severity: Verdict | None = None,
 ) -> Condition:
     """A condition that only a log shows, by complaints that match `pattern` or by error codes."""
     return Condition(
@@ -476,6 +481,12 @@ def complaint(
         cure=cure,
         link=link,
         look=nothing_in_facts,
-        in_job=replace(complained(pattern, codes), of_programs=of_programs, refined=refined),
+        in_job=replace(
+            complained(pattern, codes),
+            of_programs=of_programs,
+            refined=refined,
+            telling=re.compile(telling, re.IGNORECASE) if telling else None,
+            severity=severity,
+        ),
         general=general,
     )

@@ -74,6 +74,7 @@ from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Findi
 
 _AGAIN = "Measure again, add --new AGAIN.json"
 _ID = re.compile(r"^[a-z0-9-]+: ")
+_LINES = re.compile(r" \(\d+ lines like this\)$")
 _GPU_WITH_BUS_ID = re.compile(r"(GPU\d+) \([0-9a-f:.]+\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
@@ -179,9 +180,9 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield part(named, named.partition(" (")[0])
         return
-    yield part(
-        f"{where}: {first}", f"{where}: {least}", f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}"
-    )
+    shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
+    shortest = (f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}")
+    yield part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
     yield part(beside, importance=LATER)
 
 

@@ -281,7 +281,7 @@ _PROGRAM_ERROR = re.compile(
     _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
     rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|watchdog got stuck"
     rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
-    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+)?: .*"
+    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+| in)?: (?!\{).*"
     rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
     rb"|WARN: Function: \w+ Line: \d+: NET/OFI .*"
     rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
@@ -298,6 +298,9 @@ _PROGRAM_ERROR = re.compile(
     rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
 """What nccl-tests, PyTorch and the kernel print where a call returned an error, or did not return."""
+
+_IN_SOURCE = re.compile(rb"(?<=NCCL error) in: \S+, ")
+"""PyTorch puts its own source before what NCCL reported."""
 
 _PROCESS = (
     rb"\b(?:ranks?|tasks?|proc(?:ess)?(?:es)?|(?:sub|child )process(?:es)?|workers?|workerproc|actors?|child(?:ren)?"
@@ -367,7 +370,7 @@ _SUPPOSED = re.compile(
 _COUNTED_NONE = re.compile(rb"(?:(?!code|status|signal)[\w ]){0,40}[:=] ?0(?![\w.])", re.IGNORECASE)
 """Behind the verb it says that there was no such process."""
 
-_BEFORE_ENDING = 60
+_LONGEST_ENDING, _BEFORE_ENDING, _BEHIND_ENDING = 120, 60, 40
 
 
 _BEGIN_OF_TESTS = (re.compile(r"\bnThread \d+ nGpus \d+ minBytes "), HEADER)
@@ -436,7 +439,9 @@ def parse_program_error(line: bytes) -> str | None:
     found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
     if (found is None or _says_exception(found[0])) and (ending := _ending(line)):
         return ending
-    return None if found is None else found[0][:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
+    return (
+        None if found is None else _IN_SOURCE.sub(b": ", found[0])[:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
+    )
 
 
 def _ending(line: bytes) -> str | None:
@@ -447,6 +452,10 @@ def _ending(line: bytes) -> str | None:
     start = max(0, found.start() - _BEFORE_ENDING)
     if found["told"] and (_SUPPOSED.search(line, start, found.end()) or _COUNTED_NONE.match(line, found.end())):
         return None
+    if len(line) > _LONGEST_ENDING:  # a command line with all its arguments, and the exit code behind it
+        start, end = max(0, found.start() - _BEFORE_ENDING), found.end() + _BEHIND_ENDING
+        cut = line[:end].rpartition(b" ")[0] if end < len(line) else line
+        line = cut[start:].partition(b" ")[2] if start else cut
     return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
 
 
@@ -486,14 +495,26 @@ _LONGEST_SHOWN = 60
 _WITHOUT_PEERS = b"platform lacks GPU P2P capability"
 """vLLM says so of all GPUs of its machine, which it asked the driver about."""
 
+_COLLNET = re.compile(r"(?:^|/)coll_net\.(?:cc|h):", re.ASCII)
+_CALLERS_OF_COLLNET = re.compile(r"^(?:transport|init)\.cc:", re.ASCII)
+"""Through these the failure reaches NCCL's initialization, which then connects the ranks without it."""
+
 _LAST_ERROR = b"Last error:"
 """Behind it, on a line of its own, PyTorch puts what NCCL last warned of."""
 
 _MOST_TAGS = 32
 _LONGEST_OF_OTHERS = 1024
+_LONGEST_END = 256
 
 _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
 _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOPOLOGY)
+
+
+def _without_the_middle(line: bytes) -> bytes:
+    """A long line's beginning and end: of a command with all its arguments the exit code is told behind them."""
+    if len(line) <= _LONGEST_OF_OTHERS:
+        return line
+    return line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]
 
 
 def may_be_noted(message: bytes) -> bool:
@@ -509,6 +530,7 @@ class Notes:
         self._tellers = 0
         self._tests, self._tracebacks = TestRuns(), Tracebacks()
         self._before_last_error: dict[bytes, None] = {}
+        self._without_collnet: dict[str, None] = {}
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, None] = {}
@@ -553,10 +575,17 @@ class Notes:
             text += f" in {place[1].decode()}"
         self._complain(text, process)
         self._last_warnings[process] = text
+        if not message.startswith(b"Cannot initialize CollNet"):
+            self._without_collnet.pop(process, None)
         self.add(host, process, message)
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
-        """Keep the error that a function of NCCL's returned."""
+        """Keep the error that a function of NCCL's returned; not of CollNet's set-up, after which NCCL does without."""
+        if _COLLNET.search(call.place):
+            self._without_collnet[process] = None
+            return
+        if process in self._without_collnet and _CALLERS_OF_COLLNET.search(call.place):
+            return
         self._keep(self._failed_calls, call, process)
         if call in self._failed_calls:
             self._warned.setdefault(call, self._last_warnings.get(process, ""))
@@ -570,7 +599,7 @@ class Notes:
                 break
         if not says_something(line):
             return
-        line = line[:_LONGEST_OF_OTHERS]
+        line = _without_the_middle(line)
         self._tests.add(line)
         self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:

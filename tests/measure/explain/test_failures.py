@@ -1,5 +1,6 @@
 """What ends a job, planted into a log that is healthy but for it: named first, and never passed."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ FAILED = {
     "nic-failed-over": [
         f"{WARNED}NET/IB: ncclIbResiliencyHandleDeviceFailure: Device 0 marked as failed. Initiating recovery? Yes",
         f"{WARNED}NET/IB: Device 1 marked as failed. Initiating recovery? No (recv comm=0x7f, outstandingRecovery=1)",
+    ],
+    "collnet-not-used": [f"{WARNED}NET/IB :SHARP coll init error: Cannot create SHArP job(-8)"],
+    "communicators-aborted": [
+        f"{WARNED}[Service thread] Could not receive type from localRank 2, res=3, closed=0",
+        f"{WARNED}[Service thread] Accept failed Resource temporarily unavailable",
+        f"{WARNED}[Proxy Service 1] Failed to execute operation Close from rank 2, retcode 3",
     ],
     "gin-not-enabled": [
         f"{WARNED}GIN not supported.",
@@ -240,6 +247,8 @@ DOUBTS = (
         "gpu-xid-doubt",
         "rdma-port-down",
         "nccl-warning",
+        "collnet-not-used",
+        "communicators-aborted",
         "nccl-diag-network",
         "nccl-diag-ranks-differ",
         "program-exception",
@@ -375,10 +384,47 @@ def test_an_error_in_front_of_a_line_of_nccl_counts() -> None:
 def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:
     """Ranks end one after another, and the last find the others gone."""
     ends = "".join(f"{JOB.head(rank)}{JOB.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(4))
-    closed = f"{WARNED}[Service thread] Could not receive type from localRank 1, res=3, closed=0\n"
+    closed = f"{WARNED}[Service thread] Could not receive type from localRank 1, res=2, closed=0\n"
     closed += f"{JOB.head(0)}misc/socket.cc:749 -> 6\n{JOB.head(0)}proxy.cc:9 -> 2\n"
     assert report_of(*JOB.logs(), ends, closed).verdict is Verdict.PASS
     assert report_of(*JOB.logs(), closed).verdict is Verdict.FAIL
+
+
+def test_what_fails_in_collnets_set_up_is_no_failure_of_the_job() -> None:
+    """NCCL goes on without it; the same calls without CollNet before them are a failure."""
+    job = Job(version=(2, 12))
+    calls = [f"{job.head(0)}{place}\n" for place in ("transport.cc:222 -> 2", "init.cc:765 -> 2")]
+    collnet = f"{job.head(0)}include/coll_net.h:21 -> 3\n"
+    instead = f"{WARNED}Cannot initialize CollNet, using point-to-point network instead\n"
+    assert report_of(collnet, calls[0], instead, calls[1], *job.logs()).verdict is Verdict.PASS
+    assert report_of(*calls, *job.logs()).verdict is Verdict.FAIL
+    assert report_of(collnet, f"{WARNED}Cuda failure 700\n", *calls, *job.logs()).verdict is Verdict.FAIL
+    assert report_of(collnet, f"{job.head(0)}proxy.cc:700 -> 3\n", *job.logs()).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["Sending process 7 closing signal SIGTERM", "failed (exitcode: -6) local_rank: 3 (pid: 9) of binary: /b/p"],
+         "(exitcode: -6) local_rank: 3 (pid: 9)"),
+        (["srun: Job step aborted: Waiting up to 32 seconds", "0: slurmstepd: error: *** STEP 7.1 ON n CANCELLED AT 9"],
+         "STEP 7.1 ON n CANCELLED AT 9"),
+        ([f"[launch.py:4:sigkill_handler] Killing subprocess {number}" for number in (7, 8)]
+         + [f"[ERROR] [launch.py:4:sigkill_handler] ['python', '{'x' * 2000}', '--y'] exits with return code = -9"],
+         "'--y'] exits with return code = -9"),
+        (["=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "=   EXIT CODE: 9"], "EXIT CODE: 9"),
+    ],
+)  # fmt: skip
+def test_of_several_lines_about_an_end_the_one_that_says_how_is_shown(lines: list[str], shown: str) -> None:
+    report = report_of(*JOB.logs(), "".join(f"{line}\n" for line in lines))
+    assert re.sub(r" \(\d+ lines like this\)", "", report.findings[0].seen) == shown
+    assert report.verdict is Verdict.FAIL
+
+
+def test_a_line_of_source_in_a_traceback_is_not_what_nccl_reported() -> None:
+    source = 'raise RuntimeError(f"NCCL error: {error}")\n'
+    text = f"{source}RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
+    assert report_of(*JOB.logs(), text).findings[0].seen.startswith("RuntimeError: NCCL error: unhandled system")
 
 
 def test_what_is_a_doubt_by_itself_is_the_reason_where_the_job_failed() -> None:
