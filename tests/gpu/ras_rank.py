@@ -1,6 +1,7 @@
 """A rank that reduces again and again, and at a sign does something else: `ras_rank.py RANK RANKS FOLDER FAULT`.
 
-The folder has the id of the communicator, how far each rank is, and the sign. A rank whose NCCL fails stays as it is.
+The folder has the id of the communicator, what each rank is doing and how far it is, and the sign. A rank whose NCCL
+fails says so and stays as it is.
 """
 
 import json
@@ -10,17 +11,25 @@ from pathlib import Path
 
 
 def main(rank: int, ranks: int, folder: Path, fault: str) -> None:
+    def say(phase: str) -> None:
+        (folder / f"phase-{rank}").write_text(phase)
+
+    say("imports CuPy")
     import cupy
     from cupy.cuda import nccl
 
+    say("makes a CUDA context")
     cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
     id_file = folder / "id"
     if rank == 0:
         (folder / "id.new").write_text(json.dumps([nccl.get_version(), nccl.get_unique_id()]))
         (folder / "id.new").rename(id_file)
+    say("waits for rank 0's id")
     while not id_file.exists():
         time.sleep(0.05)
+    say("initializes NCCL")
     communicator = nccl.NcclCommunicator(ranks, tuple(json.loads(id_file.read_text())[1]), rank)
+    say("reduces")
     data, stream = cupy.ones(2**16, dtype="f4"), cupy.cuda.Stream()
     done = 0
     while True:
@@ -40,5 +49,5 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
     except Exception as error:  # noqa: BLE001
-        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        (Path(sys.argv[3]) / f"phase-{sys.argv[1]}").write_text(f"failed: {error}")
         time.sleep(600)

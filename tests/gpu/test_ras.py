@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,15 @@ from gpubench.hardware.ras import AS_TEXT, ask_ras
 from tests.cli.running import ROOT, environment, gpubench
 from tests.gpu.machine import has_gpu, preloaded
 
-pytestmark = [pytest.mark.gpu, has_gpu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.gpu, has_gpu, pytest.mark.timeout(150)]
 
 RANKS, BLAMED = 4, 2
-SECONDS_TO_START = 90
+SECONDS_TO_START = 45
+SECONDS_TO_STAND_STILL = 20
+SECONDS_TO_END = 10
+SECONDS_OF_WATCH = 30
+"""What each part of a test may take: a test that takes longer says which, and what each rank was doing."""
+
 WATCH = ("watch", "--hang", "--strict", "--interval", "2s")
 
 
@@ -47,17 +52,59 @@ class Job:
         path = self.folder / f"done-{rank}"
         return int(path.read_text() or 0) if path.exists() else 0
 
-    def wait(self, is_over: Callable[[], bool]) -> None:
+    def phases(self) -> list[str]:
+        """What each rank was doing, how far it was, and the end of what it printed."""
+        said = []
+        for rank, process in enumerate(self.processes):
+            phase = self.folder / f"phase-{rank}"
+            doing = phase.read_text() if phase.exists() else "starts Python"
+            log = (self.folder / f"log-{rank}").read_text()[-300:]
+            said.append(f"rank {rank}: {doing}, {self.done(rank)} done, exit code {process.poll()}, printed {log!r}")
+        return said
+
+    def wait_for_the_start(self) -> None:
+        """Until every rank has reduced three times; at once over where a rank cannot."""
         deadline = time.monotonic() + SECONDS_TO_START
-        while not is_over():
-            assert time.monotonic() < deadline, [(self.folder / f"log-{rank}").read_text() for rank in range(RANKS)]
+        while not all(self.done(rank) > 2 for rank in range(RANKS)):
+            phases = self.phases()
+            assert time.monotonic() < deadline, [f"no start within {SECONDS_TO_START} s", *phases]
+            assert all(process.poll() is None for process in self.processes), phases
+            assert not any(": failed: " in each for each in phases), phases
             time.sleep(0.1)
 
     def wait_until_nothing_moves(self) -> None:
+        deadline = time.monotonic() + SECONDS_TO_STAND_STILL
         before: list[int] = []
         while (now := [self.done(rank) for rank in range(RANKS)]) != before:
+            assert time.monotonic() < deadline, ["the others go on without the rank with the fault", *self.phases()]
             before = now
             time.sleep(1)
+
+    def watched(self, seconds: str, kept: Path) -> subprocess.CompletedProcess[str]:
+        """`watch --hang` for so long."""
+        command = [sys.executable, "-m", "gpubench", *WATCH, "--for", seconds, "--record", str(kept)]
+        try:
+            return subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=self.variables,
+                cwd=ROOT,
+                timeout=SECONDS_OF_WATCH,
+            )
+        except subprocess.TimeoutExpired as late:
+            pytest.fail(f"watch --hang took more than {SECONDS_OF_WATCH} s: {late.stderr!r}; {self.phases()}")
+
+    def end(self) -> None:
+        """Kill all ranks first, so that none waits for another, and then wait for them."""
+        for process in self.processes:
+            for number in (signal.SIGKILL, signal.SIGCONT):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+        deadline = time.monotonic() + SECONDS_TO_END
+        for process in self.processes:
+            process.wait(max(deadline - time.monotonic(), 0.1))
 
 
 @contextmanager
@@ -73,20 +120,17 @@ def running(folder: Path, fault: str) -> Iterator[Job]:
                 subprocess.Popen(
                     [sys.executable, script, str(rank), str(RANKS), str(folder), fault if rank == BLAMED else ""],
                     cwd=ROOT,
-                    env=variables | {"NCCL_HOSTID": f"h{rank}"},
+                    env=variables | {"NCCL_HOSTID": f"h{rank}", "NCCL_DEBUG": "WARN"},
+                    stdout=log,
                     stderr=log,
                 )
             )
     job = Job(processes, folder, variables)
     try:
-        job.wait(lambda: all(job.done(rank) > 2 for rank in range(RANKS)))
+        job.wait_for_the_start()
         yield job
     finally:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-                os.kill(process.pid, signal.SIGCONT)
-            process.wait(20)
+        job.end()
 
 
 def answers_of(job: Job, tmp_path: Path, fault: str) -> Path:
@@ -101,7 +145,7 @@ def texts(job: Job, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(2):
         answer = ask_ras(9, job.variables, question=AS_TEXT, leg_seconds=3, most_bytes=2**20)
-        assert answer
+        assert answer, [f"answer {number} of RAS as text: {answer!r}", *job.phases()]
         (folder / f"ras-{number}.txt").write_bytes(answer)
         time.sleep(1)
 
@@ -109,7 +153,7 @@ def texts(job: Job, folder: Path) -> None:
 def test_a_healthy_job_passes(tmp_path: Path) -> None:
     with running(tmp_path, "") as job:
         kept = answers_of(job, tmp_path, "")
-        done = gpubench(*WATCH, "--for", "6s", "--record", str(kept), env=job.variables)
+        done = job.watched("5s", kept)
         texts(job, kept.with_name(f"{kept.name}-text"))
     assert done.returncode == (0 if job.version >= 22807 else 3), done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith("no rank keeps others waiting")
@@ -134,7 +178,7 @@ def test_the_rank_with_a_fault_is_named(fault: str, seen: str, tmp_path: Path) -
         else:
             (tmp_path / "sign").touch()
         job.wait_until_nothing_moves()
-        done = gpubench(*WATCH, "--for", "12s", "--record", str(kept), env=job.variables)
+        done = job.watched("12s", kept)
         texts(job, kept.with_name(f"{kept.name}-text"))
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]

@@ -335,7 +335,8 @@ _OF_LAUNCHERS = (
     rb"TERMINATED WITH THE EXIT STRING|KILLED BY SIGNAL|has unexpectedly failed|not enough slots available",
     rb"unable to (?:launch the specified|find the specified exec|reliably start one or more)",
     rb"application called MPI_Abort|\bAbort\(\d+\) on node|abort(?:ing)? job\b|initiated application termination",
-    rb"sending process \d+ closing signal|signal \d+ \(SIG\w+\) received by PID|Killing subprocess \d",
+    rb"sending process \d+ closing signal|terminating process \d+ via signal",
+    rb"signal \d+ \(SIG\w+\) received by PID|Killing subprocess \d",
     rb"forcefully terminating|terminating remaining workers|job\.exception type=exec",
 )
 _OF_FRAMEWORKS = (
