@@ -285,6 +285,14 @@ def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield where, plain
 
 
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]|\\\\u[dD][89a-fA-F]")
+
+
+def may_hold_half_characters(text: str) -> bool:
+    """False of a JSON text that spells none, and that `check_text` has not to go through value by value."""
+    return _HALF_CHARACTER.search(text) is not None
+
+
 def check_text(plain: Any, where: str) -> None:
     """Raise UsageError for half characters anywhere in a document: JSON can spell them, and no output can hold them."""
     for place, text in leaves(plain, where):

@@ -34,7 +34,6 @@ from gpubench.model.results.compare import (
     RowKey,
     Status,
     bandwidth_lost,
-    siblings,
 )
 from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.figures import ABOVE_LIMIT
@@ -229,7 +228,7 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
         reasons += _unmeasured(base, new)
         return _judged(key, Status.COMPARED, base, new, tuple(reasons))
     slower = math.expm1(change)
-    bound = noise.bound(key, math.exp(median(logs_of(base))))
+    bound = noise.bound(key)
     if rules.threshold_percent is not None:
         bound = NoiseBound(rules.threshold_percent / (100 - rules.threshold_percent), "--threshold")
     way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
@@ -331,7 +330,7 @@ def staged(side: Runs) -> bool | None:
 
 def transport(side: Runs) -> str | None:
     """The transports of a side's runs."""
-    return _first(each.transport for each in side)
+    return _first([each.transport for each in side])
 
 
 def worst(side: Runs) -> Verdict | None:
@@ -340,8 +339,9 @@ def worst(side: Runs) -> Verdict | None:
     return min(verdicts, key=gravity, default=None)
 
 
-def _first(texts: Iterator[str | None]) -> str | None:
-    return " or ".join(dict.fromkeys(text for text in texts if text is not None)) or None
+def _first(texts: Iterable[str | None]) -> str | None:
+    found = dict.fromkeys(texts)
+    return " or ".join([text for text in found if text is not None]) or None
 
 
 def _judged(
@@ -358,7 +358,7 @@ def _judged(
         columns[f"{name}_time_us"] = _middle([each.time_us for each in side])
         columns[f"{name}_gb_s"] = _middle([each.gb_s for each in side])
         columns[f"{name}_runs"] = len(side)
-        columns[f"{name}_origin"] = _first(iter(dict.fromkeys(each.origin for each in side)))
+        columns[f"{name}_origin"] = _first([each.origin for each in side])
         columns[f"{name}_transport"] = transport(side)
         columns[f"{name}_host_staged"] = staged(side)
         columns[f"{name}_verdict"] = worst(side)
@@ -402,9 +402,9 @@ def slower_ranges(
     named = {each.key for each in judged if each.row.change == Change.SLOWER}
     if rules.threshold_percent is not None:
         return
-    families = [part for family in siblings(noise.keys) for part in _parts(family) if len(part) >= LEAST_VALUES]
+    families = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
     for keys in families:
-        found = _range(keys, before, after, noise, len(families))
+        found = _range(keys, (before, after), noise, len(families))
         if found is not None and found.change > found.bound and 2 * len(named.intersection(keys)) <= len(keys):
             yield _finding(found)
 
@@ -415,9 +415,7 @@ def _parts(keys: Sequence[RowKey]) -> Iterator[list[RowKey]]:
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 
 
-def _range(
-    keys: Sequence[RowKey], before: RunsByRow, after: RunsByRow, noise: ChangeNoise, ranges: int
-) -> Range | None:
+def _range(keys: Sequence[RowKey], sides: tuple[RunsByRow, RunsByRow], noise: ChangeNoise, ranges: int) -> Range | None:
     """A range with the smaller of two bounds: from its rows with the floor for single runs, and from its runs."""
     middle = median(change for key in keys if (change := noise.change(key)) is not None)
     bounds = []
@@ -425,9 +423,9 @@ def _range(
     if known:
         error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
         typical = Noise(error, median(each.freedom for each in known))
-        bounds.append(max(_floor(keys, before, noise), typical.bound(TESTS * ranges)))
-    runs = [_run_middles(side, keys) for side in (before, after)]
-    if min(map(len, runs)) >= REPEATED_RUNS and noise.shows_whole_runs(keys[0]):
+        bounds.append(max(_floor(keys, noise), typical.bound(TESTS * ranges)))
+    runs = [_run_middles(side, keys) for side in sides] if noise.shows_whole_runs(keys[0]) else []
+    if runs and min(map(len, runs)) >= REPEATED_RUNS:
         freedom = sum(map(len, runs)) - len(runs)
         squares = sum((each - fmean(side)) ** 2 for side in runs for each in side)
         error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
@@ -435,9 +433,8 @@ def _range(
     return Range(tuple(keys), middle, min(bounds)) if bounds else None
 
 
-def _floor(keys: Sequence[RowKey], before: RunsByRow, noise: ChangeNoise) -> float:
-    typical_us = math.exp(median(median(logs_of(before[key])) for key in keys))
-    return math.log1p(noise.floor(keys[0], typical_us))
+def _floor(keys: Sequence[RowKey], noise: ChangeNoise) -> float:
+    return math.log1p(noise.floor(keys[0], median(map(noise.time_us, keys))))
 
 
 def _run_middles(side: RunsByRow, keys: Sequence[RowKey]) -> list[float]:

@@ -9,7 +9,7 @@ they know: a row alone has too few figures.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from operator import itemgetter
@@ -53,9 +53,10 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
     settings = _swept([*base, *new])
     same_hosts = _pair_nodes(base) == _pair_nodes(new)
     sides: list[RunsByRow] = []
+    known: dict[RowKey, RowKey] = {}  # both sides have the same object, so that nothing compares it column by column
     for files in (base, new):
         measured: RunsByRow = {}
-        nodes = _pair_nodes(files)
+        places = {host: place for place, host in enumerate(_pair_nodes(files))}
         for file in files:
             for row in file.rows:
                 key = collective_key(row)
@@ -65,7 +66,8 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
             for latency in file.latencies:
                 measured.setdefault(made_of(RowKey, latency), []).append(_of_latency(latency))
             for pair in file.pairs:
-                measured.setdefault(pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
+                key = pair_key(pair, None if same_hosts else places)
+                measured.setdefault(known.setdefault(key, key), []).append(_of_pair(pair))
         sides.append(measured)
     return sides[0], sides[1]
 
@@ -260,6 +262,8 @@ class NoiseBound:
 class ChangeNoise:
     """The noise of every row that both sides have.
 
+    `families` are the rows that have times on both sides, by what they have in common but for size or pair.
+
     `files` is how many files either side has, None where every run is one: what a file repeats is of one process, and
     does not show what one run differs by from another as a whole. `other_hosts`: the sides ran elsewhere.
     """
@@ -269,20 +273,17 @@ class ChangeNoise:
     ) -> None:
         self._other_hosts = other_hosts
         self._files = files
-        self._logs = {
-            key: (logs_of(base[key]), logs_of(new[key]))
-            for key in base
-            if key in new and logs_of(base[key]) and logs_of(new[key])
-        }
-        self._within = {key: _within(base[key], new[key]) for key in self._logs}
-        self._family: dict[RowKey, Sequence[RowKey]] = {key: each for each in siblings(self._logs) for key in each}
+        self._logs: dict[RowKey, tuple[list[float], list[float]]] = {}
+        self._within: dict[RowKey, float | None] = {}
+        for key, own in base.items():
+            others = new.get(key)
+            if others and (logs := (logs_of(own), logs_of(others))) and all(logs):
+                self._logs[key] = logs
+                self._within[key] = _within(own, others)
+        self.families = list(siblings(self._logs))
+        self._family: dict[RowKey, Sequence[RowKey]] = {key: each for each in self.families for key in each}
         self._by_size: dict[int, _RowsBySize] = {}
         self._found: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
-
-    @property
-    def keys(self) -> Collection[RowKey]:
-        """The rows that have times on both sides."""
-        return self._logs.keys()
 
     def runs(self, key: RowKey) -> tuple[int, int]:
         """The runs of both sides; what one file repeats is one."""
@@ -303,14 +304,16 @@ class ChangeNoise:
 
     def change(self, key: RowKey) -> float | None:
         """The logarithm of the new time over the old one; None where a side has none."""
-        if key not in self._logs:
-            return None
-        base, new = self._logs[key]
-        return median(new) - median(base)
+        logs = self._logs.get(key)
+        return None if logs is None else median(logs[1]) - median(logs[0])
 
-    def bound(self, key: RowKey, time_us: float) -> NoiseBound:
-        """The least change of a row that counts; `time_us` is the old time."""
-        floor, floor_source = self._floor(key, time_us)
+    def time_us(self, key: RowKey) -> float:
+        """The old time of a row that both sides have."""
+        return math.exp(median(self._logs[key][0]))
+
+    def bound(self, key: RowKey) -> NoiseBound:
+        """The least change of a row that counts."""
+        floor, floor_source = self._floor(key, self.time_us(key))
         candidates = [NoiseBound(floor, floor_source)]
         noise, source = self._noise(key)
         if noise is not None:

@@ -221,9 +221,9 @@ def compare(
 
 def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rules) -> list[JudgedRow]:
     return [
-        *(judge(key, before[key], after[key], noise, rules) for key in before if key in after),
-        *(judge_missing(key, before[key]) for key in before if key not in after),
-        *(judge_added(key, after[key]) for key in after if key not in before),
+        *(judge(key, own, new, noise, rules) for key, own in before.items() if (new := after.get(key)) is not None),
+        *(judge_missing(key, own) for key, own in before.items() if key not in after),
+        *(judge_added(key, new) for key, new in after.items() if key not in before),
     ]
 
 

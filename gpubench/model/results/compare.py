@@ -1,6 +1,6 @@
 """Rows beside each other: the rows of `compare`, keys of comparable rows, sibling groups, and curves over size."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -63,6 +63,11 @@ class RowKey(Record):
     graph: int | None = None  #: replays of a captured CUDA graph
     #: what else tells rows of one file apart: algorithm and protocol of a sweep, kind of host memory
     setting: str | None = None
+
+    def __hash__(self) -> int:
+        """Of what tells most rows apart: a comparison of a cluster looks up each of its many rows dozens of times."""
+        pair = self.source, self.destination, self.source_node, self.direction, self.engine, self.peer
+        return hash((self.collective, self.size_bytes, self.placement, *pair))
 
     @property
     def ends(self) -> tuple[str | None, str | None]:
@@ -219,14 +224,14 @@ def collective_key(row: CollectiveRow) -> RowKey:
     return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
-def pair_key(row: PairRow, nodes: Sequence[str] | None = None) -> RowKey:
-    """The key of a pair. `nodes` are the hosts of a side where the other side has others: then their places count."""
+def pair_key(row: PairRow, nodes: Mapping[str, int] | None = None) -> RowKey:
+    """The key of a pair. `nodes` are the places of a side's hosts where the other side has others: these count then."""
 
     def end(device: str, bus_id: str | None) -> str:
         return bus_id if nodes is None and bus_id is not None else device
 
     def host(name: str) -> str:
-        return name if nodes is None else f"node {nodes.index(name)}"
+        return name if nodes is None else f"node {nodes[name]}"
 
     memory = HostMemory.of_note(row.note)
     return made_of(
@@ -242,11 +247,13 @@ def pair_key(row: PairRow, nodes: Sequence[str] | None = None) -> RowKey:
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    yield from grouped(keys, lambda key: replace(key, **(_PAIR if key.collective is None else _SIZE))).values()
+    yield from grouped(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
 
 
-_SIZE = {"size_bytes": None, "placement": None}
-_PAIR = {"source": None, "destination": None, "source_node": None, "destination_node": None}
+_BUT_SIZE, _BUT_PAIR = (
+    attrgetter(*(name for name in RowKey.columns() if name not in others))
+    for others in (("size_bytes", "placement"), ("source", "destination", "source_node", "destination_node"))
+)
 
 
 LEAST_OTHERS = 2

@@ -9,6 +9,7 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -71,9 +72,20 @@ class Record:
 
 def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
     """A dataclass of these values, and in its other fields of what the first source has under their names."""
-    names = kind.__dataclass_fields__.keys() - values.keys()  # type: ignore[attr-defined]
-    found = {name: getattr(each, name) for each in reversed(sources) for name in names if hasattr(each, name)}
-    return kind(**found, **values)
+    places = _in_common(kind, tuple(map(type, sources)))
+    return kind(**{name: getattr(sources[place], name) for name, place in places if name not in values}, **values)
+
+
+@cache
+def _in_common(kind: type, sources: tuple[type, ...]) -> tuple[tuple[str, int], ...]:
+    """The fields of a dataclass that sources have too, each with the place of the first that has it."""
+    own = [{*dir(each), *getattr(each, "__dataclass_fields__", ())} for each in sources]
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return tuple(
+        (name, place)
+        for name in names
+        if (place := next((place for place, each in enumerate(own) if name in each), None)) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)

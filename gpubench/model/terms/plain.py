@@ -101,18 +101,44 @@ def _read_whole_number(plain: int, where: str) -> float:
 
 def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     _expect(dict, plain, where)
-    hints, defaults = _hints(kind), dict(_defaults(kind))
-    for name in plain:
-        if name not in defaults:
-            raise UsageError(
-                f"{where} has an unknown field {name!r}",
-                expected=", ".join(defaults),
-                reason="it was written by a newer gpubench, or by hand",
-            )
-    for name, default in defaults.items():
-        if default is MISSING and name not in plain:
-            raise UsageError(f"{where} has no field {name!r}", expected=f"{name}, which every {kind.__name__} has")
-    return kind(**{name: _read(hints[name], held, f"{where}.{name}") for name, held in plain.items()})
+    hints, (names, required) = _hints(kind), _names(kind)
+    if not plain.keys() <= names:
+        unknown = next(name for name in plain if name not in names)
+        raise UsageError(
+            f"{where} has an unknown field {unknown!r}",
+            expected=", ".join(name for name, _ in _defaults(kind)),
+            reason="it was written by a newer gpubench, or by hand",
+        )
+    if not plain.keys() >= required:
+        name = next(name for name, _ in _defaults(kind) if name in required and name not in plain)
+        raise UsageError(f"{where} has no field {name!r}", expected=f"{name}, which every {kind.__name__} has")
+    as_is = _types_as_is(kind)
+    return kind(
+        **{
+            name: held if type(held) in as_is[name] else _read(hints[name], held, f"{where}.{name}")
+            for name, held in plain.items()
+        }
+    )
+
+
+@cache
+def _names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The fields of a dataclass, and those without a default."""
+    defaults = _defaults(kind)
+    return frozenset(name for name, _ in defaults), frozenset(name for name, each in defaults if each is MISSING)
+
+
+@cache
+def _types_as_is(kind: Any) -> dict[str, frozenset[type]]:
+    """The types of values that a field takes as they are."""
+    found = {}
+    for name, hint in _hints(kind).items():
+        origin, arguments = _parts(hint)
+        kinds = arguments if origin in (Union, types.UnionType) else (hint,)
+        # Of a union the first kind that is none of None counts.
+        first = next((each for each in kinds if each is not type(None)), None)
+        found[name] = frozenset(each for each in (first, type(None)) if each in kinds and each in _SCALARS)
+    return found
 
 
 def _expect(kind: type, plain: Any, where: str) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations, pairwise
 
 from gpubench.model.terms.units import grouped
@@ -132,6 +133,7 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
     return Noise(small * _NORMAL * distances[half * (half - 1) // 2 - 1], _EFFICIENCY * (count - 1))
 
 
+@lru_cache(maxsize=256)
 def student_quantile(probability: float, freedom: float) -> float:
     """Student's t: the value below which lies `probability`, by the expansion around the normal quantile.
 
