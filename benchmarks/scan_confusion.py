@@ -81,12 +81,13 @@ def main() -> None:
     parser.add_argument("--dips", type=float, default=DIPS)
     parser.add_argument("--leaf", type=int, default=32, help="nodes a leaf; 0: leaves are not known")
     parser.add_argument("--shapes", help="nodes by leaf of several fabrics: 4x16,5+7+9; instead of --nodes and --leaf")
-    parser.add_argument("--only", default="", help="kinds whose name begins so, between commas")
+    parser.add_argument("--only", default="", help="kinds, or how their names begin, between commas")
     parser.add_argument("--losses", default=",".join(map(str, LOSSES)))
     parser.add_argument("--median", action="store_true", help="scores are medians")
     arguments = parser.parse_args()
     if arguments.median:
         _score_by_medians()
+    wanted = arguments.only.split(",")
     print(f"{arguments.rails} rails, noise {arguments.noise:.0%}, dips {arguments.dips:.0%}, ", end="")
     print(f"{arguments.seeds} runs a line, seeds from {arguments.first} on; simulated")
     for name, fabric in _fabrics(arguments).items():
@@ -96,7 +97,7 @@ def main() -> None:
             "falsely a run  CPU s a run"
         )
         for kind in KINDS:
-            if not kind.startswith(tuple(arguments.only.split(","))):
+            if not any(kind == each or (each not in KINDS and kind.startswith(each)) for each in wanted):
                 continue
             if kind in OF_LEAVES and None in fabric.leaves:
                 continue

@@ -31,6 +31,7 @@ class RunFigures:
     time_us: float | None
     gb_s: float | None
     error_of_mean: float | None = None
+    iterations: int | None = None
     origin: str
     transport: str | None
     host_staged: bool | None
@@ -340,6 +341,11 @@ class ChangeNoise:
             return True
         near = [(self.change(each) or 0.0) >= half for each in self._half_an_octave(key)]
         return len(near) >= DENSE_ROWS and sum(near) < len(near) / 4
+
+    def is_largest(self, key: RowKey) -> bool:
+        """True of the rows of the largest size of a sweep."""
+        sizes = self._sizes(key).sizes
+        return len(sizes) > 1 and key.size_bytes == sizes[-1]
 
     def _beside(self, key: RowKey) -> Iterator[RowKey]:
         """The other placement of a row, and the next sizes of the same placement."""

@@ -314,7 +314,8 @@ def _job(report: Report) -> str:
     if not compared:
         return ""
     least = min((each.noise_percent for each in compared if each.noise_percent is not None), default=0.0)
-    blind = f", differences below {least:.0f} % are lost in noise" if least >= _COARSE_PERCENT else ""
+    coarse = least >= _COARSE_PERCENT
+    blind = f", differences below {bandwidth_lost(least):.0f} % are not told apart" if coarse else ""
     return f"{counted(len(compared), 'row')} compared{blind}"
 
 

@@ -180,3 +180,28 @@ def test_a_result_that_failed_by_itself_is_no_pass(before: str, verdict: Verdict
     rows = [collective_row(2**power, time_us=1000.0) for power in range(25, 30)]
     base, new = (replace(result_file(rows), verdict=each) for each in (before, "FAIL"))
     assert compare([base], [new], Rules()).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "iterations", "backend", "verdict"),
+    [
+        (2.0, 20, "nccl", Verdict.FAIL),
+        (0.2, 200, "nccl", Verdict.FAIL),
+        (0.2, 20, "nccl", Verdict.INCONCLUSIVE),
+        (2.0, 20, "host", Verdict.INCONCLUSIVE),
+    ],
+    ids=["40 ms", "40 ms of short ones", "4 ms", "CPU ranks"],
+)
+def test_a_last_row_that_takes_twice_as_long_is_no_hiccup_if_it_lasts(
+    milliseconds: float, iterations: int, backend: str, verdict: Verdict
+) -> None:
+    """Of sweeps that end at 1 GiB it was INCONCLUSIVE, as operations of less than 10 ms were."""
+    last = 1000 * milliseconds
+    base = [
+        collective_row(2**power, time_us=last * 2.0 ** (power - 30), iterations=iterations, backend=backend)
+        for power in range(20, 31)
+    ]
+    for slow, expected in ((-1, verdict), (-3, Verdict.INCONCLUSIVE)):
+        new = list(base)
+        new[slow] = replace(base[slow], time_us=2 * base[slow].time_us)
+        assert compare([result_file(base)], [result_file(new)], Rules()).verdict is expected
