@@ -59,6 +59,7 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.model.workload import (
     OPTIMIZER_BYTES,
     ParallelLayout,
+    Recompute,
     TransformerModel,
     check_layout,
     layouts_for,
@@ -562,18 +563,18 @@ def _does_not_fit(
     """No layout fits: the one that needs least, and what would fit."""
     least = min(asked, key=lambda each: each.need.total)
     optimizer_bytes = OPTIMIZER_BYTES if plan.with_optimizer else 0
-    would = (
-        f"a smaller --batch or --sequence, or --recompute full: {format_memory(least.need.activations)} are activations"
-    )
-    for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
+    would = f"a smaller --batch or --sequence: {format_memory(least.need.activations)} are activations"
+    again = replace(plan.model, recompute=Recompute.FULL)
+    for model, nodes in ((model, 1 << power) for power in range(_MOST_DOUBLINGS) for model in (plan.model, again)):
         if nodes * machine.gpus_per_node < gpus:
             continue
-        fitting = first_fit(plan.model, nodes * machine.gpus_per_node, machine.gpus_per_node, memory, optimizer_bytes)
+        fitting = first_fit(model, nodes * machine.gpus_per_node, machine.gpus_per_node, memory, optimizer_bytes)
         if fitting is not None:
-            more = f"--nodes {nodes}: " if fitting.layout.gpus > gpus else "--layout "
-            would = (
-                f"{more}'{fitting.layout}' on {fitting.layout.gpus} GPUs needs {format_memory(fitting.need.total)} each"
-            )
+            more = [f"--nodes {nodes}"] if fitting.layout.gpus > gpus else []
+            more += ["--recompute full"] if model is again and plan.model.recompute is not Recompute.FULL else []
+            more += [f"--layout '{fitting.layout}'"]
+            need = format_memory(fitting.need.total)
+            would = f"{' '.join(more)}, which needs {need} on each of {fitting.layout.gpus} GPUs"
             break
     own = plan.model.parameters * (2 * plan.model.data_type.size_bytes + optimizer_bytes)
     return UsageError(

@@ -148,22 +148,17 @@ class TransformerModel:
         head = Operation("head", 2.0 * self.sequence * table.elements, own)
         return Operation("embedding", 0.0, (table,)), head
 
-    def tensors(self) -> tuple[ParameterTensor, ...]:
-        """Every parameter, in the order of the forward pass."""
-        first, last = self.ends()
-        blocks = (each for block in range(self.layers) for each in self.operations(block))
-        whole = (*((first,) if first else ()), *blocks, *((last,) if last else ()))
-        return tuple(tensor for each in whole for tensor in each.tensors)
-
     @property
     def parameters(self) -> int:
         """Elements of all parameters."""
-        return sum(each.elements for each in self.tensors())
+        ends = sum(tensor.elements for each in self.ends() if each is not None for tensor in each.tensors)
+        return ends + self.layers * sum(tensor.elements for each in self.operations(0) for tensor in each.tensors)
 
     @property
     def expert_parameters(self) -> int:
         """Elements of the experts, which expert parallelism splits."""
-        return sum(each.elements for each in self.tensors() if each.expert)
+        tensors = (tensor for each in self.operations(0) for tensor in each.tensors)
+        return self.layers * sum(each.elements for each in tensors if each.expert)
 
     def forward_flops(self) -> float:
         """FLOPs of the forward pass of one microbatch."""
@@ -185,12 +180,10 @@ class TransformerModel:
         )
         active = 2.0 * self.sequence * self.experts_per_token
         for name, inputs, outputs in (("up", hidden, into), ("down", width, hidden)):
-            tensors = tuple(
-                ParameterTensor(f"{at}expert{expert}.{name}", inputs * outputs, expert=True)
-                for expert in range(self.experts)
-            )
+            # The weights of all experts are one tensor, as grouped products have them.
+            own = (ParameterTensor(f"{at}experts.{name}", self.experts * inputs * outputs, expert=True),)
             flops = active * inputs * outputs
-            yield Operation(f"{at}experts.{name}", flops, tensors, inputs=inputs, outputs=outputs)
+            yield Operation(f"{at}experts.{name}", flops, own, inputs=inputs, outputs=outputs)
 
     def _linear(self, name: str, inputs: int, outputs: int) -> Operation:
         weight, bias = ParameterTensor(f"{name}.weight", inputs * outputs), ParameterTensor(f"{name}.bias", outputs)
@@ -302,6 +295,11 @@ class ParallelLayout:
     def gradient_ranks(self) -> int:
         """Ranks that have the same parameters, and bring their gradients together."""
         return self.data * self.context
+
+    @property
+    def parts(self) -> int:
+        """Parts into which it splits the model."""
+        return self.tensor * self.pipeline * self.stages_per_gpu * self.context * self.expert
 
     @property
     def shard_ranks(self) -> int:

@@ -131,10 +131,12 @@ def test_a_model_that_does_not_fit_is_told_what_would() -> None:
     result = gpubench("plan", "--parameters", "70B", "--simulate", "hgx-h200-4")
     assert result.returncode == 2
     assert "70B does not fit 4 × NVIDIA H200" in result.stderr
-    assert re.search(r"try: +--nodes 4: '.*' on 16 GPUs needs \d+\.\d GiB each", result.stderr)
+    assert re.search(
+        r"try: +--nodes 2 --recompute full --layout '.*', which needs \d+\.\d GiB on each of 8", result.stderr
+    )
     layout = gpubench("plan", "--parameters", "13B", "--simulate", "hgx-h200-8", "--layout", "ddp")
     assert layout.returncode == 2
-    assert re.search(r"try: +--layout '\S+.*' on 8 GPUs needs", layout.stderr)
+    assert re.search(r"try: +--layout '.*', which needs \d+\.\d GiB on each of 8 GPUs", layout.stderr)
 
 
 H200 = ("--simulate", "hgx-h200-4")

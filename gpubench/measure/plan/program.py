@@ -19,7 +19,7 @@ A block's operations share its time by their FLOPs. Per block and microbatch, of
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpubench.measure.plan.compute import ComputeTimes
@@ -225,11 +225,15 @@ class StepSettings:
     optimizer_bytes: int = 0
 
 
+MOST_BLOCKS = 32
+"""Blocks of a stage that are simulated; every further one takes as long as the last half of these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepJob:
     """All that a step follows from; `gpus_per_node` says which groups of ranks cross nodes.
 
-    `stage` is the GPU of the pipeline whose tasks are written.
+    `stage` is the GPU of the pipeline whose tasks are written, `most_blocks` how many of its blocks.
     """
 
     model: TransformerModel
@@ -240,11 +244,13 @@ class StepJob:
     settings: StepSettings
     gpus_per_node: int
     stage: int = 0
+    most_blocks: int = MOST_BLOCKS
 
     @property
     def blocks(self) -> int:
-        """Layers of the stage."""
-        return layers_of_stages(self.model.layers, self.layout)[self.stage]
+        """Layers of the stage that are written."""
+        own = layers_of_stages(self.model.layers, self.layout)[self.stage]
+        return min(own, self.most_blocks)
 
     @property
     def ends(self) -> tuple[Operation | None, Operation | None]:
@@ -282,7 +288,8 @@ class StepJob:
         if not self.settings.optimizer_bytes or self.compute.copy_gb_s is None:
             return 0.0
         shared = self.layout.shard_ranks if self.layout.sharding is not Sharding.DDP else 1
-        parameters = self.bytes_of(self.operations) / self.model.data_type.size_bytes / shared
+        whole = replace(self, most_blocks=self.model.layers)
+        parameters = self.bytes_of(whole.operations) / self.model.data_type.size_bytes / shared
         return parameters * self.settings.optimizer_bytes / (self.compute.copy_gb_s * BYTES_PER_GB)
 
     @property

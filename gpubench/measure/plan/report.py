@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
-from gpubench.measure.plan.program import CollectiveTimesFound, FaultSeconds, StepJob
-from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.measure.plan.program import MOST_BLOCKS, CollectiveTimesFound, FaultSeconds, StepJob
+from gpubench.measure.plan.step import StepPrediction, predict, roughly
 from gpubench.model.results.ending import LATER, SOON, last_line, part
 from gpubench.model.results.plan import (
     CURVES_SECTION,
@@ -30,8 +30,11 @@ from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel
 _MOST_THAT_DO_NOT_FIT = 4
 """Of layouts that do not fit those that come nearest are simulated too."""
 
-_MOST_RANGES = 12
-"""Of ranked layouts those whose range is found: as many as a terminal shows."""
+_MOST_COMPARED = 100
+"""Of layouts that nobody asked for; those that split the model into more parts than these communicate more."""
+
+_MOST_WHOLE = 12
+"""Of many layouts those that are simulated whole, and as ranges: as many as a terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,30 +113,43 @@ def rank(
 ) -> list[RankedLayout]:
     """Candidates by the time of a token, the first dozen as ranges.
 
-    Where nobody asked for them, `unknown` is not None and gathers those whose collectives nothing is known of; and of
-    those that do not fit only a few are simulated. UsageError is raised where all are unknown.
+    Where nobody asked for them, `unknown` is not None and gathers those whose collectives nothing is known of; only a
+    few of those that do not fit are simulated; and of many only the fastest dozen whole. UsageError is raised where all
+    are unknown.
     """
     fitting = [each for each in candidates if gpu_memory_bytes is None or each.need.total <= gpu_memory_bytes]
     others = sorted((each for each in candidates if each not in fitting), key=lambda each: each.need.total)
     if unknown is not None:
+        fitting = sorted(fitting, key=lambda each: each.layout.parts)[:_MOST_COMPARED]
         others = others[: _MOST_THAT_DO_NOT_FIT if fitting else 1]
+    taken = [*fitting, *others]
+    estimate = roughly if unknown is not None and len(taken) > _MOST_WHOLE else _plainly
     found, last = list[RankedLayout](), None
-    for each in (*fitting, *others):
+    for each in taken:
         own = replace(job, layout=each.layout, settings=replace(job.settings, microbatches=each.microbatches))
         try:
-            prediction = predict(own, with_range=False)
+            found.append(RankedLayout(prediction=estimate(own), need=each.need, gpu_memory_bytes=gpu_memory_bytes))
         except UsageError as error:
             if unknown is None:
                 raise
             unknown.append(f"{each.layout}: {error.seen}")
             last = error
-            continue
-        found.append(RankedLayout(prediction=prediction, need=each.need, gpu_memory_bytes=gpu_memory_bytes))
     if not found and last is not None:
         raise last
-    found.sort(key=lambda each: (each.fits is False, seconds_a_sequence(each.prediction), each.need.total))
-    first = (replace(each, prediction=predict(each.prediction.job)) for each in found[:_MOST_RANGES])
-    return [*first, *found[_MOST_RANGES:]]
+    found.sort(key=_by_time)
+    first = [
+        replace(each, prediction=predict(replace(each.prediction.job, most_blocks=MOST_BLOCKS)))
+        for each in found[:_MOST_WHOLE]
+    ]
+    return [*sorted(first, key=_by_time), *found[_MOST_WHOLE:]]
+
+
+def _plainly(job: StepJob) -> StepPrediction:
+    return predict(job, with_range=False)
+
+
+def _by_time(each: RankedLayout) -> tuple[bool, float, int]:
+    return each.fits is False, seconds_a_sequence(each.prediction), each.need.total
 
 
 def first_fit(

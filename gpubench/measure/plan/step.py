@@ -346,8 +346,24 @@ def _finished(job: StepJob) -> StepPrediction:
     return replace(found, job=job, seconds=seconds + host, times=times, host=host)
 
 
+def roughly(job: StepJob) -> StepPrediction:
+    """A step of which few blocks are simulated, for a comparison of many: every further one takes as long as these."""
+    return _finished(replace(job, most_blocks=_FEW_BLOCKS))
+
+
+_FEW_BLOCKS = 4
+
+
 def _of_stage(job: StepJob, count: int) -> StepPrediction:
     """So many microbatches on one GPU without waiting for others: every further one takes as long as the second."""
+    blocks = layers_of_stages(job.model.layers, job.layout)[job.stage]
+    if blocks <= job.most_blocks:
+        return _of_blocks(job, count)
+    few = job.most_blocks // 2
+    return _further(_of_blocks(replace(job, most_blocks=few), count), _of_blocks(job, count), blocks / few - 2)
+
+
+def _of_blocks(job: StepJob, count: int) -> StepPrediction:
     one = _once(job, 1)
     if count == 1:
         return one
@@ -444,7 +460,7 @@ def _pipelined(job: StepJob) -> StepPrediction:
 
 
 def _two(job: StepJob) -> tuple[StepPrediction, StepPrediction]:
-    return _once(job, 1), _once(job, 2)
+    return _of_stage(job, 1), _of_stage(job, 2)
 
 
 def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tuple[float, float]:
