@@ -1,12 +1,12 @@
 """The plans of collectives and of copies: what is measured, where, and how it is presented."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
@@ -180,6 +180,11 @@ class CollectivePlan(RankOptions):
     def asking_for_gpus(self, backend: str) -> str:
         """What asks for GPUs, for messages."""
         return f"--backend {backend}" if self.overlap is None else OVERLAP
+
+    def check_any_gpu(self, listed: Sequence[int]) -> None:
+        """Raise CouldNotMeasureError where `--expect-gpus` asks for GPUs and no rank has any `listed`."""
+        if self.expected_gpus is not None and not any(listed):
+            raise no_gpu(f"--expect-gpus says {self.expected_gpus}, and there is none", for_what="--expect-gpus")
 
     @property
     def collective(self) -> "Collective":

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from gpubench.model.results.report import Metadata, Report
-
 if TYPE_CHECKING:
+    from gpubench.model.results.report import Metadata, Report
     from gpubench.model.terms.statistics import ClockOffset
 
-
 T = TypeVar("T")
+RowT = TypeVar("RowT", contravariant=True)
 
 
 class Group(Protocol):
@@ -48,13 +47,10 @@ class NativeBarrier(Protocol):
         """The address of the function and its argument; None where the library does not tell its address."""
 
 
-RowT = TypeVar("RowT", contravariant=True)
-
-
 class Listener(Protocol[RowT]):
     """The receiver of rows while a measurement runs: it prints and stores them, here or in another process."""
 
-    def begin(self, metadata: Metadata) -> None:
+    def begin(self, metadata: "Metadata") -> None:
         """The run is set up; rows follow."""
 
     def progress(self, done: int, total: int, label: str) -> None:
@@ -63,5 +59,5 @@ class Listener(Protocol[RowT]):
     def row(self, row: RowT) -> None:
         """One more row is measured."""
 
-    def end(self, report: Report) -> None:
+    def end(self, report: "Report") -> None:
         """All rows were measured."""

@@ -13,9 +13,8 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathErro
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.process import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.collective import path_watch as watching
-from gpubench.jobs.collective.opened import naming_holders
-from gpubench.jobs.collective.path_watch import PathWatch
+from gpubench.jobs.collective import opened as watching
+from gpubench.jobs.collective.opened import PathWatch, naming_holders
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.copies import LinkBytes
 from tests.fakes.library_log import FakeLog

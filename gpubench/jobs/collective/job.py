@@ -25,7 +25,6 @@ from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware import launch
 from gpubench.hardware.host import cost_of_turns, mps_serves, sharing_settings
 from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.jobs.collective.opened import check_any
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.plans import CollectivePlan, RankOptions
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
@@ -100,7 +99,7 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
 
     def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
         if plan.overlap is not None:
-            from gpubench.jobs.collective.overlap import OverlapRankJob
+            from gpubench.jobs.collective.rank_job import OverlapRankJob
 
             return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
         return CollectiveRankJob(group, progress, plan, arguments)
@@ -264,7 +263,7 @@ def _ended(job: "Popen[bytes]") -> Iterator[None]:
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     """The ranks to launch: `--np`, else one for each visible GPU, two without any. Raises GpubenchError."""
-    check_any([driver.visible], plan)
+    plan.check_any_gpu([driver.visible])
     ranks = plan.ranks or driver.visible * plan.ranks_per_gpu or HOST_RANKS
     kinds = plan.kinds(gpus=driver.visible > 0)
     for kind in kinds:

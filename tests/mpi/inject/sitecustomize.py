@@ -41,6 +41,8 @@ if _logs and not _is_watchdog:
             "gpubench.jobs.collective.opened": {
                 "open_gpu": (_gpus, "open_gpu"),
                 "NcclLibrary": (_gpus, "Library"),
+                "Probe": (_gpus, "Probe"),
+                "NvmlCounters": (_gpus, "Counters"),
             },
             "gpubench.hardware.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
             "gpubench.hardware.nccl.communicator": {"open_requested": (_gpus, "open_requested")},
@@ -48,18 +50,17 @@ if _logs and not _is_watchdog:
                 "MpiOnCuda": (_mpi, "HandedMpi"),
                 "read_support": (_mpi, "tried"),
             },
-            "gpubench.jobs.collective.overlap": {
+            "gpubench.jobs.collective.rank_job": {
                 "GpuSteps": (_steps, "BelievedSteps"),
                 "NvmlLoad": (_steps, "BelievedLoad"),
                 "CappedCommunicator": (_steps, "capped"),
                 "usable_driver": (_driver, "usable_driver"),
+                "read_driver": (_driver, "read_driver"),
             },
-            "gpubench.jobs.collective.rank_job": {"read_driver": (_driver, "read_driver")},
             "gpubench.measure.overlap": {
                 "_SECONDS_A_BATCH": (_steps, "OPERATION_SECONDS"),
                 "_MOST_SETTLING_SECONDS": (_steps, "OPERATION_SECONDS"),
             },
-            "gpubench.jobs.collective.path_watch": {"Probe": (_gpus, "Probe"), "NvmlCounters": (_gpus, "Counters")},
         }
     ).install()
 
