@@ -27,16 +27,11 @@ from gpubench.model.terms.plain import from_plain
 MOST_BYTES = 2**18
 """Of a file: the largest of gpubench's own has 14 KB, and nested arrays take the square of their number to read."""
 
-MOST_DEPTH = 16
-"""Of tables and arrays in each other, and of the parts of a dotted key: a profile has three."""
-
-MOST_FILES = 1000
-"""Of a folder of a user's own, which is read by every command that looks for a profile."""
+MOST_DEPTH = 16  # Of tables and arrays in each other, and of the parts of a dotted key: a profile has three
+MOST_FILES = 1000  # Of a folder of a user's own, which is read by every command that looks for a profile
 
 
-KeyPath = tuple[str | int, ...]
-"""Keys and positions that lead to a value: ('expected', 4, 'value')."""
-
+KeyPath = tuple[str | int, ...]  # Keys and positions that lead to a value: ('expected', 4, 'value')
 _TABLE = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<name>[\w.-]+)\s*\]\]?\s*(#.*)?", re.ASCII)
 _KEY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=", re.ASCII)
 _STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<position>\d+)\](?: \([^)]*\))?", re.ASCII)

@@ -40,9 +40,7 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 
-Chosen = Mapping[str, frozenset[str]]
-"""The names that a list allows, by collective; '' stands for all collectives."""
-
+Chosen = Mapping[str, frozenset[str]]  # The names that a list allows, by collective; '' stands for all collectives
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
 
 

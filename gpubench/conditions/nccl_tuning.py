@@ -9,9 +9,7 @@ from gpubench.model.facts.environment import logs_every_operation
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.transport import Confidence
 
-Weighed = Callable[[int], Confidence | None]
-"""The confidence that a value slows NCCL down; None if it does not."""
-
+Weighed = Callable[[int], Confidence | None]  # The confidence that a value slows NCCL down; None if it does not
 _OWN_CHANNELS = 16  # Channels that NCCL chooses for GPUs with many NVLinks: 16 to 24 on HGX A100, H100 and H200
 _OWN_CHANNELS_OVER_PCIE = 2
 _CHANNELS_PER_LINK = 2

@@ -226,8 +226,7 @@ _MODEL = Condition(
     cure="nvidia-smi -L. `gpubench profiles match` shows the machine's profile",
     look=_model,
 )
-SURPLUS = replace(_MODEL, look=_surplus)
-"""More GPUs than were asked for, which every command reports."""
+SURPLUS = replace(_MODEL, look=_surplus)  # More GPUs than were asked for, which every command reports
 
 
 PROFILE = Family.of(

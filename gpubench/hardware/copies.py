@@ -39,9 +39,7 @@ _THREADS = 512
 _VECTOR_BYTES = 16
 """Threads a block, and bytes that each of them moves at once: as in nvbandwidth's kernel, with a block an SM."""
 
-ANY_DIRECTION = 4
-"""cudaMemcpyDefault: the addresses tell which memory is whose."""
-
+ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell which memory is whose
 _STICKY = (
     *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
     *("LaunchFailed", "LaunchTimeout", "HardwareStackError", "Assert", "EccUncorrectable", "NvlinkUncorrectable"),

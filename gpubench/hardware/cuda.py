@@ -383,9 +383,7 @@ def _find_wait() -> _Wait | None:
     return None
 
 
-MOST_HELD = 64
-"""Operations behind one closed gate: each is a kernel and several events, and a stream has 1,022 places."""
-
+MOST_HELD = 64  # Operations behind one closed gate: each is a kernel and several events, and a stream has 1,022 places
 _PLACES = 6  # Of a stream that one operation may take
 
 

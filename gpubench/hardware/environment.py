@@ -203,9 +203,7 @@ def _component(library: Any, name: str, kind: bytes) -> str | None:
 
 DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
 
-NODE_VARIABLE = "NCCL_HOSTID"
-"""What NCCL takes for the host of a process, instead of asking the system."""
-
+NODE_VARIABLE = "NCCL_HOSTID"  # What NCCL takes for the host of a process, instead of asking the system
 _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
 _OF_HOME = "~/.nccl.conf"

@@ -347,9 +347,7 @@ def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFa
     return (ProbeFailure(stage="cuda", error=cuda.absent),)
 
 
-COUNTING = (SYSFS, NVML)
-"""The stages that know what devices have counted."""
-
+COUNTING = (SYSFS, NVML)  # The stages that know what devices have counted
 T = TypeVar("T")
 
 

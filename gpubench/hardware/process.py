@@ -342,9 +342,7 @@ def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path)
     )
 
 
-UNLIMITED = -1
-"""`memlock_bytes` of a process that may lock all memory."""
-
+UNLIMITED = -1  # `memlock_bytes` of a process that may lock all memory
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 _SECCOMP = re.compile(r"^Seccomp:\s*(\d+)", re.ASCII | re.MULTILINE)
 _IMEX = "nvidia-caps-imex-channels"

@@ -77,11 +77,8 @@ _BUDGET_SECONDS = 1.0
 """Of a row on GPUs: few sizes stand for all, and the first rows of a job are those in which hosts stall. On two H200s
 1 KiB read 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row of a job on."""
 
-HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)
-"""The same for CPU ranks, which move their data with CPUs."""
-
-FACTS_TIMEOUT_S = 20.0
-"""What answers later than this hangs; a prolog has no more time."""
+HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # The same for CPU ranks, which move their data with CPUs
+FACTS_TIMEOUT_S = 20.0  # What answers later than this hangs; a prolog has no more time
 
 
 def sampling(*, on_gpus: bool) -> Sampling:
@@ -148,9 +145,7 @@ class CheckMeasurer(Protocol):
         """A collective over all GPUs, or over CPU ranks without any. Raises CouldNotMeasureError: no whole report."""
 
 
-Waiting = Callable[[str, float], None]
-"""Is told what has begun, and about how many seconds it takes."""
-
+Waiting = Callable[[str, float], None]  # Is told what has begun, and about how many seconds it takes
 SECONDS_TO_READ = 3.0
 _SECONDS_TO_START = 4.0  # Of a command with its ranks, as seen on two to eight H200s
 _SECONDS_A_PAIR = {Depth.BRIEF: 0.14, Depth.DEFAULT: 0.5, Depth.FULL: 0.6}
@@ -410,8 +405,7 @@ class SimulatedMeasurer:
         )
 
 
-FILE = "check.jsonl"
-"""The measurements of a check, in a recording."""
+FILE = "check.jsonl"  # The measurements of a check, in a recording
 
 
 _OF_ANOTHER_COMMAND = "the recording is of another command than check"

@@ -71,8 +71,7 @@ def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
     return Simulation(text, machine, broken, parsed, seed)
 
 
-SECONDS_TO_READ_A_NODE = 10.0
-"""Of a node that is read beside a measurement, which goes on without its facts."""
+SECONDS_TO_READ_A_NODE = 10.0  # Of a node that is read beside a measurement, which goes on without its facts
 
 
 @dataclass(frozen=True, slots=True)

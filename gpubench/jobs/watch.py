@@ -94,8 +94,7 @@ class WatchPlan:
         return replace(self, interval_s=min(LONGER_INTERVAL_SECONDS, self.seconds or LONGER_INTERVAL_SECONDS))
 
 
-Wait = Callable[[float], bool]
-"""Waits so many seconds; true where somebody asks to end the watch."""
+Wait = Callable[[float], bool]  # Waits so many seconds; true where somebody asks to end the watch
 
 
 class WatchPace(Protocol):

@@ -38,9 +38,7 @@ from gpubench.ports.traffic import GpuUsers, NoUsers
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
 
 _COUNTED_FROM_BYTES = 2**20  # NVLink counters tick in KiB, and other traffic ticks too
-PCIE_COUNTS_TO = 2**32
-"""NVML's PCIe byte counters start again from 0 there."""
-
+PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters start again from 0 there
 _MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
 """Bytes that may be expected, however long it takes, without going once around the counter: collectives move up to
 twice of that, and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.

@@ -464,9 +464,7 @@ def _powers(most: int) -> list[int]:
     return [1 << power for power in range(max(1, most).bit_length())]
 
 
-OPTIMIZER_BYTES = 12
-"""Adam's states a parameter, in mixed precision."""
-
+OPTIMIZER_BYTES = 12  # Adam's states a parameter, in mixed precision
 _MASTER_BYTES = 4  # Of these the weights in float32
 _HALF_BYTES = 2  # Of an element, in the papers
 _BESIDE_MLP, _INTO_MLP = 18, 3

@@ -8,8 +8,7 @@ from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceO
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder
 from gpubench.ports.group import Group
 
-Launch = Callable[[], object]
-"""An operation with all its arguments bound: calling it issues the operation."""
+Launch = Callable[[], object]  # An operation with all its arguments bound: calling it issues the operation
 
 
 class BatchedLaunch(Protocol):
@@ -49,12 +48,10 @@ class IssueClock(Protocol):
         """Seconds of the host to issue one operation; None where the device's queue may have been full."""
 
 
-Array = Any
-"""A NumPy or CuPy array."""
+Array = Any  # A NumPy or CuPy array
 
 
-ArrayNamespace = Any
-"""The module of an array: `numpy` or `cupy`."""
+ArrayNamespace = Any  # The module of an array: `numpy` or `cupy`
 
 
 class Memory(Protocol):

@@ -64,8 +64,7 @@ class RankCopies(Protocol):
         """Give all memory back."""
 
 
-HOST = HostMemory.PAGEABLE
-"""The host as a place of managed pages: they are ordinary memory there, whatever copies them."""
+HOST = HostMemory.PAGEABLE  # The host as a place of managed pages: they are ordinary memory there, whatever copies them
 
 
 class ManagedMemory(Protocol):

@@ -53,9 +53,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 MOST_BYTES = 16 * 2**20
-MOST_HOSTS = 2**17
-"""Of a list in brackets: more than any cluster has."""
-
+MOST_HOSTS = 2**17  # Of a list in brackets: more than any cluster has
 _WANTED = Wanted(
     "Slurm's topology.conf, what ibnetdiscover wrote, or lines of a node and its leaf",
     "scontrol show topology, or a file with lines like: node17 leaf4",

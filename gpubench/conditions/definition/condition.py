@@ -20,9 +20,7 @@ BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
 """Effects that are reported although they do not explain host-staged paths."""
 
 
-NONE_EXPECTED = "none"
-"""What a condition expects that does not say what is healthy: none of it."""
-
+NONE_EXPECTED = "none"  # What a condition expects that does not say what is healthy: none of it
 _MOST_SUBJECTS = 4
 _MOST_SEEN = 3
 
@@ -372,9 +370,7 @@ errors appear in other places of the log as well.
 """
 
 _RAS = re.compile(r"(?:^|/)ras/")  # NCCL's RAS service, which notices exiting peers when a job ends
-REMOTE = 6
-"""The error code for a remote process that exited: the fault is not in this process."""
-
+REMOTE = 6  # The error code for a remote process that exited: the fault is not in this process
 _CODES = {
     1: "a CUDA call failed",
     2: "a system call failed",

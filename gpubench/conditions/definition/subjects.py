@@ -17,8 +17,7 @@ NOT_THERE = (
 """Reasons of what this kind of GPU, this driver, the library that asks, a port without a link, a process without the
 GPU, or a simulated machine does not have."""
 
-Lack = Callable[[Facts], str]
-"""The reason why there is nothing to look at; '' where there is something."""
+Lack = Callable[[Facts], str]  # The reason why there is nothing to look at; '' where there is something
 
 
 def always_something(_facts: Facts) -> str:

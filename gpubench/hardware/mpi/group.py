@@ -281,9 +281,7 @@ def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-MOST_ELEMENTS = 2**30
-"""Elements of one MPI call: MPI counts are 32-bit, and Open MPI 5 refuses 2**31 of them."""
-
+MOST_ELEMENTS = 2**30  # Elements of one MPI call: MPI counts are 32-bit, and Open MPI 5 refuses 2**31 of them
 _BLOCK_BYTES = 16  # Blocks of the gather-like collectives are multiples of this, so their counts shrink by it
 
 

@@ -150,9 +150,7 @@ INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
-GPU_IS_LOST = 15
-"""Error codes (`nvmlReturn_t` in nvml.h)."""
-
+GPU_IS_LOST = 15  # Error codes (`nvmlReturn_t` in nvml.h)
 _VALUE_BY_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The member of the union that holds a field's value, by `nvmlValueType_t`."""
 

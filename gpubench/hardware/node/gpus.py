@@ -219,9 +219,7 @@ _THROTTLE_REASONS = {0x04 << position: word for position, word in enumerate(THRO
 """nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
 
 _UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded
-_CHIP, MULTIPROCESSORS = 0, 1
-"""nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C."""
-
+_CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C
 _UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: what the forms before the fourth call the clique
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _BITS_PER_WORD = 64

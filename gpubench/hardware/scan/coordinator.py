@@ -75,9 +75,7 @@ def seats(rings: Sequence[Sequence[NodeRail]], rank_by_rail: Mapping[NodeRail, i
 _AT_ONCE = 2**12  # More than a reply of 64 rails; a larger buffer takes longer to make than to fill
 _FIRST_RING = 1000  # Rings have numbers beyond those of all rounds, so that no worker takes one for the other
 SECONDS_TO_GREET = 2.0
-SECONDS_OF_GRACE = 2.0
-"""Beyond what a supervisor itself waits for its workers."""
-
+SECONDS_OF_GRACE = 2.0  # Beyond what a supervisor itself waits for its workers
 CLOCK_SECONDS = 1.0
 """Wall clocks of nodes that differ by more make logs of a job hard to read, and certificates and tickets invalid."""
 

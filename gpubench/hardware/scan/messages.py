@@ -133,8 +133,7 @@ class RingOrder:
         return cls(number, deadline_s, seats, bool(all_reduce), bool(told_later))
 
 
-Figure = tuple[int, float, int]
-"""Rail, GB/s and outcome."""
+Figure = tuple[int, float, int]  # Rail, GB/s and outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,7 @@ from gpubench.hardware.scan.worker import REFUSED, WorkerTask
 from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.results.rounds import LocalFigure, LocalQuantity
 
-SECONDS_TO_BE_KILLED = 2.0
-"""A killed process that is still there then hangs in the kernel: its GPU is lost for as long."""
-
+SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long
 _FAILURES = {
     REFUSED: Outcome.BROKEN,
     "deadline": Outcome.DEADLINE,
@@ -199,18 +197,12 @@ def seconds_left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-SECONDS_AFTER_DEADLINE = 1.0
-"""A worker ends its round itself at the deadline; so much later it is asked no more."""
-
-SECONDS_TO_ABORT = 5.0
-"""What a worker has to abort a communicator before it is killed."""
-
+SECONDS_AFTER_DEADLINE = 1.0  # A worker ends its round itself at the deadline; so much later it is asked no more
+SECONDS_TO_ABORT = 5.0  # What a worker has to abort a communicator before it is killed
 SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
 """What a supervisor may take beyond the deadline of a round."""
 
-SECONDS_OF_PHASE_0 = 20.0
-"""To start a worker, with its GPU, and to measure what it can by itself."""
-
+SECONDS_OF_PHASE_0 = 20.0  # To start a worker, with its GPU, and to measure what it can by itself
 SECONDS_WITHOUT_ORDER = 60.0
 """A supervisor that hears nothing of rank 0 for so long, beyond three rounds that end at the last moment, ends."""
 

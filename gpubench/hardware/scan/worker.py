@@ -35,8 +35,7 @@ _TIMES_AROUND = 50
 _MOST_REPEATS = 2**14
 
 
-PAIR = 2
-"""Workers of a pair, which is the smallest ring."""
+PAIR = 2  # Workers of a pair, which is the smallest ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +332,7 @@ class NcclRail:
         return self._opened
 
 
-REFUSED = "refused"
-"""The failure of a worker that an MPS server did not take; it may take a new one later."""
-
+REFUSED = "refused"  # The failure of a worker that an MPS server did not take; it may take a new one later
 _MEMORY_BYTES = 64 * 2**20
 _MEMORY_SAMPLES = 5
 _SECONDS_TO_CONNECT = 1.0

@@ -23,8 +23,7 @@ from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import HOST, CopyStream, LinkBytes
 
 _BITS_PER_BYTE = 8
-STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
-"""Keys of faults that make copies go through host memory."""
+STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that make copies go through host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +385,7 @@ _NOISE = 0.03
 _FIRST_PID = 4000
 _LEAST_RATE_GBIT_S = 100.0
 
-Ways = tuple[float, float, float, float]
-"""GB/s of a GPU: NVLink sent and received, PCIe sent and received."""
-
+Ways = tuple[float, float, float, float]  # GB/s of a GPU: NVLink sent and received, PCIe sent and received
 _NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
 
 

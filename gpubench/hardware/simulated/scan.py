@@ -31,23 +31,16 @@ from gpubench.model.terms.units import BYTES_PER_GB
 NOISE = 0.02
 """Standard deviation of a figure, as a share of it: that for which the thresholds of a scan are shown to hold."""
 
-DIPS = 0.01
-"""Share of figures that something passing by lowers, by 5 to 40 %."""
-
+DIPS = 0.01  # Share of figures that something passing by lowers, by 5 to 40 %
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 
 _COLLECTIVE_SPREAD = 0.003  # Of a collective of large messages, as hardware.simulated.times has it
-SET_UP_SECONDS = 0.44
-"""To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long."""
-
-SECONDS_OF_COPYING = 0.5
-"""Of a round, after its warm-up."""
-
+SET_UP_SECONDS = 0.44  # To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long
+SECONDS_OF_COPYING = 0.5  # Of a round, after its warm-up
 CONTROL_SECONDS = 0.1
 """To tell all nodes of a round and hear of all: the bound that benchmarks/scan_control.py holds itself to."""
 
-DEADLINE_SECONDS = 10.0
-"""After which a round is given up where somebody hangs."""
+DEADLINE_SECONDS = 10.0  # After which a round is given up where somebody hangs
 
 
 @dataclass(frozen=True, slots=True)

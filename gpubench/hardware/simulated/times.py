@@ -35,9 +35,7 @@ from gpubench.model.profiles.fault import Fault
 from gpubench.model.terms.overlap import CHAIN_KERNELS, COPY_BYTES, OverlapTimes, Partner, partner_operations
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 
-LEAST_STEP = 0.49
-"""Of the bandwidth of a channel, below which no smaller one is tried."""
-
+LEAST_STEP = 0.49  # Of the bandwidth of a channel, below which no smaller one is tried
 _ROUNDING = 1 + 1e-9
 
 

@@ -126,8 +126,7 @@ _MOST_ADDRESSES = 6
 _MOST_NAME_BYTES = 100
 
 UdpAddress = tuple[str, int]
-Address = UdpAddress | str
-"""Of UDP, or the name of an abstract socket."""
+Address = UdpAddress | str  # Of UDP, or the name of an abstract socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +199,7 @@ def is_inner_bridge(interface: Path) -> bool:
     return not any((port / "device").exists() or list(port.glob("lower_*")) for port in ports)
 
 
-MOST_BYTES = 2048
-"""No message is longer."""
-
+MOST_BYTES = 2048  # No message is longer
 _HEADER = struct.Struct("!BIIQQ")
 _NUMBERS = struct.Struct("!IBqqqd")
 _SECONDS = struct.Struct("!d")
@@ -230,8 +227,7 @@ class LossClaim:
     host: str
 
 
-Content = RankState | LossClaim | int | None
-"""Of STATE, LOST, FIRST (a rank), and of the others."""
+Content = RankState | LossClaim | int | None  # Of STATE, LOST, FIRST (a rank), and of the others
 
 
 @dataclass(frozen=True, slots=True)

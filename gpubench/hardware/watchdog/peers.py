@@ -449,9 +449,7 @@ class _DroppingLimit:
         return self._count >= _MOST_DROPPED
 
 
-SECONDS_TO_HEAR = 5.0
-"""On a busy machine a watchdog may answer so late."""
-
+SECONDS_TO_HEAR = 5.0  # On a busy machine a watchdog may answer so late
 _MOST_HOSTS = 8
 
 

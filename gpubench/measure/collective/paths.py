@@ -38,9 +38,7 @@ from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
 
-COUNTED_BYTES = 64 * 2**20
-"""So much has to pass to be counted: other traffic ticks too."""
-
+COUNTED_BYTES = 64 * 2**20  # So much has to pass to be counted: other traffic ticks too
 _MOST_OPERATIONS = 64  # Sizes of which it takes more to move that much are not counted
 _GPU = 0
 _NOTHING = Carried()
@@ -104,8 +102,7 @@ class Counting:
         return self._moved
 
 
-OperationKey = tuple[DataType, ReduceOp | None, int]
-"""The type, reduction and size that the library chooses by."""
+OperationKey = tuple[DataType, ReduceOp | None, int]  # The type, reduction and size that the library chooses by
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,9 +405,7 @@ def _check_answer(answer: Answer, where: str) -> None:
 
 SIMULATED_BACKEND = "simulated"
 
-MOST_SIMULATED_ROWS = 10**6
-"""More than any sweep has, to number tries of rows apart from rows."""
-
+MOST_SIMULATED_ROWS = 10**6  # More than any sweep has, to number tries of rows apart from rows
 Times = Callable[[int, int, int], Sequence[float]]
 """Seconds by rank of an operation of that many bytes; the other numbers tell rows apart, and tries of a row."""
 

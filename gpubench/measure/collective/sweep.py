@@ -227,8 +227,7 @@ class Buffers:
         return cls(backend.allocate(size_bytes), backend.allocate(size_bytes))
 
 
-Issue = Callable[[Call], Launch]
-"""Binds one operation."""
+Issue = Callable[[Call], Launch]  # Binds one operation
 
 
 @dataclass(frozen=True, slots=True)

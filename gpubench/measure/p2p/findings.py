@@ -23,8 +23,7 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 
 _MOST_PAIRS = 4
 
-OutrunsHost = Callable[[Pair], bool]
-"""Whether a direct copy of a pair is faster than any through host memory."""
+OutrunsHost = Callable[[Pair], bool]  # Whether a direct copy of a pair is faster than any through host memory
 
 
 def no_pair(_pair: Pair) -> bool:

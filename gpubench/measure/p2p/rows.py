@@ -14,8 +14,7 @@ from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
 
-Judged = tuple[Verdict | None, str]
-"""A verdict, None where nothing is expected, and its reason."""
+Judged = tuple[Verdict | None, str]  # A verdict, None where nothing is expected, and its reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,8 @@ from gpubench.ports.traffic import TrafficReader
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
 """So many intervals in a row make an alarm of what one may show by chance, as between two phases of a job."""
 
-SILENT_INTERVALS = 2
-"""A driver that does not answer for so many in a row is worth a finding, also where it comes back."""
-
-ALARMS = tuple(STEADY_INTERVALS)
-"""Gravest first."""
-
+SILENT_INTERVALS = 2  # A driver that does not answer for so many in a row is worth a finding, also where it comes back
+ALARMS = tuple(STEADY_INTERVALS)  # Gravest first
 MOST_DOUBT = 0.1
 """Of the time on the direct way: a job passes with so much beside it that nobody knows, or that looks staged and is not
 so for long enough. One interval is always allowed, between two phases."""

@@ -9,9 +9,7 @@ from gpubench.measure.watch.jobs import RunningJob
 from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRates, total
 from gpubench.model.results.watch import Way
 
-BUSY_GB_S = FOREIGN_GB_S
-"""So much over a PCIe link or a NIC is traffic; a job's own launches and polling stay below."""
-
+BUSY_GB_S = FOREIGN_GB_S  # So much over a PCIe link or a NIC is traffic; a job's own launches and polling stay below
 QUIET_GB_S = 0.05
 """Up to so much is nothing: idle PCIe links of H200s carry up to 0.02 GB/s. In between it is too little to judge."""
 
@@ -30,9 +28,7 @@ MATCHING = 1.3
 """What leaves GPUs for host memory on its way to others arrives there: both sums are alike. Staged copies of H200s had
 1.094 bytes sent for 1.079 received."""
 
-UNBALANCED_SHARE = 0.3
-"""A rail that carries so much less or more than the median of its siblings."""
-
+UNBALANCED_SHARE = 0.3  # A rail that carries so much less or more than the median of its siblings
 PCIE_MOST_GB_S = 128
 """No PCIe link of a GPU carries more one way: PCIe 6 x16 has 121. What kernels sent cannot be more than that in the
 time that they ran; the rest was copied by the copy engines, which NCCL's kernels do not use."""
@@ -111,8 +107,7 @@ class Signals:
         return " → ".join(map(", ".join, self.staged_ends)) if all(self.staged_ends) else ""
 
 
-Joined = Callable[[str, str], bool | None]
-"""Whether NVLinks join two GPUs, by their bus ids; None is not known."""
+Joined = Callable[[str, str], bool | None]  # Whether NVLinks join two GPUs, by their bus ids; None is not known
 
 
 def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from gpubench.model.terms.operation import DataType, NumberKind, Placement, ReduceOp
 
-TORCH = "torch:"
-"""Before the name of torch.distributed's own backend."""
+TORCH = "torch:"  # Before the name of torch.distributed's own backend
 
 
 TORCH_NCCL, TORCH_GLOO = "torch:nccl", "torch:gloo"
@@ -34,8 +33,7 @@ _ENQUEUED = (NCCL, TORCH_NCCL)
 """Those whose operations wait in a stream, so that a gate can hold them until all are issued."""
 
 
-GATE = "gate"
-"""In the metadata, the clock of a table in which operations that can wait behind a gate do so."""
+GATE = "gate"  # In the metadata, the clock of a table in which operations that can wait behind a gate do so
 
 
 def gated(backends: Sequence[str], *, alone: bool = False) -> tuple[str, ...]:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from gpubench.errors import UsageError
 
 MPS = "MPS"
-MPS_SETTINGS = "CUDA_MPS_"
-"""What the names of MPS's variables begin with."""
-
+MPS_SETTINGS = "CUDA_MPS_"  # What the names of MPS's variables begin with
 CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
 """Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
 

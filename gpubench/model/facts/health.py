@@ -11,9 +11,7 @@ from statistics import fmean, median
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
 
-ErrorCounts = Mapping[str, Mapping[str, int]]
-"""By device, as people name it (a bridge by its bus id), and by counter."""
-
+ErrorCounts = Mapping[str, Mapping[str, int]]  # By device, as people name it (a bridge by its bus id), and by counter
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
 _OF_GPUS = (REPLAYS, MEMORY_ERRORS)  # Counters of a GPU that are not its NVLinks'
 _GRAVE = ("nonfatal", "fatal")

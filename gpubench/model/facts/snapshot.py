@@ -70,8 +70,7 @@ THROTTLE_REASONS = (
 )
 """The reasons for which a GPU's clocks are held down, in the order of their bits in NVML, 0x04 to 0x80."""
 
-LEAST_CLOCK_SHARE = 0.9
-"""Of the highest clock: a GPU at work below that is worth naming."""
+LEAST_CLOCK_SHARE = 0.9  # Of the highest clock: a GPU at work below that is worth naming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,7 @@ links up to 0.02 GB/s; copies of another process 371 to 396 and 59.
 FOREIGN_SHARE = 0.1
 """Of what links carry: by so much of somebody else's traffic, their counters may have moved instead of by ours."""
 
-LEAST_HELD_BYTES = 2**30
-"""A process without data holds some 500 MiB of a GPU: its context."""
-
+LEAST_HELD_BYTES = 2**30  # A process without data holds some 500 MiB of a GPU: its context
 BUSY_PERCENT = 50
 """Of the time in which something ran on a GPU: so much, while this job is idle, is somebody else's work."""
 

@@ -14,12 +14,8 @@ from gpubench.model.facts.snapshot import GpuFacts, HostFacts, NicFacts, Snapsho
 from gpubench.model.paths.topology import Topology, active_links, generation_and_width
 from gpubench.model.terms.units import compress_names
 
-Traits = Mapping[str, object]
-"""Traits of a node by name; of pairs as 'GPU0 GPU1 path'."""
-
-Place = tuple[int, ...]
-"""The rank of a value among others of its trait: the higher, the more of a healthy machine."""
-
+Traits = Mapping[str, object]  # Traits of a node by name; of pairs as 'GPU0 GPU1 path'
+Place = tuple[int, ...]  # The rank of a value among others of its trait: the higher, the more of a healthy machine
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 

@@ -16,9 +16,7 @@ Pair = tuple[int, int]
 JUDGED_FROM_BYTES = 64 * 2**20
 """Smaller copies are not judged: latency takes a share of them that differs from machine to machine."""
 
-LATENCY_BYTES = 16
-"""The copy whose time is called latency, as in NVIDIA's p2pBandwidthLatencyTest."""
-
+LATENCY_BYTES = 16  # The copy whose time is called latency, as in NVIDIA's p2pBandwidthLatencyTest
 SLOW_SHARE, FAILED_SHARE = 0.9, 0.75
 """Of what sibling pairs, or healthy machines of the type, reach: below the first a warning, below the second a failure.
 Pairs of four H200s differ by 0.1 % for copy engines."""
@@ -27,12 +25,8 @@ LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.6, 0.4
 """Of the physical limit, where neither siblings nor a profile tell: copies reach 80 to 92 % of it, and 69 to 72 %
 between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50)."""
 
-ABOVE_HOST = 1.2
-"""A bandwidth by so much above what both GPUs' links to host memory carry did not come from there."""
-
-NEAR_SHARE = 0.03
-"""A figure this near to a threshold is measured again before it is judged."""
-
+ABOVE_HOST = 1.2  # A bandwidth by so much above what both GPUs' links to host memory carry did not come from there
+NEAR_SHARE = 0.03  # A figure this near to a threshold is measured again before it is judged
 MOVED_SHARE, STILL_SHARE = 0.5, 0.1
 """Of what was copied: counters that moved by less than the first were not on its way, by less than the second stood
 still.

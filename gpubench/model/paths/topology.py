@@ -161,9 +161,7 @@ P2P_STATUS = {
 }
 """The words of `nvidia-smi topo -p2p`."""
 
-NOT_SAID = "U"
-"""The word that is no answer, neither leave nor refusal."""
-
+NOT_SAID = "U"  # The word that is no answer, neither leave nor refusal
 Device = GpuFacts | NicFacts
 
 

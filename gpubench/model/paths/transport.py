@@ -231,9 +231,7 @@ class Tuning:
     channels: int | None
 
 
-Pair = tuple[int, int]
-"""Source and destination rank."""
-
+Pair = tuple[int, int]  # Source and destination rank
 RING, TREE = "RING", "TREE"
 _NVLS, _NVLS_TREE = "NVLS", "NVLS_TREE"
 _WITHOUT_CONNECTIONS = {

@@ -43,8 +43,7 @@ class GpuPlace:
     gpu_bus_id: str | None
 
 
-Located = RankIdentity | GpuPlace
-"""A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own."""
+Located = RankIdentity | GpuPlace  # A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own
 
 
 @dataclass(frozen=True)

@@ -137,9 +137,7 @@ def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKin
     return FaultKey(subject, key, effect, kind, command="scan")
 
 
-COPIES, COLLECTIVES = "copies", "collectives"
-"""What is measured of a simulated machine."""
-
+COPIES, COLLECTIVES = "copies", "collectives"  # What is measured of a simulated machine
 TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
 """Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
 

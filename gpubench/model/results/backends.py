@@ -111,9 +111,7 @@ def _time_us(row: CollectiveRow) -> float:
     return row.time_us if row.p50_us is None else row.p50_us
 
 
-FRAMEWORK_SLOWER = "framework-slower"
-"""The finding on a framework that is slower than the library that it calls."""
-
+FRAMEWORK_SLOWER = "framework-slower"  # The finding on a framework that is slower than the library that it calls
 LARGE_BYTES = 16 * 2**20
 """From here on Python issues an operation in less time than an H200 takes for it: it is no reason to be slower."""
 

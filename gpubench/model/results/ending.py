@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 EXCERPT = "excerpt"
 """The finding that a log is a part of one: what is in it was judged, and nothing is said of the rest."""
 
-NOTHING_TO_CONNECT = "nothing-to-connect"
-"""The finding that a log is of ranks that are alone."""
-
+NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log is of ranks that are alone
 TOO_NOISY = "figures-too-noisy"
 """The finding that figures that nobody judged vary by more than themselves: they say nothing, not even how fast."""
 
@@ -115,9 +113,7 @@ def remark_on_code(metadata: Metadata, report: Report) -> str:
     return f"exit code {code} with --strict" if is_strict(metadata.options) else f"exit code {code}"
 
 
-MOST_CHARACTERS = 160
-"""What a terminal, a chat and a monitoring system show of a line without cutting it."""
-
+MOST_CHARACTERS = 160  # What a terminal, a chat and a monitoring system show of a line without cutting it
 ALWAYS, SOON, LATER, LAST = range(4)
 """How important a part is: what is always said comes before the command, the rest after it."""
 

@@ -31,9 +31,7 @@ class Explanation:
 
 
 PATH_UNKNOWN = "path-unknown"
-PATH_DISPUTED = "path-disputed"
-"""Ids of findings that `findings` makes beside HOST_STAGED."""
-
+PATH_DISPUTED = "path-disputed"  # Ids of findings that `findings` makes beside HOST_STAGED
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 MOST_ROWS = 10_000

@@ -30,9 +30,7 @@ _JUDGED_FROM_BYTES = 2**10
 ONE_RANK = "one rank: nothing is communicated"
 """The reason why rows of one rank are SKIP: the operation is a copy in its own memory, or nothing at all."""
 
-LARGE_BYTES = 64 * 2**20
-"""From this size on a row is told by its bandwidth, below by its time."""
-
+LARGE_BYTES = 64 * 2**20  # From this size on a row is told by its bandwidth, below by its time
 _FEW_US = 8.0
 """More than with iterations until the mean is known, few of them may take: the 20 of nccl-tests' loop begin up to 50 µs
 apart on different ranks, which is 2.5 µs an operation, and vary by half from run to run below 1 MiB."""
@@ -106,9 +104,7 @@ OVER_LINKS = Tolerance(3.0, warn=0.8, microseconds=1000.0, warned_from=4 * 2**20
 """That of CPU buffers that MPI sends between nodes: its algorithms send up to twice what a ring does, and TCP needs
 cores. Eight hosts with links of 200 Mb/s took 1.3 times as long as expected for 8 MiB, and 2.6 times for 1 MiB."""
 
-OF_THE_PAST = Tolerance(0.25)
-"""Of what this machine reached before, and more where it varies."""
-
+OF_THE_PAST = Tolerance(0.25)  # Of what this machine reached before, and more where it varies
 AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)
 """Of what other groups of ranks reach at the same time: below half of it fails. They are not measured again."""
 
@@ -245,9 +241,7 @@ MOST_PERCENT = 110.0
 """Of the limit. NVLink carries 25 GB/s of data a link at a signalling rate of 26.56, which is 106 %; clocks of hosts
 and GPUs differ by less than 1 %. No figure of a healthy machine in tests/results or tests/published is above 100 %."""
 
-ABOVE_LIMIT = "above-limit"
-"""The finding on such figures."""
-
+ABOVE_LIMIT = "above-limit"  # The finding on such figures
 _NOTE = "above the limit: a fact of the links or the time is wrong"
 
 LimitedRow = TypeVar("LimitedRow", CollectiveRow, PairRow)
@@ -521,8 +515,7 @@ QUICK = Measurements(left_out=dict.fromkeys([need for need in Need if need is no
 """Nothing was measured, on purpose."""
 
 
-BY_CPU = "cpu"
-"""The engine of copies within host memory."""
+BY_CPU = "cpu"  # The engine of copies within host memory
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:

@@ -33,9 +33,7 @@ _NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus", "past")
 think. `gpus`
 are devices and no option; which models they are counts by itself."""
 
-CUT_SHORT = "cut short, or still running"
-"""Why a result without an end is left out."""
-
+CUT_SHORT = "cut short, or still running"  # Why a result without an end is left out
 _TOLD_BY_ROWS = (
     *SHOWN_BY_ROWS,
     *("mode", "graph", "settings", "groups", "ranks", "backend", "check"),

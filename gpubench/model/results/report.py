@@ -35,8 +35,7 @@ OVERLAP_SECTION = OVERLAP
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 BACKENDS = ROW_BACKENDS
 
-SIGNED = "signed"
-"""Beside the type of a column: it may be negative. All other numbers are 0 or more."""
+SIGNED = "signed"  # Beside the type of a column: it may be negative. All other numbers are 0 or more.
 
 
 class Verified(StrEnum):

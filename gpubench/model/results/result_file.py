@@ -112,12 +112,8 @@ class LatencyRow:
     note: str | None
 
 
-MODELS = "gpu_models"
-"""The option in the metadata of a check that tells the models of its GPUs."""
-
-CPU_TIME = "time of the CPU alone (-C)"
-"""The note on a row of nccl-tests' whose bandwidths are by another time."""
-
+MODELS = "gpu_models"  # The option in the metadata of a check that tells the models of its GPUs
+CPU_TIME = "time of the CPU alone (-C)"  # The note on a row of nccl-tests' whose bandwidths are by another time
 SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
 """Options that every row or device shows by itself."""
 
@@ -231,12 +227,8 @@ def _gpus(metadata: Metadata) -> list[str]:
     return list(dict.fromkeys(named or map(str, metadata.options.get(MODELS) or ())))
 
 
-ALIKE = "alike"
-"""The member of a document that says which nodes have the rows of which."""
-
-LEAST_ROWS = 4096
-"""Sections with fewer rows are written out: seventeen nodes have as many pairs."""
-
+ALIKE = "alike"  # The member of a document that says which nodes have the rows of which
+LEAST_ROWS = 4096  # Sections with fewer rows are written out: seventeen nodes have as many pairs
 HOST_FIELDS: Mapping[str, Sequence[str]] = {
     PAIRS_SECTION: ("source_node", "destination_node"),
     **dict.fromkeys(("gpus", "nvlinks", "nics", VERDICTS_SECTION), ("node",)),
@@ -415,5 +407,4 @@ TABLES: Mapping[str, type] = {
 }
 """The row type of every section that is a table."""
 
-MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")
-"""The sections that are matrices."""
+MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")  # The sections that are matrices

@@ -12,8 +12,7 @@ from gpubench.model.terms.verdict import Finding
 EXCHANGED_BYTES = 256 * 2**20
 """What GPUs send each way, and reduce: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
 
-BOTH_WAYS = 2
-"""A figure of a pair is of what passes in both directions at once, together."""
+BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once, together
 
 
 class ScanPhase(StrEnum):
@@ -44,8 +43,7 @@ class NodePair(NamedTuple):
     second: int
 
 
-RANK_OF_HOST = ":rank"
-"""Between a host and the rank that stands for a node, where ranks are taken for nodes."""
+RANK_OF_HOST = ":rank"  # Between a host and the rank that stands for a node, where ranks are taken for nodes
 
 
 def login_name(node: str) -> str:

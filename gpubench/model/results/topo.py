@@ -499,8 +499,7 @@ def _direct(node: Topology, source: Device, destination: Device) -> str:
     return f"{answer}: {reason}" + (f"; {_FAR}" if far else "")
 
 
-Placed = Device | PciDevice
-"""What has a place in the tree: GPUs, NICs, and devices of unknown kind."""
+Placed = Device | PciDevice  # What has a place in the tree: GPUs, NICs, and devices of unknown kind
 
 
 def _place(device: Placed) -> PciPlace:

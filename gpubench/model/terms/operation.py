@@ -177,9 +177,7 @@ class Allocator(StrEnum):
 POISON = 0xA5
 """The byte that fills a receive buffer before an operation, so that an older result is not taken for this one's."""
 
-WORD = 0xFFFFFFFF
-"""Seeds, hashes and element indices are 32-bit: elements 2**32 apart look alike."""
-
+WORD = 0xFFFFFFFF  # Seeds, hashes and element indices are 32-bit: elements 2**32 apart look alike
 ROW_SEED, BUFFER_SEED = 0x85EBCA6B, 0xC2B2AE35
 
 MOST_CONTRIBUTORS = 8
@@ -296,8 +294,7 @@ class HostMemory(StrEnum):
         return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
 
 
-Place = int | HostMemory
-"""A GPU by its position among those that are measured, or host memory."""
+Place = int | HostMemory  # A GPU by its position among those that are measured, or host memory
 
 
 @dataclass(frozen=True, slots=True)

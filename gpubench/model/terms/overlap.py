@@ -13,16 +13,10 @@ from gpubench.model.terms.units import format_size
 if TYPE_CHECKING:
     from gpubench.model.terms.statistics import Spread
 
-OVERLAP = "overlap"
-"""The name of the command, and of the section that its rows are in."""
-
-OWN_CTAS = "own"
-"""The word of --ctas for NCCL's own number."""
-
+OVERLAP = "overlap"  # The name of the command, and of the section that its rows are in
+OWN_CTAS = "own"  # The word of --ctas for NCCL's own number
 DEFAULT_CTAS: tuple[int | None, ...] = (None, 16, 8, 4, 2)
-MOST_CTAS = 64
-"""NCCL has no more channels than that (MAXCHANNELS), and a CTA serves one."""
-
+MOST_CTAS = 64  # NCCL has no more channels than that (MAXCHANNELS), and a CTA serves one
 DEFAULT_SIZES = "1M:1G:4"
 DEFAULT_GEMM_SIDE = 8192
 DEFAULT_SECONDS = 0.25
@@ -72,11 +66,8 @@ def cap_name(ctas: int | None) -> str:
 COPY_BYTES = 256 * 2**20
 """Bytes that one operation of the partner copy reads, and writes: more than any cache of a GPU holds."""
 
-CHAIN_KERNELS = 64
-"""Kernels of one operation of the partner chain, one after another in a captured graph."""
-
-CHAIN_BYTES = 1 * 2**20
-"""Bytes that each of them reads and writes: they stay in a cache."""
+CHAIN_KERNELS = 64  # Kernels of one operation of the partner chain, one after another in a captured graph
+CHAIN_BYTES = 1 * 2**20  # Bytes that each of them reads and writes: they stay in a cache
 
 
 def gemm_type(dtype: DataType) -> DataType:

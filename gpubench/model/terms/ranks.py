@@ -93,8 +93,7 @@ _WHY_ALONE = {
     "pairs": "the number of ranks is odd",
 }
 
-SPLITS = (*_KEYS, "N")
-"""Words that `--split` takes; N is a number of neighbouring ranks."""
+SPLITS = (*_KEYS, "N")  # Words that `--split` takes; N is a number of neighbouring ranks
 
 
 @dataclass(frozen=True, slots=True)

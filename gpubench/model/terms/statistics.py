@@ -14,9 +14,7 @@ from itertools import combinations, pairwise
 
 from gpubench.model.terms.units import grouped
 
-INTERVAL = 0.01
-"""Half of the 95 % confidence interval that is good enough, as a part of the mean."""
-
+INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
 BATCH_SECONDS = 1e-3
 """The least work between two looks at the clock: an event costs 2.1 µs on an H200 by itself, and keeps operations
 of NCCL apart that otherwise follow each other without a gap.
@@ -25,11 +23,8 @@ of NCCL apart that otherwise follow each other without a gap.
 FIRST_BATCHES = 9
 """Batches that are timed before anything is decided; enough for large sizes, which vary by less than 1 %."""
 
-MOST_BATCHES = 4096
-"""Of one loop: each has an event of its own."""
-
-TRIAL = 0.25
-"""A part of a budget that is enough to see whether the rest of it is worth spending."""
+MOST_BATCHES = 4096  # Of one loop: each has an event of its own
+TRIAL = 0.25  # A part of a budget that is enough to see whether the rest of it is worth spending
 
 
 class Mode(StrEnum):
@@ -94,9 +89,7 @@ class Effort:
 AUTO = "auto"
 
 
-FALSE_ALARMS = 0.01
-"""The probability that a comparison in which nothing changed names a row, all its rows together."""
-
+FALSE_ALARMS = 0.01  # The probability that a comparison in which nothing changed names a row, all its rows together
 _MOST_VALUES = 400
 _NORMAL = 2.2219
 _SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
@@ -154,9 +147,7 @@ def student_quantile(probability: float, freedom: float) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-LEAST_VALUES = 3
-"""Fewer say nothing of their spread."""
-
+LEAST_VALUES = 3  # Fewer say nothing of their spread
 TWO_SIDED_95 = 0.975
 """Below its quantile lies so much of a distribution of which 95 % lie between that and the opposite one."""
 
@@ -281,17 +272,10 @@ class RowTimes:
     note: str | None = None
 
 
-LEAST_OPERATIONS = 30
-"""Of fewer operations no straggler is named."""
-
-LEAST_SHARE = 0.05
-"""Of the time of an operation: a delay below it is not worth naming."""
-
-LEAST_SECONDS = 20e-6
-"""Ranks do not leave a barrier at the same time: a shorter delay is normal."""
-
-MOST_CHANCE = 1e-6
-"""The bound on the chance is this small because neighbouring operations are not independent."""
+LEAST_OPERATIONS = 30  # Of fewer operations no straggler is named
+LEAST_SHARE = 0.05  # Of the time of an operation: a delay below it is not worth naming
+LEAST_SECONDS = 20e-6  # Ranks do not leave a barrier at the same time: a shorter delay is normal
+MOST_CHANCE = 1e-6  # The bound on the chance is this small because neighbouring operations are not independent
 
 
 @dataclass(frozen=True, slots=True)

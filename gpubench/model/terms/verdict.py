@@ -47,18 +47,10 @@ def exit_code(verdict: Verdict) -> int:
     return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
 
 
-WRONG_DATA = "wrong-data"
-"""The finding that fails every command, strict or not."""
-
-HOST_STAGED = "host-staged"
-"""The finding that transfers go through host memory."""
-
-SLOW_UNEXPLAINED = "slow-unexplained"
-"""The finding on figures that are slower than expected, and that nothing explains."""
-
-STRAGGLER = "straggler"
-"""The finding that names the rank that the others wait for."""
-
+WRONG_DATA = "wrong-data"  # The finding that fails every command, strict or not
+HOST_STAGED = "host-staged"  # The finding that transfers go through host memory
+SLOW_UNEXPLAINED = "slow-unexplained"  # The finding on figures that are slower than expected, and that nothing explains
+STRAGGLER = "straggler"  # The finding that names the rank that the others wait for
 _DRAINING = (Verdict.FAIL, Verdict.ERROR)
 _MOST_CONSEQUENCES = 3  # Consequences of a finding that people are shown; files have all
 

@@ -132,15 +132,9 @@ def _beginning(path: Path) -> str:
     return "".join(lines)
 
 
-MOST_RESULTS_LOOKED_AT = 200
-"""Results of a command and host whose beginnings are read."""
-
-MOST_RESULTS_READ = 30
-"""Results whose rows are read."""
-
-MOST_BYTES_OF_A_RESULT = 32 * 2**20
-"""Of one of them: a sweep of a thousand ranks has a few."""
-
+MOST_RESULTS_LOOKED_AT = 200  # Results of a command and host whose beginnings are read
+MOST_RESULTS_READ = 30  # Results whose rows are read
+MOST_BYTES_OF_A_RESULT = 32 * 2**20  # Of one of them: a sweep of a thousand ranks has a few
 MOST_SECONDS = 3.0
 """After that no further file is opened, and after half of it no further beginning: ranks wait for who reads."""
 
@@ -241,14 +235,9 @@ class _Reader:
         yield PastResult(head, file.rows, file.pairs)
 
 
-MOST_RUNS = 30
-"""Runs of a command that are read."""
-
-MOST_RUNS_LOOKED_AT = 200
-"""Names of a command whose beginnings are read to find them."""
-
-PastRun = tuple[str, Verdict, Mapping[str, float]]
-"""The time when a run began, its verdict, its headline figures."""
+MOST_RUNS = 30  # Runs of a command that are read
+MOST_RUNS_LOOKED_AT = 200  # Names of a command whose beginnings are read to find them
+PastRun = tuple[str, Verdict, Mapping[str, float]]  # The time when a run began, its verdict, its headline figures
 
 
 def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
