@@ -123,9 +123,7 @@ def exclusive(options: Sequence[str], expected: str) -> UsageError:
 
 
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-FIRST_NCCL_FOR_SHARED_GPUS = 23000
-"""NCCL 2.30, as NCCL_VERSION_CODE encodes it, and what has to be 1 there for ranks of a host to share a GPU."""
-
+FIRST_NCCL_FOR_SHARED_GPUS = 23000  # NCCL 2.30 as NCCL_VERSION_CODE encodes it
 MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # The share of a GPU's SMs that a client of CUDA's MPS may use
 
 

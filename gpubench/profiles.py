@@ -24,9 +24,7 @@ from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain
 
-MOST_BYTES = 2**18
-"""Of a file: the largest of gpubench's own has 14 KB, and nested arrays take the square of their number to read."""
-
+MOST_BYTES = 2**18  # Of a file: the largest of gpubench's own has 14 KB; nested arrays read in square time
 MOST_DEPTH = 16  # Of tables and arrays in each other, and of the parts of a dotted key: a profile has three
 MOST_FILES = 1000  # Of a folder of a user's own, which is read by every command that looks for a profile
 
@@ -204,8 +202,7 @@ def load(name: str) -> Profile:
     return read_file(folder() / f"{name}.toml")
 
 
-_NO_HOME = "/nonexistent"
-"""Debian's home of those who have none: never the working directory, in which anybody may leave a profile."""
+_NO_HOME = "/nonexistent"  # Debian's home of who has none: never the working directory
 
 
 def own_folder(environment: Mapping[str, str]) -> Path:

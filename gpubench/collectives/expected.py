@@ -128,9 +128,7 @@ ETHERNET_EFFICIENCY = 0.5
 """Share of the NICs' rate over plain Ethernet: 50 to 54 of 100 GB/s with GPUDirect-TCPX on 2 × a3-high, 6 of 12.5 by
 sockets on 2 × p3dn (NVIDIA/nccl#398). Kind: derived."""
 
-NVLS_BETWEEN_NODES = 0.95
-"""Of its rate inside one node, NVLS reaches in an NVLSTree: 260 of 274 GB/s algbw on 2 × 8 H100. Kind: derived."""
-
+NVLS_BETWEEN_NODES = 0.95  # Share of its rate inside a node, NVLSTree: 260 of 274 GB/s on 2 × 8 H100. Derived
 _RING, _TREE, _NVLS_TREE = "RING", "TREE", "NVLSTREE"
 _LL, _LL128, _SIMPLE = "LL", "LL128", "SIMPLE"
 
@@ -143,30 +141,18 @@ _PCIE_US = {_RING: {_LL: 1.0, _LL128: 2.5, _SIMPLE: 5.7}, _TREE: {_LL: 1.0, _LL1
 _NET_US = {_RING: {_LL: 2.7, _LL128: 4.0, _SIMPLE: 14.0}, _TREE: {_LL: 5.0, _LL128: 8.5, _SIMPLE: 14.0}}
 """NCCL's latencies in µs: of an operation, of a hop inside a node, of a hop between nodes."""
 
-_POST_US = {_LL: 1.0, _LL128: 1.0, _SIMPLE: 3.0}
-"""NCCL's network overhead of each step of a ring on several nodes, with Intel's processors."""
-
+_POST_US = {_LL: 1.0, _LL128: 1.0, _SIMPLE: 3.0}  # Μs of a ring's step on several nodes, by NCCL, Intel's processors
 _NVLS_TREE_US, _NVLS_TREE_HOP_US = 25.0, 20.9
 
 _LL_GB_S = {1: 39.0, 2: 22.5}
-_LL_GB_S_OF_MORE = 19.0
-"""NCCL's most busbw with protocol LL: of one node, of two, of more (AMD's processors, the slower)."""
-
+_LL_GB_S_OF_MORE = 19.0  # NCCL's most busbw with LL, by one node, two and more (AMD's processors, the slower)
 _SHARES = {_RING: {_LL: 0.5, _LL128: 0.92, _SIMPLE: 1.0}, _TREE: {_LL: 1 / 3.8, _LL128: 0.9375, _SIMPLE: 1.0}}
 """NCCL's share of the bandwidth by protocol."""
 
-_TREE_LL128_OF_MORE = 0.7
-"""Of NCCL's bandwidth of a tree with LL128, on more than two nodes: 64 to 256 MiB on 4 × 8 B200. Kind: derived."""
-
-_SLOWER_SMALL = 3.0
-"""Times NCCL's latency that LL, LL128 and trees take: 46 to 70 µs for its 25 on two nodes. Kind: derived."""
-
-_SLOWER_RING = 1.4 * 1.2
-"""Times NCCL's latency that a ring with Simple takes: NCCL's own factor for medium sizes, and 1.2. Kind: derived."""
-
-_NVLS_TREE_FILL_US = 250.0
-"""Beyond NCCL's latency, to fill the pipeline of an NVLSTree: H100 and H20, two nodes. Kind: derived."""
-
+_TREE_LL128_OF_MORE = 0.7  # Of a tree's bandwidth with LL128 beyond two nodes: 64 to 256 MiB on 4 × 8 B200. Derived
+_SLOWER_SMALL = 3.0  # Times NCCL's latency of LL, LL128 and trees: 46 to 70 µs for its 25 on two nodes. Derived
+_SLOWER_RING = 1.4 * 1.2  # Times NCCL's latency of a ring with Simple: its factor for medium sizes, and 1.2. Derived
+_NVLS_TREE_FILL_US = 250.0  # Beyond NCCL's latency to fill an NVLSTree's pipeline: H100, H20, two nodes. Derived
 _TREE_HOP_US = 5.0  # One hop of a tree between nodes with protocol LL, of collectives without an algorithm of their own
 
 
@@ -279,9 +265,7 @@ NCCL divides its channels among the peers (sendrecv of 64 MiB: 262 GB/s on 2 H20
 _MOST_LATENCY_US, _MOST_LATENCY_US_A_RANK = 10.0, 2.0
 """Of the smallest all-reduce inside a node, 8 H200s with the slowest host 17 µs, 2 of them 9."""
 
-_NETWORK_HOP_US = 15.0
-"""Of one hop between nodes: 5 µs over InfiniBand, three times that over a network that is slow to answer."""
-
+_NETWORK_HOP_US = 15.0  # One hop: 5 µs over InfiniBand, three times that over a network slow to answer
 _NVLS = "NVLS"
 
 
@@ -371,9 +355,7 @@ def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork)
     return ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, OVER_LINKS)
 
 
-_OVER_LINKS_FROM_BYTES = 2**20
-"""Eight healthy hosts took 1.2 times as long as expected for 8 MiB, 2.4 times for 1 MiB and 10 for 64 KiB."""
-
+_OVER_LINKS_FROM_BYTES = 2**20  # Eight healthy hosts took 1.2 × the expected time for 8 MiB, 2.4 × for 1 MiB
 _HOP_OF_MPI_US = 50.0  # Of one message over TCP between hosts
 _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 

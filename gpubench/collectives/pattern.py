@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from gpubench.model.terms.operation import WORD, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.ports.backend import Array, ArrayNamespace
 
-STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
-"""Elements are written and compared as unsigned integers of their size, so that every bit counts."""
+STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # Unsigned integers of their size, so every bit counts
 
 
 @dataclass(frozen=True, slots=True)

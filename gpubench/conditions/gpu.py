@@ -23,9 +23,7 @@ from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
 from gpubench.model.terms.units import counted
 
-_BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
-"""Reasons for which the hardware divides the clocks by two or more (NVML, clocks event reasons)."""
-
+_BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")  # Hardware divides the clocks by ≥ 2 (NVML)
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
 _POWER_CAP, _SYNC_BOOST = "sw_power_cap", "sync_boost"
 
@@ -323,9 +321,7 @@ GPU = Family.of(
 
 
 _MOST_USED_SHARE = 0.02  # Share of an unused GPU's memory; the driver's own part is not counted as used
-_HOST_BOUND_SHARE = 0.9
-"""Share of an operation's time that the host needs to issue it. Healthy small operations need 5.3 to 6.7 of 8.8 µs."""
-
+_HOST_BOUND_SHARE = 0.9  # Of an operation's time; healthy small ones need 5.3 to 6.7 of 8.8 µs on the host
 _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
 

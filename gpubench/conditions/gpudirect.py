@@ -26,8 +26,7 @@ _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF
 _C2C = "NCCL_NET_GDR_C2C"
 _DENIES = "2"
 
-_COHERENT = ("GH200", "GB200", "GB300")
-"""GPUs with NVLink-C2C to a Grace CPU: NCCL 2.27 and later reach NICs of that CPU with GPUDirect RDMA over it."""
+_COHERENT = ("GH200", "GB200", "GB300")  # NVLink-C2C to a Grace CPU: NCCL 2.27 reaches its NICs with GPUDirect RDMA
 
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
@@ -157,8 +156,7 @@ def _log_far(staged: Staged) -> LoggedReason | None:
 
 
 _GB10 = "GB10"
-_GB10_BUS_ID = "000f:01:00.0"
-"""The bus id of the only GPU in machines with NVIDIA's GB10 chip (DGX Spark and its siblings)."""
+_GB10_BUS_ID = "000f:01:00.0"  # Bus id of the only GPU in machines with NVIDIA's GB10 chip (DGX Spark and siblings)
 
 
 def _log_gb10(staged: Staged) -> LoggedReason | None:

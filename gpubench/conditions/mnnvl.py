@@ -23,9 +23,7 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 
 _IMEX = "nvidia-imex"
-_OF_RACKS = ("GB200", "GB300")
-"""GPUs of NVL72 racks; GPUs of a GB200 NVL4 board have NVLinks to each other, but none to NVSwitches."""
-
+_OF_RACKS = ("GB200", "GB300")  # GPUs of NVL72 racks; those of a GB200 NVL4 board have no NVLinks to NVSwitches
 _UNUSED = "mnnvl-unused"
 _EXPECTED = "P2P/MNNVL between nodes of one NVLink domain"
 

@@ -348,20 +348,13 @@ NETWORK = Family.of(
 
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
-_NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
-"""The kernel's names of states in which a port carries no data (drivers/infiniband/core/sysfs.c)."""
-
+_NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Names of states without data (Linux, infiniband/core/sysfs.c)
 _ROCE_V2 = "RoCE v2"
 _VIRTUAL = "Virtual Function"
-_FAR_BELOW_CARD = 0.25
-"""A ConnectX-7 on a 100 Gb/s switch may be intended; a lower rate means two generations between card and switch."""
-
+_FAR_BELOW_CARD = 0.25  # A ConnectX-7 on a 100 Gb/s switch may be intended; less is two generations apart
 _BELOW_ITS_SWITCH = ("PIX", "PXB")
-_OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))
-"""A difference in one of these traits means another machine, which may have other NICs."""
-
-_MOST_ODD = 0.25
-"""Share of a node's GPUs: if more of them have fewer NICs than the rest, the node may have been built so."""
+_OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))  # Traits of another machine, which may have other NICs
+_MOST_ODD = 0.25  # Share of a node's GPUs: if more have fewer NICs than the rest, the node may be built so
 
 
 @in_each_node

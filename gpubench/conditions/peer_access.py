@@ -121,9 +121,7 @@ def _bar1(run: Circumstances) -> Found:
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
 """GPUs to which the driver gives no peer access over PCIe; earlier generations had it."""
 
-_NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")
-"""GPUs to which no NVIDIA driver ever gave peer access over PCIe; CUDA grants it only with a patched driver."""
-
+_NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")  # Never have peer access over PCIe, but patched
 _GRANTED = "1"
 
 _WITH_NVLINKS = re.compile(r"SXM|DGXS|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH800\b(?! PCIe)|\bB[23]00\b|\bGB[23]00\b")

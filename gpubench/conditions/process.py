@@ -24,9 +24,7 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.units import ranges_of
 
 _SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default
-_SMALLEST_MEMLOCK_BYTES = 64 * 2**20
-"""Less than any RDMA library registers; the usual limit of a login is 8 MiB or less, in a container 64 KiB."""
-
+_SMALLEST_MEMLOCK_BYTES = 64 * 2**20  # Less than any RDMA library registers; logins usually have ≤ 8 MiB
 _UNLIMITED = -1
 _PTRACE_OF_ADMINS = 2
 _EXPANDABLE = "expandable_segments:true"

@@ -36,9 +36,7 @@ from gpubench.ports.copies import CopyStream
 from gpubench.ports.group import Group
 
 _THREADS = 512
-_VECTOR_BYTES = 16
-"""Threads a block, and bytes that each of them moves at once: as in nvbandwidth's kernel, with a block an SM."""
-
+_VECTOR_BYTES = 16  # Threads a block and bytes of each at once, as in nvbandwidth's kernel, a block an SM
 ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell which memory is whose
 _STICKY = (
     *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
@@ -216,9 +214,7 @@ CopyMemory = GpuMemory | PageableMemory | PinnedMemory
 
 
 _STAGED_PLACES = 4
-_STAGED_PIECE_BYTES = 64 * 1024
-"""A copy through host memory is several operations, and more the larger it is; how many, CUDA does not say."""
-
+_STAGED_PIECE_BYTES = 64 * 1024  # A copy through host memory is several operations; how many, CUDA does not say
 _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory
 
 

@@ -128,9 +128,7 @@ class CudaMemory:
         self._free(self.address)
 
 
-_HEADROOM_BYTES = 2 * 2**30
-"""Left free for NCCL's own buffers, which it takes at the first collective, and for other processes."""
-
+_HEADROOM_BYTES = 2 * 2**30  # For NCCL's own buffers, taken at the first collective, and for other processes
 _REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorMps", "CUDA_ERROR_MPS")
 """In the errors of a process that an MPS server does not take; the first two are also those of a GPU in exclusive
 compute mode that another process uses."""

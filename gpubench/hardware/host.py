@@ -119,9 +119,7 @@ class UnknownFields:
             os.close(file)
 
 
-FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""The namespace of the host itself (PROC_PID_INIT_INO in the kernel); any other is a container's."""
-
+FIRST_PID_NAMESPACE = "pid:[4026531836]"  # Of the host itself (PROC_PID_INIT_INO); any other is a container's
 _CONTAINER = re.compile(
     r"(?P<runtime>kubepods|docker|containerd|crio|libpod)[^\n]*?(?P<id>[0-9a-f]{12})[0-9a-f]{52}", re.IGNORECASE
 )
@@ -168,8 +166,7 @@ def leave_core() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-SHARE = 0.8
-"""Of what is free, the part that buffers may take: the rest is for libraries, temporaries and the page cache."""
+SHARE = 0.8  # Of what is free; the rest is for libraries, temporaries and the page cache
 
 
 def free_bytes(root: Path = Path("/")) -> int:
@@ -213,8 +210,7 @@ _CTAS_OF_A_GPU = 64
 """Of all ranks together, where a rank's share of the SMs is about NCCL's usual number of CTAs: on the 132 SMs of an
 H100 8 ranks ran with 8 each, and 4 with 16; 4 without a cap hung in an all-reduce of 128 MiB."""
 
-_TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
-"""Milliseconds that an operation took on one H100 where so many ranks took turns, whatever its size (NCCL 2.32.3)."""
+_TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}  # An operation on one H100 shared by so many ranks (NCCL 2.32.3)
 
 
 def mps_serves(environment: Mapping[str, str]) -> bool:
@@ -290,8 +286,7 @@ _GROUPS = {
 }
 
 
-RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}
-"""The signs among `container_hints` that a container's runtime leaves."""
+RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}  # Signs that a container's runtime leaves
 
 
 def container_hints(root: Path) -> tuple[str, ...]:
@@ -324,8 +319,7 @@ _FIRST_NAMESPACES = {
 }
 """Those of the host itself (PROC_*_INIT_INO in the kernel's proc_ns.h)."""
 
-_IMAGES = frozenset({"singularity"})
-"""Runtimes whose mark is in their images only. Other marks stay in a disk that was made of an image."""
+_IMAGES = frozenset({"singularity"})  # Their mark is in images only; others may stay in a disk made of one
 
 
 def container_around(root: Path) -> str | None:

@@ -50,8 +50,7 @@ def with_package(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, (str(_PARENT), others)))}
 
 
-OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
-"""Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""
+OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Names of variables that gpubench, not the user, set for its ranks
 
 
 def own_settings(environment: Mapping[str, str]) -> list[str]:
@@ -87,8 +86,7 @@ _AGREEMENT_SETTINGS = {
 }
 """Where MPI carries no data that is measured, but only what ranks agree on."""
 
-_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
-"""Open MPI's variables by which a user says what carries messages."""
+_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")  # How a user chooses what carries messages
 
 
 class Flavour(StrEnum):
@@ -153,8 +151,7 @@ def _flavour(path: str) -> Flavour:
     raise unusable_mpi_launcher(path, answer.strip()[:80])
 
 
-DAEMON_FAILED = 213
-"""Exit code of Open MPI 5's prterun where its own daemon did not start: on a busy host one start in some hundreds."""
+DAEMON_FAILED = 213  # Exit code of Open MPI 5's prterun whose daemon did not start: one start in hundreds
 
 
 def start(
@@ -217,9 +214,7 @@ def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
 Message = dict[str, Any]
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_HANG_UP = 10.0
-"""Time for the watchdogs of a job that is gone to report how its ranks ended: on a busy machine they are late."""
-
+_SECONDS_TO_HANG_UP = 10.0  # For watchdogs of a job that is gone to report; late on a busy machine
 _READ_BYTES = 1 << 16
 
 
@@ -373,8 +368,7 @@ _LINE = re.compile(
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(?P<slots>[1-9][0-9]{0,4}))?(?:\s+max[-_]slots=[0-9]+)?",
     re.ASCII,
 )
-_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
-"""What srun may speak to MPI, the best first; a version behind it, pmix_v4, counts as well."""
+_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # What srun may speak to MPI, the best first; pmix_v4 counts too
 
 
 _MOST_LINES_KEPT = 200

@@ -43,12 +43,8 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
 
-_SECONDS_TO_END = 1.0
-"""Time for a child that answered, or was killed, to end. One inside a driver's call may never do so."""
-
-_SECONDS_TO_EXIT = 10.0
-"""Time for a child whose output has ended to end itself: its exit status is the only explanation."""
-
+_SECONDS_TO_END = 1.0  # For a child that answered or was killed; one inside a driver's call may never end
+_SECONDS_TO_EXIT = 10.0  # For a child whose output has ended: its exit status is the only explanation
 _CHUNK_BYTES = 2**16
 
 

@@ -117,9 +117,7 @@ def tools(root: Path) -> dict[str, str]:
     return found
 
 
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
-"""Call numbers, alike on every architecture. Python may have been built without its own pidfd_open."""
-
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438  # Call numbers of every architecture; Python may lack its own
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "ppc64le": 260}
 _POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred many", "weighted interleave")
 """MPOL_* in linux/mempolicy.h, from 0 on; above them stand flags."""
@@ -240,9 +238,7 @@ def _of_version_1(folder: Path) -> float | None:
 
 
 _SETTING = "NCCL_TOPO_FILE"
-_DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"
-"""NCCL reads it where it is there and nothing is set (src/graph/topo.cc)."""
-
+_DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"  # Read by NCCL where nothing is set (src/graph/topo.cc)
 _MOST_BYTES = 4 * 2**20
 _MOST_DEVICES = 4096
 

@@ -187,9 +187,7 @@ class BlockingClock:
 
 MOST_ARGUMENTS = 8
 
-Entry = tuple[int, ...]
-"""The address of a C function that returns an int, 0 for success, and up to eight integer or pointer arguments."""
-
+Entry = tuple[int, ...]  # Address of a C function (0 is success) and up to eight integer or pointer arguments
 _X86_64 = """
 4154 4989f4 55 bd01000000 53 4889fb 4c39e5 7f3a 488b4b20 488b5318 488b7310 488b7b08 ff7340 ff7338 4c8b4b30 4c8b4328 ff13
 5a 59 85c0 740b 48c1e520 89c0 4809e8 eb0b 48ffc5 4883c348 ebc1 31c0 5b 5d 415c c3

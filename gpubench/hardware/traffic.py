@@ -86,8 +86,7 @@ def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
 
 _MILLIWATTS = 1000
 
-_INSTANT_POWER = (186, 0)
-"""NVML_FI_DEV_POWER_INSTANT, of the whole GPU: nvmlDeviceGetPowerUsage is the mean of the last second on an H200."""
+_INSTANT_POWER = (186, 0)  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage is the mean of a second on H200
 
 
 class NvmlLoad:
@@ -317,8 +316,7 @@ _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
 _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
 """The maps of a process of PyTorch have thousands of lines: one in which NCCL had nothing is looked at less often."""
 
-Settings = Callable[[Mapping[str, str]], dict[str, str]]
-"""What of an environment is read: settings that change results, never the whole."""
+Settings = Callable[[Mapping[str, str]], dict[str, str]]  # Settings that change results, never the whole environment
 
 
 @dataclass(frozen=True, slots=True)

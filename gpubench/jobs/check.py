@@ -70,9 +70,7 @@ from gpubench.readers.documents import read_json_line
 NAME = "check"
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
-GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)
-"""A latency and two bandwidths, of which the larger is the one that profiles have; bytes as nccl-tests counts them."""
-
+GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)  # A latency and two bandwidths, the larger as in profiles
 _BUDGET_SECONDS = 1.0
 """Of a row on GPUs: few sizes stand for all, and the first rows of a job are those in which hosts stall. On two H200s
 1 KiB read 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row of a job on."""
@@ -180,9 +178,7 @@ def measured(
     return together(parts)
 
 
-MEMORY_BYTES = 64 * 2**20
-"""More than a core's caches, and where all of them together hold it, those of nodes with the same CPU do."""
-
+MEMORY_BYTES = 64 * 2**20  # More than a core's caches; nodes with the same CPU compare
 _MEMORY_SAMPLES = 20
 _MEMORY_ROUNDS = 3
 

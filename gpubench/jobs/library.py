@@ -98,8 +98,7 @@ def run_command(arguments: Sequence[str], timeout_s: float) -> None:
 
 R = TypeVar("R", bound=Record)
 One = str | float | os.PathLike[str]
-Value = One | bool | Iterable[One] | None
-"""The value of an option: True for a flag, False for its `--no-` form, several values as a list, None for none."""
+Value = One | bool | Iterable[One] | None  # None where the option is not given, False for its `--no-` form
 
 
 @dataclass(frozen=True, slots=True)

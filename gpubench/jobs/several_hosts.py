@@ -38,9 +38,7 @@ from gpubench.readers.results.gpubench_json import StoredRun, stored_of
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
 
-NO_RESULT = "hosts-gave-no-result"
-"""The finding of a check that a launcher could not start on its hosts, or whose ranks died."""
-
+NO_RESULT = "hosts-gave-no-result"  # A launcher could not start the check on its hosts, or ranks died
 _FOR_RANKS = ("--format", "json", "--no-progress")
 _ALLOCATION = "SLURM_JOB_NODELIST"
 

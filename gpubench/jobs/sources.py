@@ -164,8 +164,7 @@ class FromFile:
         return Machines.of([read_file(self.path)], (), self.text)
 
 
-Source = Here | Simulated | Replayed | FromFile
-"""A source of machines; its `text` are the options that named it, None for the machine at hand."""
+Source = Here | Simulated | Replayed | FromFile  # Its `text` are the options that named it, None for here
 
 
 def source_of(

@@ -184,11 +184,8 @@ def sleep(seconds: float) -> bool:
     return False
 
 
-_SLACK = 0.25
-"""Of an interval: a watch of 30 s ends after its thirtieth second, though the clock was read a moment before that."""
-
-ReadAll = Callable[[bool], Sequence[NodeReading] | None]
-"""Readings of all nodes, None where there are no more; it is told whether this is the last time."""
+_SLACK = 0.25  # Of an interval: a watch of 30 s ends although the clock was read just before
+ReadAll = Callable[[bool], Sequence[NodeReading] | None]  # Of all nodes, None at the end; told whether it is the last
 
 
 class Screen(Protocol):

@@ -53,9 +53,7 @@ _MOST_QUEUED = 900  # Launches that a stream takes before the host has to wait; 
 _BESIDE_OPERATIONS = 8
 
 _SETTLED_SHARE = 0.01
-_MOST_SETTLING_SECONDS = 0.3
-"""A phase has settled once two batches in a row take the same within 1 %: clocks then follow the power it draws."""
-
+_MOST_SETTLING_SECONDS = 0.3  # Settled: two batches in a row within 1 %, as clocks follow the power drawn
 _SECONDS_BETWEEN_READINGS = 0.025
 
 

@@ -44,8 +44,7 @@ _MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
 twice of that, and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
 """
 
-_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9
-"""Time in which no PCIe link of a GPU gets around the counter: PCIe 6 x16, the fastest, carries 121 GB/s one way."""
+_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9  # For a PCIe link to get around: PCIe 6 x16 carries 121 GB/s
 
 
 class CounterReading(NamedTuple):
@@ -101,9 +100,7 @@ def _moved(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-WINDOW_SECONDS = 0.02
-"""Long enough for counters that tick slowly; no PCIe link of today gets around NVML's counter in that time."""
-
+WINDOW_SECONDS = 0.02  # Long enough for slow counters, too short to get around NVML's PCIe counter
 _MOST_SETTLING_SECONDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 """NVML's utilization is that of the last sixth of a second to the last second: what this job did is in it for a while,
@@ -207,8 +204,7 @@ class NcclLogListener:
             self._channel_bits[key] = self._channel_bits.get(key, 0) | 1 << channel
 
 
-_MOST_ASKED = 2000
-"""Of pairs that fare alike, so many are asked what explains them: a job of a thousand ranks has a million."""
+_MOST_ASKED = 2000  # Of alike pairs are asked for their cause: a thousand ranks have a million pairs
 
 
 class Explained:

@@ -206,9 +206,7 @@ def _operations(model: TransformerModel, block: int) -> tuple[Operation, ...]:
     return tuple(model._written(block))  # noqa: SLF001
 
 
-_ASPECT = 128
-"""Hidden size over layers: GPT-3 175B has 128 (Brown et al. 2020, arXiv 2005.14165, table 2.1), Llama 2 7B too."""
-
+_ASPECT = 128  # Hidden size over layers, as GPT-3 175B (arXiv 2005.14165, table 2.1) and Llama 2 7B
 _HIDDEN_STEP = 256
 _HEAD = 128
 

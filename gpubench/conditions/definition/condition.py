@@ -16,8 +16,7 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
 
-BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
-"""Effects that are reported although they do not explain host-staged paths."""
+BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)  # Reported although they do not explain host staging
 
 
 NONE_EXPECTED = "none"  # What a condition expects that does not say what is healthy: none of it

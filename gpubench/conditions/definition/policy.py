@@ -83,8 +83,7 @@ _NO_PEERS = replace(_POLICY, paths=_POLICY.paths | _paths([Relation.ONE_NODE], M
 faster (ncclTopoCheckNet in src/graph/paths.cc). Sockets it takes only where there is no shared memory either."""
 _NO_IPC = replace(_NO_PEERS, paths=_NO_PEERS.paths | _paths([Relation.ONE_GPU], Medium.HOST_MEMORY, Medium.SHM))
 """Processes cannot open each other's GPU memory, not even that of one GPU. NVLink and PCIe have no part in that."""
-_NO_SHM = Explains((Effect.NETWORK_INSIDE,), _paths(_INSIDE, *_NETWORKS))
-"""No shared memory: the network where peer access is not used either."""
+_NO_SHM = Explains((Effect.NETWORK_INSIDE,), _paths(_INSIDE, *_NETWORKS))  # Only the network is left
 _SPLIT = Explains(
     (Effect.NETWORK_INSIDE, Effect.STAGED), _NO_SHM.paths | _paths([Relation.ONE_NODE], Medium.HOST_MEMORY)
 )

@@ -66,14 +66,10 @@ class AloneGroup:
 
 
 _ROUND_TRIPS = 10
-_THREAD_MULTIPLE = 3
-"""MPI_THREAD_MULTIPLE in the headers of Open MPI, MPICH and what has MPICH's ABI; in that of MPI 5 it is another."""
-
+_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE of Open MPI, MPICH and its ABI; in MPI 5 it is another
 _STANDARD_ABI = "mpiabi"  # In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5
 _IMPORTING = "gpubench-imports"  # The thread that imports modules beside what a rank does once MPI has started
-_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")
-"""NumPy sets those that are not there while it is imported, and takes them back."""
-
+_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")  # Set and taken back while NumPy is imported
 _SECONDS_BETWEEN_TESTS = 0.003  # A look whether the others are there takes some microseconds
 
 

@@ -22,9 +22,7 @@ from gpubench.ports.backend import Region
 
 SIZES_BYTES = (2**10, 2**20)
 
-_SECONDS_TO_BE_HEARD = 0.3
-"""Between the first rank's words and what may end the job, when a launcher drops what it has not yet passed on."""
-
+_SECONDS_TO_BE_HEARD = 0.3  # Before what may end the job: a launcher then drops what it has not passed on
 _LIBMPI = r"libmpi(ch)?\.so"
 
 

@@ -29,9 +29,7 @@ from gpubench.hardware.environment import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.hardware.host import names_in
 from gpubench.hardware.mpi.group import host_name
 
-INFO_LEVELS = ("INFO", "ABORT", "TRACE")
-"""Levels of NCCL_DEBUG that show how ranks are connected: NCCL orders them NONE, VERSION, WARN, INFO, ABORT, TRACE."""
-
+INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how ranks are connected, in NCCL's order
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
 _SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"  # Connections, variables, rings, networks, and a line an operation on rank 0
 _QUIET_SUBSYSTEMS = "INIT,ENV"  # For an NCCL whose log cannot be ended: these write nothing for an operation

@@ -22,9 +22,7 @@ from gpubench.model.terms.units import BYTES_PER_GB
 if TYPE_CHECKING:
     from gpubench.model.facts.snapshot import GpuProcess
 
-WINDOW_SECONDS = 0.02
-"""Between two readings of 32-bit counters: a PCIe 6 x16 link gets around them in 35 ms. nvidia-smi's window, too."""
-
+WINDOW_SECONDS = 0.02  # Between readings of 32-bit counters, which PCIe 6 x16 gets around in 35 ms
 _COUNTS_TO = 2**32
 _MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
 """After it a PCIe 6 x16 link may have gone around them, so that much would look like little: 34 ms."""

@@ -124,9 +124,7 @@ _AMAZON = 0x1D0F
 _EFA_FAMILY = 0xEFA
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec", re.ASCII)
 _SOFTWARE_NAMES = ("siw", "rxe")
-_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)
-"""Values of drivers and older kernels for a speed that they do not know, in Mbit/s."""
-
+_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)  # Mbit/s that drivers and older kernels say for an unknown speed
 _MODELS = {
     "MT4115": "ConnectX-4",
     "MT4117": "ConnectX-4 Lx",

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from gpubench.hardware.node.gpus import NvmlFacts
 
 _FILE = "libnvidia-ml.so.1"
-_NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"
-"""As pynvml says it, which takes 20 ms to import, in every process that asks whether there are GPUs."""
-
+_NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"  # As pynvml says it, whose import takes 20 ms
 _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 

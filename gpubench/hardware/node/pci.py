@@ -33,8 +33,7 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _GPU_CLASSES = (0x0300, 0x0302)
 _NVSWITCH_CLASS = 0x0680
 _NVIDIA = 0x10DE
-_UNKNOWN_WIDTHS = (0, 63, 255)
-"""0 where there is no link (virtual machines), 63 and 255 where a device that has dropped off answers all ones."""
+_UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link (virtual machines); 63 and 255: a device that has dropped off
 
 
 @dataclass(frozen=True, slots=True)

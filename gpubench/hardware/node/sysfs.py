@@ -375,9 +375,7 @@ def _configured(root: Path, unknown: UnknownFields) -> dict[str, str] | None:
     return found
 
 
-SECONDS_FOR_NAMES = 2.0
-"""The driver takes its own lock to answer for a GPU's name in /proc: where it is wedged, the reader stays there."""
-
+SECONDS_FOR_NAMES = 2.0  # The driver locks to name a GPU in /proc: where it is wedged, the reader stays there
 _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 

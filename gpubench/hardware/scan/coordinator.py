@@ -76,9 +76,7 @@ _AT_ONCE = 2**12  # More than a reply of 64 rails; a larger buffer takes longer 
 _FIRST_RING = 1000  # Rings have numbers beyond those of all rounds, so that no worker takes one for the other
 SECONDS_TO_GREET = 2.0
 SECONDS_OF_GRACE = 2.0  # Beyond what a supervisor itself waits for its workers
-CLOCK_SECONDS = 1.0
-"""Wall clocks of nodes that differ by more make logs of a job hard to read, and certificates and tickets invalid."""
-
+CLOCK_SECONDS = 1.0  # Wall clocks further apart make logs hard to read and certificates invalid
 _NO_FIGURE = "its supervisor gave no figure of this ring"
 _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 

@@ -203,9 +203,7 @@ SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_B
 """What a supervisor may take beyond the deadline of a round."""
 
 SECONDS_OF_PHASE_0 = 20.0  # To start a worker, with its GPU, and to measure what it can by itself
-SECONDS_WITHOUT_ORDER = 60.0
-"""A supervisor that hears nothing of rank 0 for so long, beyond three rounds that end at the last moment, ends."""
-
+SECONDS_WITHOUT_ORDER = 60.0  # Beyond three rounds that end at the last moment, a supervisor then ends
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
 _SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets one after the other, and strangers may stand before
 

@@ -318,8 +318,7 @@ _TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
 _FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
 """Of it, by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
 
-_LOCAL_GB_S = 1000.0
-"""What a kernel copies within the memory of its GPU, which no link limits: H200 1080. Kind: derived."""
+_LOCAL_GB_S = 1000.0  # What a kernel copies within its GPU's memory: H200 1080. Derived
 
 
 class SimulatedManaged:

@@ -302,12 +302,10 @@ _SILENCED: Mapping[str, Callable[[Snapshot], Snapshot]] = {
 MOST_NODES = 16384
 
 _MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
-_IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
-"""Namespace of the UUIDs of simulated GPUs: made up once, so that equal seeds give equal machines."""
+_IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")  # Made up once, so that equal seeds give equal machines
 
 
-OF_DOMAINS = ("clique", "imex", "mnnvl")
-"""Keys of faults that a node without an NVLink domain of several nodes cannot have."""
+OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that only nodes of an NVLink domain of several nodes have
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,18 +28,14 @@ from gpubench.model.results.rounds import (
 )
 from gpubench.model.terms.units import BYTES_PER_GB
 
-NOISE = 0.02
-"""Standard deviation of a figure, as a share of it: that for which the thresholds of a scan are shown to hold."""
-
+NOISE = 0.02  # Standard deviation of a figure, for which the thresholds of a scan are shown to hold
 DIPS = 0.01  # Share of figures that something passing by lowers, by 5 to 40 %
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 
 _COLLECTIVE_SPREAD = 0.003  # Of a collective of large messages, as hardware.simulated.times has it
 SET_UP_SECONDS = 0.44  # To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long
 SECONDS_OF_COPYING = 0.5  # Of a round, after its warm-up
-CONTROL_SECONDS = 0.1
-"""To tell all nodes of a round and hear of all: the bound that benchmarks/scan_control.py holds itself to."""
-
+CONTROL_SECONDS = 0.1  # To tell all nodes of a round and hear of all; held by benchmarks/scan_control.py
 DEADLINE_SECONDS = 10.0  # After which a round is given up where somebody hangs
 
 
@@ -129,9 +125,7 @@ class SimulatedRounds:
         return self._fabric.leaves[node] or ""
 
 
-NODES_PER_LEAF = 32
-"""Nodes of a scalable unit, behind one leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture."""
-
+NODES_PER_LEAF = 32  # Behind a leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture
 _LOCAL_SPREAD = 0.005  # Of copies inside a node, from node to node
 
 

@@ -70,9 +70,7 @@ once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that rate, 6 
 (NCCL 2.28.9, PCIe 5 x16)."""
 
 _SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
-_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003
-"""Spread of a row's time from run to run, seen on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB."""
-
+_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003  # From run to run on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB
 _RANK_SPREAD = 0.1  # Ranks of one row differ by this part of the spread between rows: they wait for each other
 
 
@@ -281,9 +279,7 @@ _WAITS: Mapping[Partner, float] = {Partner.GEMM: 0.95, Partner.COPY: 1.0, Partne
 """Operations of the partner that the collective waits for: one, where they fill all SMs."""
 
 _SHARING: Mapping[Partner, float] = {Partner.GEMM: 1.08, Partner.COPY: 1.56, Partner.CHAIN: 1.0}
-_CHAIN_LOSES = 0.7
-"""Of the time beside a collective: kernels of 1.6 µs one after another suffer more than from the SMs that are gone."""
-
+_CHAIN_LOSES = 0.7  # Of the time beside a collective: kernels of 1.6 µs suffer more than by lost SMs
 _SPREAD = 0.003
 _STEPS = 100
 

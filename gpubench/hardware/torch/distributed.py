@@ -215,9 +215,7 @@ def _check_cuda(found: TorchDistributed, driver_cuda: int) -> None:
         raise torch_sees_no_gpu(found.version)
 
 
-LEAST_SECONDS = 60.0
-"""torchrun starts all ranks of a host at once, and to import torch from a slow file system takes most of this."""
-
+LEAST_SECONDS = 60.0  # To import torch from a slow file system, all ranks of a host at once, takes most of it
 _ARRIVED, _ALL_THERE = "arrived", "all there"
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_TRIES = 5.0, 0.2
 

@@ -49,9 +49,7 @@ from gpubench.model.terms.units import error_text, printable_line
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
-_SECONDS_OF_SLEEP = 1.0
-"""A wait that took so much longer than asked for was a suspension of this process too, and does not count as idle."""
-
+_SECONDS_OF_SLEEP = 1.0  # A wait this much longer than asked for was a suspension, and no idle time
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_LOWER_RANKS = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0

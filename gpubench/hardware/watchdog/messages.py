@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from gpubench.model.results.report import CollectiveRow, Metadata, Report
     from gpubench.model.terms.ranks import LostRank
 
-END_SIGNAL = signal.SIGQUIT
-"""Ends a rank with exit code 3: its handler is C's `_exit`, which is called with the signal's number, and that is 3."""
+END_SIGNAL = signal.SIGQUIT  # Exit code 3: its handler is C's `_exit`, called with the signal's number, 3
 
 
 @dataclass(frozen=True, slots=True)

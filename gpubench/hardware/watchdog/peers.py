@@ -253,9 +253,7 @@ _SECONDS_TO_ASK_AGAIN = 0.4
 _TIMES_SENT = 3
 _ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first
 _SECONDS_FOR_A_DECISION = 0.25
-_SECONDS_BEHIND_A_CLAIM = 0.03
-"""A rank's claim to be lost may arrive so much later than the launcher's kill that follows it."""
-
+_SECONDS_BEHIND_A_CLAIM = 0.03  # A rank's claim may come so much later than the launcher's next kill
 _MOST_AT_ONCE = 64
 _MOST_DROPPED = 40
 SECONDS_OF_DROPPING = 0.01

@@ -80,12 +80,8 @@ def find_nvtx() -> Nvtx | None:
 
 
 _MOST_STARTS = 4
-_SECONDS_STOPPED = 0.8
-"""A suspended job is continued as a whole, within less; a watchdog that is still stopped then, somebody stopped."""
-
-_SECONDS_TO_END = 5.0
-"""What a watchdog takes at the most to end with its rank on a busy machine, where it is not stopped."""
-
+_SECONDS_STOPPED = 0.8  # A suspended job is continued sooner; a watchdog stopped for longer was stopped alone
+_SECONDS_TO_END = 5.0  # For a watchdog to end with its rank on a busy machine, where it is not stopped
 _SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its watchdog within that, and needs none
 
 

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 _TORCH = ("torch", "torch.distributed")
 ON_GPUS = ("cupy", "gpubench.jobs.collective.opened")
-ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")
-"""The modules that backends need, imported once MPI has started, beside what a rank does next."""
+ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")  # Modules of backends, imported once MPI has started
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -332,8 +332,7 @@ def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePl
 
 
 _SECONDS_BETWEEN_RANKS = 1.0
-_MOST_SECONDS = 8.0
-"""A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
+_MOST_SECONDS = 8.0  # Both ranks of a pair, or all, may be refused: one is enough to say so
 
 
 class LoggingLibrary(ResettableLog, NcclErrors, Protocol):

@@ -301,9 +301,7 @@ _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")  # Checks that say who did not answer
 SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, TREE_SECTION, FINDINGS_SECTION)
 
-_MOST_TREES = 4
-"""Nodes whose PCI tree a report holds: of a thousand that are alike one is enough, and those with findings."""
-
+_MOST_TREES = 4  # Nodes whose PCI tree a report holds, and those with findings: many are alike
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job: what explains them says on which node it is
 
 

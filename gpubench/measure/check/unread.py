@@ -101,8 +101,7 @@ def refused_fact(scope: str, reason: str) -> RefusedFact:
 
 
 NOT_LOOKED_AT = "not-looked-at"
-_AN_ERROR = ("gpu", "pair", "nic")
-"""Scopes whose facts come from the driver and the kernel: an unreadable fact is a fault of these."""
+_AN_ERROR = ("gpu", "pair", "nic")  # Driver and kernel know these: an unreadable fact is a fault
 
 
 @dataclass(frozen=True, slots=True)

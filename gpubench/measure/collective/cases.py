@@ -215,9 +215,7 @@ class DescribedCollective:
         return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
 
 
-_SECONDS_TO_LEARN = 2e-3
-"""Of operations back to back, to learn how long one takes: a short warm-up says too much of the first of them."""
-
+_SECONDS_TO_LEARN = 2e-3  # Operations back to back: a short warm-up says too much of the first of them
 _MOST_TO_LEARN = 1000
 
 _FIRST_ALONE = 100  # Operations alone that are timed before anything is decided
@@ -389,8 +387,7 @@ def in_turn(launches: Sequence[Launch], count: int) -> list[Launch]:
     return list(islice(cycle(launches), count))
 
 
-RankPart = tuple[float, EntryTimes | None]
-"""A rank's seconds an operation, and when it entered them, where that is known."""
+RankPart = tuple[float, EntryTimes | None]  # A rank's seconds an operation, and when it entered them
 
 
 class RankTimings:

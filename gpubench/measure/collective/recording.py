@@ -272,8 +272,7 @@ _MOST = 1e15  # Of any number with a fraction, so that nothing made of it is inf
 _MOST_WHOLE = 2**63
 
 _WHITE = str.maketrans("", "", "\n\t")  # White space that libraries have in their texts
-CasesByGroup = Mapping[str | None, frozenset[Case]]
-"""The cases that each group can have measured; None is all ranks together."""
+CasesByGroup = Mapping[str | None, frozenset[Case]]  # Cases that each group can have measured; None: all ranks
 
 
 def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
@@ -406,8 +405,7 @@ def _check_answer(answer: Answer, where: str) -> None:
 SIMULATED_BACKEND = "simulated"
 
 MOST_SIMULATED_ROWS = 10**6  # More than any sweep has, to number tries of rows apart from rows
-Times = Callable[[int, int, int], Sequence[float]]
-"""Seconds by rank of an operation of that many bytes; the other numbers tell rows apart, and tries of a row."""
+Times = Callable[[int, int, int], Sequence[float]]  # Seconds by rank for so many bytes; then row and try
 
 
 def simulate(

@@ -392,8 +392,7 @@ _LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
 _MOST_OF_LIMIT = 2.5
 
 _PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as a time is printed with
-_MOST_OFF = 2.0
-"""How far size over time and algbw may differ: both are rounded, and a wrong unit makes 8 or 1,000 of it."""
+_MOST_OFF = 2.0  # Size over time against algbw: both are rounded, a wrong unit makes 8 or 1,000 of it
 
 
 def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
 _GPU = 0
 
-ReadCondition = Callable[[], "GpuCondition | None"]
-"""Reads the condition of this rank's GPU; None where there is no GPU."""
-
-ReadCircumstances = Callable[[], "Circumstances | None"]
-"""Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
+ReadCondition = Callable[[], "GpuCondition | None"]  # Of this rank's GPU; None where there is none
+ReadCircumstances = Callable[[], "Circumstances | None"]  # On the first rank; every rank has to call it
 
 
 MakeSpeedJudge = Callable[["Circumstances | None"], "SpeedJudge | None"]

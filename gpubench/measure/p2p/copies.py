@@ -41,8 +41,7 @@ from gpubench.ports.group import Group
 
 _SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
 _FIRST_ROW = 1 << 20  # Data of managed memory differ from those of every other copy of the run
-Buffers = Callable[[Place], tuple[Memory, Memory]]
-"""The plain buffers of a GPU, or pinned ones of the host: one that is sent from, one for arrivals."""
+Buffers = Callable[[Place], tuple[Memory, Memory]]  # Of a GPU, or pinned: one to send, one for arrivals
 
 
 class ManagedBench:
@@ -347,8 +346,7 @@ def _identity(place: Place) -> int:
 T = TypeVar("T")
 
 _OWN_GPU = 0  # Each rank counts what its one GPU carries
-_STEPS = 6
-"""Of a round: copies to learn how long one takes, samples, fresh data, the last sample, its counters, its check."""
+_STEPS = 6  # Of a round: copies to learn, samples, fresh data, last sample, its counters, its check
 
 
 @dataclass(frozen=True, slots=True)

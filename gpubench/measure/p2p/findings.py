@@ -286,8 +286,7 @@ _NOT_THERE_SHARE = 0.5
 """A kernel that needs more than this share of the page fault time reads pages that are not on its GPU: on H200, reading
 local pages takes a twentieth of it."""
 
-_FASTER_THAN_LINK = 1.3
-"""A kernel that reads remote pages this many times faster than plain remote memory reads pages that have moved."""
+_FASTER_THAN_LINK = 1.3  # A kernel this much faster than plain remote memory reads pages that have moved
 
 
 def managed_findings(

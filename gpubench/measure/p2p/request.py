@@ -60,8 +60,7 @@ class Method:
         return max(1, min(_MOST_REPEATS, round(self.sample_seconds / seconds)))
 
 
-NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)
-"""nvbandwidth 0.8: 4 copies to warm up, 16 timed in one go, the median of 3."""
+NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # 0.8: 4 copies to warm up, 16 in one go, median of 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,7 @@ def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Jud
     return (Verdict.SKIP, f"not judged: {users}") if users else None
 
 
-PastBandwidth = Callable[[PairRow], tuple[float, str] | None]
-"""GB/s that earlier results of this machine have of a pair, with their source; None where they have none."""
-
+PastBandwidth = Callable[[PairRow], tuple[float, str] | None]  # GB/s of earlier results, and their source
 _LATE_SHARE, _LATE_MICROSECONDS = 0.3, 8.0
 """A small copy is late beyond so much of its time and these µs: direct ones of 16 bytes take 2 µs, those through host
 memory 12 to 19."""

@@ -258,8 +258,7 @@ SECTIONS = (
 )
 _MOST_REPEATS = 3
 _MOST_TREES = 4  # Nodes whose PCI tree a report holds
-LookAgain = Callable[[CopyMachine], CopyMachine]
-"""The machine when everything was measured: with the errors that its devices counted meanwhile."""
+LookAgain = Callable[[CopyMachine], CopyMachine]  # When everything was measured, with errors counted meanwhile
 
 
 class P2pRun:

@@ -245,8 +245,7 @@ _WITHOUT_NCCL = Explanation(
 _UNREAD = "the environment and files of its processes cannot be read: {}"
 
 
-Ends = tuple[tuple[str, ...], tuple[str, ...]]
-"""The GPUs that send through host memory, and those that receive it, by name; empty where all of a job's may."""
+Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Senders and receivers through host memory; empty: all may
 
 
 def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:

@@ -10,12 +10,8 @@ from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRa
 from gpubench.model.results.watch import Way
 
 BUSY_GB_S = FOREIGN_GB_S  # So much over a PCIe link or a NIC is traffic; a job's own launches and polling stay below
-QUIET_GB_S = 0.05
-"""Up to so much is nothing: idle PCIe links of H200s carry up to 0.02 GB/s. In between it is too little to judge."""
-
-NVLINK_QUIET_SHARE = 0.05
-"""NVLinks that carry less than this part of what PCIe does carry about nothing: barriers, and a word here and there."""
-
+QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s; just above is too little to judge
+NVLINK_QUIET_SHARE = 0.05  # NVLinks below this part of PCIe's carry about nothing: barriers and the like
 BESIDE_SHARE = 0.05
 """Of what the NVLinks of a GPU carry: what PCIe carries beside is no path to a peer up to so much. Where one of the
 seven peers of a GPU is staged it is a sixth."""
@@ -33,8 +29,7 @@ PCIE_MOST_GB_S = 128
 """No PCIe link of a GPU carries more one way: PCIe 6 x16 has 121. What kernels sent cannot be more than that in the
 time that they ran; the rest was copied by the copy engines, which NCCL's kernels do not use."""
 
-AT_WORK_PERCENT, IDLE_PERCENT = 90, 5
-"""Percent of the time: GPUs that wait inside NCCL run its kernel all the time; a GPU without work runs nothing."""
+AT_WORK_PERCENT, IDLE_PERCENT = 90, 5  # GPUs that wait inside NCCL run its kernel all the time
 
 
 class Nvlinks(StrEnum):

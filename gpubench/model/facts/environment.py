@@ -7,22 +7,16 @@ from gpubench.errors import UsageError
 
 MPS = "MPS"
 MPS_SETTINGS = "CUDA_MPS_"  # What the names of MPS's variables begin with
-CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
-"""Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
-
+CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"  # Set by a gpubench that relaunched itself: its ranks' socket
 DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
-NO_DEFAULTS_TO_READ = "off"
-"""With it options have no defaults from the environment or a file: those of a command that runs another are its own."""
-
+NO_DEFAULTS_TO_READ = "off"  # No defaults from environment or file, for a command that another one runs
 SECONDS_FOR_THE_FIRST_RANK = 1.0
 """Other ranks wait this long before they end with an error that the first one reports: launchers kill all ranks as soon
 as one has failed, also the one that is about to report it."""
 
 _PMI = "a PMI launcher (mpiexec or srun)"
 
-_SLURM_INTERACTIVE_STEP = 0xFFFFFFF0
-"""Step numbers from here on are Slurm's own (batch, interactive, external): no job step of the user's."""
-
+_SLURM_INTERACTIVE_STEP = 0xFFFFFFF0  # From here on Slurm's own steps: batch, interactive, external
 _OF_RANKS = (
     *("SLURM_", "PBS_", "PALS_", "LSB_", "SGE_", "PE_HOSTFILE"),
     *("PMI_", "PMIX_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_"),
@@ -124,9 +118,7 @@ _USUAL = {"CUDA_LAUNCH_BLOCKING": ("", "0"), "CUDA_DEVICE_MAX_CONNECTIONS": ("",
 _DEBUG = "NCCL_DEBUG"
 _SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
 
-_OF_EVERY_OPERATION = frozenset(("COLL", "CALL", "TUNING", "ALL"))
-"""The subsystems of NCCL's log that write a line for every operation; those of its start write none."""
-
+_OF_EVERY_OPERATION = frozenset(("COLL", "CALL", "TUNING", "ALL"))  # NCCL subsystems with a line an operation
 _LOGGED_UNASKED = frozenset(("INIT", "BOOTSTRAP", "ENV"))
 
 

@@ -15,14 +15,10 @@ ErrorCounts = Mapping[str, Mapping[str, int]]  # By device, as people name it (a
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
 _OF_GPUS = (REPLAYS, MEMORY_ERRORS)  # Counters of a GPU that are not its NVLinks'
 _GRAVE = ("nonfatal", "fatal")
-_ENUMERATION = "nonfatal.UnsupReq"
-"""The error of a device that is asked for functions it does not have, as when the bus is searched at boot."""
-
+_ENUMERATION = "nonfatal.UnsupReq"  # Asked for functions it does not have, as at boot
 PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
 
-FEW_MEANWHILE = 10
-"""Errors of a device that are nothing: corrected ones during a run, and before it those that stopped nothing."""
-
+FEW_MEANWHILE = 10  # Errors that are nothing: corrected ones in a run, earlier ones that stopped nothing
 MOST_REPLAYS, MOST_CORRECTED, MOST_LINK_ERRORS, MOST_PORT_ERRORS = 100, 1000, 100, 10
 """Totals that are nothing, whatever siblings have: links that train and cables that are plugged leave them behind."""
 
@@ -246,11 +242,8 @@ def load_of_ranks(loads: Sequence[GpuLoad]) -> GpuLoad:
     return GpuLoad(min(clocks, default=None), together.power_w, together.throttle_reasons)
 
 
-HIDDEN = "CUDA_VISIBLE_DEVICES hides it"
-"""The reason why CUDA tells nothing of a GPU, or of a pair with it, that the driver has all the same."""
-
-HIDDEN_GPUS = "hidden_gpus"
-"""The option in the metadata of a report that says how many GPUs were hidden from it, and so not judged."""
+HIDDEN = "CUDA_VISIBLE_DEVICES hides it"  # Of a GPU of the driver's, or a pair with it
+HIDDEN_GPUS = "hidden_gpus"  # Metadata: how many GPUs were hidden from the run, and so not judged
 
 
 def given(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:

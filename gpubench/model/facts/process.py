@@ -133,8 +133,7 @@ LIBRARIES_VERSION = 1
 
 NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB = "NCCL", "RCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++"
 
-LOADER = "other programs"
-"""Who takes what the dynamic loader finds, with nothing else to go by: nccl-tests, and whatever was linked so."""
+LOADER = "other programs"  # Who takes what the dynamic loader finds: nccl-tests and the like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,11 +270,8 @@ class PcieErrors:
     named: Mapping[str, int] = field(default_factory=dict)
 
 
-_ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4
-"""Bytes of a packet that the kernel leaves for RoCE: GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)."""
-
-RDMA_MTUS = (256, 512, 1024, 2048, 4096)
-"""The sizes that RDMA knows (`enum ibv_mtu`). Every adapter of a GPU server can do the last."""
+_ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4  # GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)
+RDMA_MTUS = (256, 512, 1024, 2048, 4096)  # Sizes of RDMA (`enum ibv_mtu`); GPU servers can do the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,8 +330,7 @@ def bus_id(text: str) -> str:
     return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function or '0'}"
 
 
-SOFTWARE_RDMA = "software RDMA"
-"""The model of an RDMA device without hardware: Linux emulates it over an ordinary interface (siw, rxe)."""
+SOFTWARE_RDMA = "software RDMA"  # Model of an RDMA device that Linux emulates over an interface (siw, rxe)
 
 
 class NvlinkPeer(StrEnum):

@@ -12,12 +12,9 @@ FOREIGN_GB_S = 0.5
 links up to 0.02 GB/s; copies of another process 371 to 396 and 59.
 """
 
-FOREIGN_SHARE = 0.1
-"""Of what links carry: by so much of somebody else's traffic, their counters may have moved instead of by ours."""
-
+FOREIGN_SHARE = 0.1  # Of what links carry: foreign traffic that may have moved their counters
 LEAST_HELD_BYTES = 2**30  # A process without data holds some 500 MiB of a GPU: its context
-BUSY_PERCENT = 50
-"""Of the time in which something ran on a GPU: so much, while this job is idle, is somebody else's work."""
+BUSY_PERCENT = 50  # Of the time with something running while this job is idle: somebody else's work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +104,7 @@ def _greatest(values: Iterable[float | None]) -> float | None:
     return max((each for each in values if each is not None), default=None)
 
 
-LOOPBACK = "lo"
-"""The interface by which a host talks to itself: where NCCL finds no other way inside a node, it takes sockets."""
+LOOPBACK = "lo"  # Where NCCL finds no other way inside a node, it takes sockets over this interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,7 @@ Models = tuple[str, ...]
 _IN_EVERY_DEVICE = " NUMA node"
 
 _EXPLAINED = ("paths", "peer access")  # Traits that follow from others, where those differ
-SMALLEST_SHARE = 4
-"""A variant is a kind of its own, and no odd one out, from a quarter of the nodes with the same GPUs on."""
+SMALLEST_SHARE = 4  # A variant is a kind from a quarter of the nodes with the same GPUs on
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +136,7 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     return tuple(named)
 
 
-_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]
-"""Nodes that are alike, and odd ones with their differences."""
+_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]  # Alike nodes, and odd ones with differences
 
 
 def _size_and_place(group: _Group) -> tuple[int, int]:

@@ -40,8 +40,7 @@ NVLINK_GB_S = {"1.0": 20.0, "2.0": 25.0, "2.2": 25.0, "4.0": 25.0, "5.0": 50.0}
 only the line rate tells apart."""
 
 _USABLE_GB_S = (14.0625, 20.0, 25.0, 50.0)
-_MOST_OVERHEAD = 0.07
-"""Line rates are above the usable ones by up to 6.25 % (26.5625 for 25, 53.125 for 50; 25.78125 for 25 on V100)."""
+_MOST_OVERHEAD = 0.07  # Line rates are up to 6.25 % above usable ones (26.5625 for 25; V100 25.78125)
 _ROUNDING = 0.0005  # The driver cuts off after whole MB/s: it says 14.062 for GA102's 14.0625
 
 
@@ -145,9 +144,7 @@ def is_below_card(nic: NicFacts) -> bool:
 
 SELF = "X"
 UNKNOWN_PATH = "?"
-PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""PCIe path classes as `nvidia-smi topo -m` names them, nearest first; NV# is nearer, NET farther."""
-
+PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # `nvidia-smi topo -m`, nearest first
 BITS_PER_BYTE = 8
 
 P2P_STATUS = {

@@ -57,9 +57,7 @@ class Transport:
         return _NETWORK.sub("", self.name)
 
 
-MULTICAST = Transport("NVLS", TransportKind.NVLS)
-"""NVLink SHARP: every rank of a node reads and writes the memory of all others through the NVSwitches."""
-
+MULTICAST = Transport("NVLS", TransportKind.NVLS)  # NVLink SHARP: all of a node, through its NVSwitches
 _NIC = re.compile(r"/-?\d+(?=/GDRDMA$|$)", re.ASCII)
 _NETWORK = re.compile(r"^(?:NET|COLLNET)/|/-?\d+(?:/GDRDMA)?$", re.ASCII)
 _NET = re.compile(

@@ -274,9 +274,7 @@ class Wiring:
         return self.nodes[self.gpus[pair[0]].node]
 
 
-TOTAL_BOUND = ("TREE", "PAT")
-"""Algorithms that move at least as much in all as a ring does, in shares that differ between ranks."""
-
+TOTAL_BOUND = ("TREE", "PAT")  # Algorithms that move as much as a ring, in unequal shares
 _SENT, _RECEIVED = 0, 1
 
 

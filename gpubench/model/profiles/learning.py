@@ -77,9 +77,7 @@ def odd_among(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, f
 
 
 OUTLYING_DEVIATIONS = 5.0  # Median absolute deviations, scaled to a normal distribution's standard one
-OUTLYING_SHARE = 0.05
-"""Of the median: pairs that differ by 0.1 % have so small a deviation that honest values would stand out."""
-
+OUTLYING_SHARE = 0.05  # Of the median: pairs that differ by 0.1 % have too small a deviation
 _DIGITS = 4
 _NORMAL = 1.4826
 

@@ -362,9 +362,7 @@ class Profile:
         )
 
 
-P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")
-"""NVML's words for peer access, in its order (`nvmlGpuP2PStatus_t`)."""
-
+P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")  # NVML's words, in order (`nvmlGpuP2PStatus_t`)
 COPY_QUANTITIES = (
     "p2p.write_gb_s",
     "p2p.read_gb_s",
@@ -387,15 +385,11 @@ SHARE_QUANTITIES = (
 )
 """Of profiles for any machine: parts (0 to 1) of what the links of the machine at hand carry."""
 
-LEAST_SHARE = 0.4
-"""Of what the links carry: a floor below it fails nobody, for host-staged transfers on PCIe reach 43 %."""
-
+LEAST_SHARE = 0.4  # Of what the links carry: host-staged transfers on PCIe reach 43 %
 LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0
 """Of one small copy: direct ones take 2 µs on H200, host-staged ones 20 µs, so what is beyond these is another unit."""
 
-LEAST_TIME_US = 1.0
-"""Of a collective: to start its kernel takes longer, and the fastest that is known (broadcast on 2 H200) 5 µs."""
-
+LEAST_TIME_US = 1.0  # To start its kernel takes longer: the fastest known takes 5 µs (2 H200)
 _MOST_BUSBW_FACTOR = 2.0  # No collective's busbw is more than twice its algbw (all-reduce)
 _ANOTHER_UNIT = "another unit than µs"
 _NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)

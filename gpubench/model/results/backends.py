@@ -112,9 +112,7 @@ def _time_us(row: CollectiveRow) -> float:
 
 
 FRAMEWORK_SLOWER = "framework-slower"  # The finding on a framework that is slower than the library that it calls
-LARGE_BYTES = 16 * 2**20
-"""From here on Python issues an operation in less time than an H200 takes for it: it is no reason to be slower."""
-
+LARGE_BYTES = 16 * 2**20  # Python then issues an operation faster than an H200 does it
 _SMALL_BYTES = 64 * 2**10
 _WITHIN_PERCENT = 2.0  # Within which one backend is as fast as another
 _SLOWER_PERCENT = 95.0  # Of the slower of the library's own two times; on two H200s these differed by up to 4 % at 16M
@@ -274,8 +272,7 @@ REFUSED_SECTION = "refused"
 
 _NEAREST_PAIRS = 16
 _FEWEST_PAIRS = 6
-_REACH = math.log2(16)
-"""Times of sizes further away, in powers of two, vary in another way: of 10 µs by more than of a millisecond."""
+_REACH = math.log2(16)  # Powers of two; times of sizes further away vary in another way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 
 
-EXCERPT = "excerpt"
-"""The finding that a log is a part of one: what is in it was judged, and nothing is said of the rest."""
-
+EXCERPT = "excerpt"  # A log that is a part of one was judged, and nothing is said of the rest
 NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log is of ranks that are alone
-TOO_NOISY = "figures-too-noisy"
-"""The finding that figures that nobody judged vary by more than themselves: they say nothing, not even how fast."""
-
+TOO_NOISY = "figures-too-noisy"  # Unjudged figures vary by more than themselves
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
 
@@ -114,8 +110,7 @@ def remark_on_code(metadata: Metadata, report: Report) -> str:
 
 
 MOST_CHARACTERS = 160  # What a terminal, a chat and a monitoring system show of a line without cutting it
-ALWAYS, SOON, LATER, LAST = range(4)
-"""How important a part is: what is always said comes before the command, the rest after it."""
+ALWAYS, SOON, LATER, LAST = range(4)  # Importance: always said, before the command, after it
 
 
 @dataclass(frozen=True, slots=True)

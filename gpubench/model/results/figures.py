@@ -19,17 +19,11 @@ from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, grouped, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 
-_NEAR_SHARE = 0.1
-"""Of the slowest time that is not slow: a row beyond that much less is measured again before it is judged."""
-
-_ALONE_US = 25.0
-"""More than among others, an operation alone takes by the host's clock: 13 µs on H200, from 5 to 20 on others."""
-
+_NEAR_SHARE = 0.1  # Of the slowest time that is not slow: nearer rows are measured again
+_ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H200, from 5 to 20 on others
 _JUDGED_FROM_BYTES = 2**10
 
-ONE_RANK = "one rank: nothing is communicated"
-"""The reason why rows of one rank are SKIP: the operation is a copy in its own memory, or nothing at all."""
-
+ONE_RANK = "one rank: nothing is communicated"  # Why such rows are SKIP: a copy in its own memory
 LARGE_BYTES = 64 * 2**20  # From this size on a row is told by its bandwidth, below by its time
 _FEW_US = 8.0
 """More than with iterations until the mean is known, few of them may take: the 20 of nccl-tests' loop begin up to 50 µs
@@ -67,9 +61,7 @@ MEASURED = Tolerance(0.25, warn=0.11)
 """Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 7 µs are
 what hosts differ by: broadcast of 1 KiB took 5.2 µs on one host with 4 H200s and 9.2 on another."""
 
-OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)
-"""Of one measured with another NCCL, whose algorithms and thresholds may differ: below two thirds fails."""
-
+OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)  # Its algorithms may differ: below two thirds fails
 MODELLED = Tolerance(1.0, warn=0.4, microseconds=15.0, warned_from=256 * 2**20)
 """Of one that follows from a model, as that of another number of ranks: below half fails, and below 71 % warns from 256
 MiB on. From 4 H200s to 2 the model is wrong by a fifth, of medium sizes by half."""
@@ -105,11 +97,8 @@ OVER_LINKS = Tolerance(3.0, warn=0.8, microseconds=1000.0, warned_from=4 * 2**20
 cores. Eight hosts with links of 200 Mb/s took 1.3 times as long as expected for 8 MiB, and 2.6 times for 1 MiB."""
 
 OF_THE_PAST = Tolerance(0.25)  # Of what this machine reached before, and more where it varies
-AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)
-"""Of what other groups of ranks reach at the same time: below half of it fails. They are not measured again."""
-
-LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)
-"""Of the least that any healthy machine on record reaches."""
+AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)  # At the same time: below half of theirs fails
+LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)  # The least of any healthy machine on record
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,13 +238,9 @@ LEAST_RESULTS = 5
 """Fewer results expect nothing of a row. With five the level is the second fastest, so that no single odd run makes it,
 and four steps from run to run say how steady the row is; `gpubench compare` too lets a row count alone from five on."""
 
-_NEAR_SIZES = 64
-"""Rows up to so many times larger or smaller lend a row their noise: it grows from large sizes to small ones."""
-
+_NEAR_SIZES = 64  # Rows up to so many times larger or smaller lend a row their noise
 _MEDIAN_EFFICIENCY = 0.37  # How much of its figures a median makes use of where it tells their spread
-_QUARTILE = NormalDist().inv_cdf(0.75)
-"""The middle of the fastest half is the fastest quarter: so many deviations below the usual time."""
-
+_QUARTILE = NormalDist().inv_cdf(0.75)  # The middle of the fastest half is the fastest quarter
 _MOST_LOG = 20.0  # Five results of a busy host know so little of their noise that no time at all stands out
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)

@@ -195,8 +195,7 @@ class CollectiveRow(Record):
 COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
 
-SIBLINGS = "pairs wired alike, in this run"
-"""The source of what is expected of a pair where only the pairs beside it tell."""
+SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only the pairs beside it tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

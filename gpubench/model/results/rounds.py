@@ -9,9 +9,7 @@ from typing import NamedTuple
 from gpubench.errors import UsageError
 from gpubench.model.terms.verdict import Finding
 
-EXCHANGED_BYTES = 256 * 2**20
-"""What GPUs send each way, and reduce: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
-
+EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced: on H200 and 400 Gbit/s larger ones are no faster
 BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once, together
 
 
@@ -132,8 +130,7 @@ class BeforeRounds:
         return BeforeRounds({**self.gone, **known.gone}, {**self.failed, **known.failed})
 
 
-WRONG_DATA_ARRIVED = "wrong data arrived"
-"""How the failure of a pair begins whose data were verified and not as they were sent."""
+WRONG_DATA_ARRIVED = "wrong data arrived"  # Begins the failure of a pair with wrong verified data
 
 
 class LocalQuantity(StrEnum):

@@ -78,12 +78,8 @@ _LINES = re.compile(r" \(\d+ lines like this\)$")
 _GPU_WITH_BUS_ID = re.compile(r"(GPU\d+) \([0-9a-f:.]+\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
-_COARSE_PERCENT = 10.0
-"""A comparison whose best row is no surer than that says so: jobs of several nodes differ by their place."""
-
-_SLOWER = ("slower", "slower-together")
-"""The findings that rows are slower than before: each alone, and a range of sizes together."""
-
+_COARSE_PERCENT = 10.0  # A comparison whose best row is no surer says so: jobs differ by their place
+_SLOWER = ("slower", "slower-together")  # Rows slower alone, and a range of sizes together
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 
@@ -398,9 +394,7 @@ def _gb_s(value: float) -> str:
 
 
 RUN = "run"
-_CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)
-"""Of these there may be a million; `fallback` and `transports` say the same of all that fare alike."""
-
+_CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)  # Maybe millions; `fallback`, `transports` condense them
 _SIZES_AND_NAMES = (
     *("collective", "dtype", "op", "placement", "setting", "group"),
     *("scope", "transport", "conclusion", "direction"),

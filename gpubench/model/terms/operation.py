@@ -174,9 +174,7 @@ class Allocator(StrEnum):
     NCCL = "nccl"
 
 
-POISON = 0xA5
-"""The byte that fills a receive buffer before an operation, so that an older result is not taken for this one's."""
-
+POISON = 0xA5  # Fills a receive buffer before an operation, so that no older result counts
 WORD = 0xFFFFFFFF  # Seeds, hashes and element indices are 32-bit: elements 2**32 apart look alike
 ROW_SEED, BUFFER_SEED = 0x85EBCA6B, 0xC2B2AE35
 

@@ -63,9 +63,7 @@ def cap_name(ctas: int | None) -> str:
     return "NCCL's own" if ctas is None else f"{ctas} CTA{'' if ctas == 1 else 's'}"
 
 
-COPY_BYTES = 256 * 2**20
-"""Bytes that one operation of the partner copy reads, and writes: more than any cache of a GPU holds."""
-
+COPY_BYTES = 256 * 2**20  # That an operation of the partner copy reads and writes: beyond any cache
 CHAIN_KERNELS = 64  # Kernels of one operation of the partner chain, one after another in a captured graph
 CHAIN_BYTES = 1 * 2**20  # Bytes that each of them reads and writes: they stay in a cache
 
@@ -95,8 +93,7 @@ _COMPUTE_OF_COMMUNICATION = 2
 """A step computes that many times as long as its collective takes alone, with NCCL's own CTAs, and one operation more:
 the one that the collective waits for. Where computation is shorter nothing could be hidden behind it."""
 
-_LEAST_PROGRESS = 0.05
-"""Of the time in flight: where computation got on by less than that, the ratio of the two says nothing."""
+_LEAST_PROGRESS = 0.05  # Of the time in flight: less computation makes the ratio of the two say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +151,7 @@ def partner_operations(communication_seconds: float, operation_seconds: float) -
     return 1 + math.ceil(_COMPUTE_OF_COMMUNICATION * communication_seconds / operation_seconds)
 
 
-HOLD_SECONDS = 15e-6
-"""So much later computation begins where the collective is to have its SMs first: its launch takes 3 to 8 µs."""
-
+HOLD_SECONDS = 15e-6  # Computation begins later where the collective comes first: its launch takes 3 to 8 µs
 _LEAST_MET = 4.0  # Times of that: a collective that is over sooner is hardly met by computation that begins so late
 
 

@@ -10,14 +10,9 @@ from typing import Any, Protocol, Self
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.terms.units import grouped, spans
 
-RANKS_SHARE_A_GPU = "ranks share a GPU"
-"""The reason why speed is not judged: no profile, limit or model is of ranks that divide one GPU's SMs and memory."""
-
-HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"
-"""The same of ranks of one host that NCCL takes for ranks of several, and joins over the network."""
-
-GPUS_ARE_SPLIT = "MIG splits the GPUs"
-"""The same of ranks that drive instances of GPUs, which reach each other through host memory alone."""
+RANKS_SHARE_A_GPU = "ranks share a GPU"  # Speed is not judged: nothing is known of divided GPUs
+HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL joins ranks of one host over the network then
+GPUS_ARE_SPLIT = "MIG splits the GPUs"  # Instances reach each other through host memory alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +73,7 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
     return HOSTS_ARE_SPLIT if any(names > 1 for names in hosts.values()) else ""
 
 
-_Key = Callable[[RankIdentity], tuple[int, str]]
-"""The number that ranks of one group share, and the group's name where its ranks do not name it."""
-
+_Key = Callable[[RankIdentity], tuple[int, str]]  # The number that ranks of a group share, and its name
 _KEYS: Mapping[str, _Key] = {
     "node": lambda rank: (rank.node, f"node {rank.host}"),
     "rail": lambda rank: (rank.local_rank, f"rail {rank.local_rank}"),

@@ -20,9 +20,7 @@ BATCH_SECONDS = 1e-3
 of NCCL apart that otherwise follow each other without a gap.
 """
 
-FIRST_BATCHES = 9
-"""Batches that are timed before anything is decided; enough for large sizes, which vary by less than 1 %."""
-
+FIRST_BATCHES = 9  # Timed before anything is decided; large sizes vary by less than 1 %
 MOST_BATCHES = 4096  # Of one loop: each has an event of its own
 TRIAL = 0.25  # A part of a budget that is enough to see whether the rest of it is worth spending
 
@@ -148,9 +146,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 LEAST_VALUES = 3  # Fewer say nothing of their spread
-TWO_SIDED_95 = 0.975
-"""Below its quantile lies so much of a distribution of which 95 % lie between that and the opposite one."""
-
+TWO_SIDED_95 = 0.975  # The quantile at the upper end of a two-sided 95 % interval
 _MOST_CORRELATION = 0.9
 
 

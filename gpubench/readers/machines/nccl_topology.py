@@ -125,18 +125,14 @@ class Parser:
 
 
 _MOST_NVLINKS = 36
-_WIDEST = 32
-"""NVML counts at most 36 NVLinks a GPU (NVML_NVLINK_MAX_LINKS); PCI Express defines no link of more than 32 lanes."""
-
+_WIDEST = 32  # Lanes of PCI Express at most; NVML counts at most 36 NVLinks a GPU
 _GPU_CLASS, _NIC_CLASS, _SWITCH_CLASS = "0x03", "0x02", "0x0604"
 _PEERS = {"0x068001": NvlinkPeer.CPU, "0x0680": NvlinkPeer.SWITCH, "0x03": NvlinkPeer.GPU, "0x1200": NvlinkPeer.GPU}
 """By the beginning of a PCI class, as in NCCL's topo.cc (0x068001: POWER's bridge to its CPU); 0x1200: AMD's MI300."""
 
 _AMD, _AMAZON = "0x1002", "0x1d0f"
 _VERSION_OF_SM = {60: "1.0", 70: "2.0", 75: "2.0", 80: "3.0", 86: "3.1", 90: "4.0", 100: "5.0", 103: "5.0", 120: "5.0"}
-_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}
-"""Of NVLink, by compute capability × 10. GA100 and GA102 both have version 3.x, at unlike rates."""
-
+_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}  # By compute capability × 10; both have version 3.x
 _RDMA_NAMES = ("mlx", "ib", "roce", "hfi", "bnxt_re", "irdma")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?GT/s.*", re.ASCII)
 _FAKE_BUS_ID = re.compile(r"f{4,8}:ff:ff\.?[0-9a-f]?")

@@ -17,9 +17,7 @@ from gpubench.readers.documents import check_printable, check_text, load_json
 
 _DEVICES = ("gpus", "nics", "switches")
 _NAMES = ("name", "bus_id", "model", "place")  # Fields of devices that outputs show as they are
-_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
-"""Facts of which any text may be shown with a cause that it explains."""
-
+_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")  # Any text of these may be shown with a cause
 _SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs_providers", "mpi", "unknown")
 
 _MAY_BE_UNKNOWN = (".numa_node", ".iommu_group")

@@ -135,9 +135,7 @@ def _beginning(path: Path) -> str:
 MOST_RESULTS_LOOKED_AT = 200  # Results of a command and host whose beginnings are read
 MOST_RESULTS_READ = 30  # Results whose rows are read
 MOST_BYTES_OF_A_RESULT = 32 * 2**20  # Of one of them: a sweep of a thousand ranks has a few
-MOST_SECONDS = 3.0
-"""After that no further file is opened, and after half of it no further beginning: ranks wait for who reads."""
-
+MOST_SECONDS = 3.0  # For opening files, half of it for beginnings: ranks wait for who reads
 T = TypeVar("T")
 
 

@@ -127,9 +127,7 @@ _SHAPES: Mapping[str, tuple[bool | None, bool, bool | None]] = {
 """Whether rows name a reduction and a root, and count the elements of one rank's block; None is either. sendrecv names
 the first reduction, which it does not use."""
 
-_FACTOR_OF_THREE_RANKS = 1.2
-"""allreduce's busbw is 4/3 of algbw with three ranks and more with others; sendrecv's is algbw."""
-
+_FACTOR_OF_THREE_RANKS = 1.2  # allreduce's busbw is 4/3 of algbw with three ranks; sendrecv's is algbw
 _MOST_TOLD = 4096  # Ranks that busbw over algbw is tried for; from some hundred on several fit
 
 

@@ -37,14 +37,11 @@ ROW = re.compile(
 _VALUE = re.compile(r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)\*?")
 """rccl-tests marks an error beyond its threshold with an asterisk."""
 
-_RANK_TAG = re.compile(r"\[\d{1,7}\]")
-"""What MPICH's -prepend-rank and Intel MPI's -l put before every piece of output, also inside a row."""
-
+_RANK_TAG = re.compile(r"\[\d{1,7}\]")  # What MPICH's -prepend-rank and Intel MPI's -l put before output
 _ROOT = re.compile(r"-1|\d{1,7}")
 _TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _US_PER_MS = 1e3
-_FIGURES, _STATISTICS = 4, 4
-"""Columns of a placement: time, algbw, busbw, #wrong; and with -I smallest, largest, 99th percentile and variation."""
+_FIGURES, _STATISTICS = 4, 4  # Time, algbw, busbw, #wrong; with -I least, most, 99th percentile, variation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +191,7 @@ def _number(text: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-TORN = "\ufffd"
-"""Stands where digits may be of a row or of a host's name. No value looks like it, so that such a row is damaged."""
-
+TORN = "\ufffd"  # Stands where digits may be of a row or a host's name, so that the row is damaged
 _NCCL_LINE = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*\]? )?(?P<glued>(?<![\w.-])[\w.-]{0,280}):\d{1,10}:\d{1,10} "
     r"\[-?\d{1,9}\](?: \S+:\d{1,9}(?: \([^()]*\))?)? NCCL [A-Z]+ .*"
