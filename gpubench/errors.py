@@ -20,10 +20,7 @@ _INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 
 
 class GpubenchError(Exception):
-    """What stops a run: what was seen, what was expected, the likely reason, the next command; all plain text.
-
-    `where` names rank, host and GPU; `details` are lines below `seen`.
-    """
+    """What stops a run: seen, expected, likely reason, next command; `where` is rank, host, GPU; all plain text."""
 
     exit_code = COULD_NOT_MEASURE
     details: Sequence[str] = ()

@@ -1,7 +1,4 @@
-"""The files of the folder `profiles`: found, read, checked, and matched with machines.
-
-A user's own lie in the folder that GPUBENCH_PROFILES names, else in $XDG_CONFIG_HOME/gpubench/profiles, and come first.
-"""
+"""The files of `profiles`, found, read, checked and matched; a user's (GPUBENCH_PROFILES, XDG) come first."""
 
 import contextlib
 import difflib
@@ -165,10 +162,7 @@ def read_file(path: Path) -> Profile:
 
 
 def _regular_bytes(path: Path) -> bytes:
-    """The bytes of a file.
-
-    Raises OSError, ValueError for what is no regular file, as a pipe that nobody writes, and for one that is too large.
-    """
+    """The bytes of a regular file. Raises OSError, ValueError for another kind, or a file that is too large."""
     # A pipe would wait for its writer, and a device may never end.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:

@@ -1,8 +1,4 @@
-"""The expected time of a healthy collective: from a profile's curves, its NICs, or the limits of its links.
-
-Between nodes the form is NCCL's cost model (src/graph/tuning.cc of NCCL 2.30); docs/formulas.md has formulas and
-sources.
-"""
+"""The expected time of a healthy collective, by curves, NICs or limits of links (docs/formulas.md)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -90,10 +86,7 @@ def _known(profile: Profile, collective: Collective) -> list[Expected]:
 
 
 def _through(known: Sequence[Expected], profile: Profile, collective: Collective, gpus: int, ranks: int) -> Curve:
-    """The curve through expected values of this number of GPUs, else of the nearest, scaled by busbw factors.
-
-    NVLS is not carried over. For one size a measured value comes first, then the fastest.
-    """
+    """The curve of this number of GPUs, else of the nearest scaled by busbw factors; NVLS is not carried over."""
     nearest = min({profile.gpus_of(each) for each in known}, key=lambda count: (abs(count - gpus), -count))
     taken = [each for each in known if profile.gpus_of(each) == nearest]
     nvls = nearest == gpus and any(each.nvls for each in taken)
@@ -165,10 +158,7 @@ class AlgorithmTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What the ranks of a node or NVLink domain reach: busbw of rings (infinite for one rank), times of NVLS or None.
-
-    A faulty GPU leaves `share` of the bandwidth; `nvlink` is true where NVLinks join the ranks.
-    """
+    """What ranks of a node or NVLink domain reach: busbw of rings, times of NVLS; a faulty GPU leaves `share`."""
 
     ring_gb_s: float = math.inf
     nvls: Curve | None = None

@@ -1,7 +1,4 @@
-"""The record of a collective: its calls, the data it has to move, and the request for a sweep of it.
-
-`Hierarchy` is an all-reduce of smaller ones: each of L ranks in a node sends an L-th between nodes.
-"""
+"""The record of a collective: its calls, the data it has to move, and the request for a sweep of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -86,10 +83,7 @@ class Movement:
 
 
 def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, root: int) -> Movement:
-    """A rank's part: what others end up with of its data has left it, what it ends up with of others' has arrived.
-
-    Algorithms may move more (a ring forwards what others sent), multicast moves no less.
-    """
+    """A rank's part: what others get of its data has left it, and the reverse; no algorithm moves less."""
     others = [each for each in range(ranks) if each != rank]
     wanted = (
         (segment.start, segment.start + segment.count)

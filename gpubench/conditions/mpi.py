@@ -39,10 +39,7 @@ def _switched_off(run: Circumstances) -> Found:
 
 
 def _not_aware(run: Circumstances) -> Found:
-    """What operations on GPU memory did, where they were tried; else what the library says of itself.
-
-    Only a program that hands GPU memory to MPI has to care, so its word is never more than weak.
-    """
+    """What operations on GPU memory did, else what the library says; weak, as few programs hand GPU memory to MPI."""
     if run.mpi_support is not None:
         yield from _tried(run.mpi_support)
         return
@@ -100,10 +97,7 @@ def _ucx_cuda(facts: RankFacts) -> str:
 
 
 def _not_enabled(run: Circumstances) -> Found:
-    """Only where llama.cpp is set up, whose peer access is off unless it is asked for, and there is some to have.
-
-    Which version it is, and older ones enabled it by themselves, is not known: so it is weak.
-    """
+    """llama.cpp without its peer access, which newer versions leave off unless asked: weak, the version is unknown."""
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
         if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):

@@ -57,11 +57,7 @@ def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
 
 
 def _few_channels(run: Circumstances) -> Found:
-    """Fewer channels than NCCL chooses.
-
-    If a minimum is above the maximum, NCCL takes the minimum. It takes 1 for values below 1, except for NCCL_MAX_CTAS,
-    where it ignores them.
-    """
+    """Fewer channels than NCCL chooses; of a minimum above the maximum NCCL takes the minimum."""
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
     own = min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE

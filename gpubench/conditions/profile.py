@@ -49,10 +49,7 @@ def _missing(run: Circumstances) -> Found:
 
 
 def _is_mesh_with_gaps(node: Topology) -> bool:
-    """True if NVLinks join GPUs directly, and every GPU has some that are down, or lead to a GPU that is not here.
-
-    Those to a processor (POWER9), and those of which nothing is known, are no gap.
-    """
+    """True if NVLinks join GPUs directly, and every GPU has some that are down or lead to a missing GPU."""
     here = {gpu.bus_id for gpu in node.gpus}
     return is_mesh(node) and all(any(_leads_nowhere(link, here) for link in gpu.nvlinks or ()) for gpu in node.gpus)
 
@@ -100,10 +97,7 @@ def _model(run: Circumstances) -> Found:
 
 @in_each_node
 def _differs(run: Circumstances) -> Found:
-    """A GPU with less memory, fewer multiprocessors or slower NVLinks than others of its very model on the node.
-
-    MIG and error correction take memory away, which is no fault.
-    """
+    """A GPU with less memory, multiprocessors or NVLinks than its equals, but for MIG and error correction."""
     for position, node, gpu in run.gpus():
         alike = [each for each in node.gpus if each.name == gpu.name and each.mig == gpu.mig and each.ecc == gpu.ecc]
         for what, size in _sizes(gpu).items():
@@ -182,10 +176,7 @@ def _all_gone(run: Circumstances) -> Found:
 
 @in_each_node
 def _nics_below(run: Circumstances) -> Found:
-    """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others.
-
-    A profile that has RDMA NICs says nothing of Ethernet beside them.
-    """
+    """Of a profile that was asked for only: an HGX board says nothing of its NICs, and none of Ethernet."""
     for number, node in run.nodes.items() if run.profile_asked_for else ():
         profile = run.exact_profile(number)
         if profile is None:

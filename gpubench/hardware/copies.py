@@ -276,10 +276,7 @@ class CudaCopies:
         return self._memories[-1]
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Wall time, by the first stream's GPU, from a common start until every stream has made its copies.
-
-        The start waits until all copies that a stream holds are enqueued; the host copies pageable memory itself.
-        """
+        """Wall time by the first stream's GPU, from a common start until every stream has made its copies."""
         with cuda_errors(self._describe(streams)):
             work = self._bind(streams)
             try:
@@ -445,10 +442,7 @@ class CudaCopies:
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
-    """The GPUs of this process, by `device_names` (bus id as sysfs spells it → name), else CUDA's.
-
-    Raises CouldNotMeasureError for no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
-    """
+    """The GPUs of this process, by `device_names` (bus id → name), else CUDA's. Raises CouldNotMeasureError."""
     return CudaCopies(load_cupy(driver), driver, device_names)
 
 
@@ -577,10 +571,7 @@ class CudaRankCopies:
         return self._addresses[handle]
 
     def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
-        """Seconds on the GPU from the start of the first operation to the end of the last.
-
-        The host sleeps meanwhile: mpirun binds a rank to one core, which NCCL's threads need to move the data.
-        """
+        """Seconds on the GPU for all operations; the host sleeps, as NCCL's threads need its core."""
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
         with no_garbage_collection():
             with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:

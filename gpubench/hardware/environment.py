@@ -271,10 +271,7 @@ def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, s
 
 @contextmanager
 def environment_set(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Have these variables in the environment while a communicator is made.
-
-    NCCL reads NCCL_ALGO and NCCL_PROTO anew each time, NCCL_P2P_DISABLE and most others once (2.28.9 on H200s).
-    """
+    """Have these variables in the environment while a communicator is made: NCCL reads some anew each time."""
     before = {name: environment.get(name) for name in variables}
     environment.update(variables)
     try:

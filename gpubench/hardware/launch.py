@@ -377,10 +377,7 @@ _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or
 
 
 def hosts_of(path: Path) -> dict[str, int | None]:
-    """The hosts of a file as mpirun's --hostfile: 'node1 slots=8' or 'node1:8', None without a number.
-
-    Raises UsageError: it cannot be read, has no host, or a line that is none.
-    """
+    """The hosts of a file as mpirun's --hostfile: 'node1 slots=8', 'node1:8' or 'node1'. Raises UsageError."""
     try:
         with opened(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()

@@ -1,7 +1,4 @@
-"""The libraries that move data between GPUs: a child finds their files, or loads one, and writes a line of JSON.
-
-Of ELF, 64-bit, little endian (gABI, "Dynamic Section"). A loaded library may crash or hang: one process a task.
-"""
+"""The libraries that move data between GPUs, read or loaded in a child each, which writes a line of JSON."""
 
 import ctypes
 import json

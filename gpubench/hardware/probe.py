@@ -96,11 +96,7 @@ class Stages:
 
 
 class _Child:
-    """A process, and what it has written so far.
-
-    A line that is JSON is its answer. The end of its output is not waited for: a thread that hangs in a driver keeps it
-    open after everything has been written.
-    """
+    """A process, and what it has written so far; a line of JSON is its answer, whether or not it ends."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.output: IO[bytes] | None = None
@@ -283,10 +279,7 @@ def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
 
 
 def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
-    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it.
-
-    Of the MIG instances that a setting names CUDA shows one.
-    """
+    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it. Of MIG it shows one."""
     if cuda is None or cuda.visible_devices is None:
         return ""
     named = visible_count(gpus, cuda.visible_devices)
@@ -388,10 +381,7 @@ class Probe(Stages):
 
 
 def _of_whole_gpus(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the children, in which CUDA does not show this process's share of a GPU under MPS as the GPU.
-
-    With 12 % of an H100's SMs the driver counts 14 multiprocessors, not 132.
-    """
+    """The environment of children without MPS's share of a GPU, which would show fewer multiprocessors."""
     return {name: value for name, value in with_package(environment).items() if name != MPS_PERCENTAGE}
 
 

@@ -1,7 +1,4 @@
-"""The facts of this process: rights, container, limits, CPU time, debuggers, and user files that decide about NCCL.
-
-Under a seccomp filter of no container's runtime nothing is tried; user files are read by a thread.
-"""
+"""The facts of this process: rights, container, limits, CPU time, debuggers, and user files that decide about NCCL."""
 
 import ctypes
 import os

@@ -103,10 +103,7 @@ class HostClockedLaunch:
 
 
 class Pace:
-    """Cuts loops into groups of operations that take about so many seconds; the warm-up tells how long one takes.
-
-    Operations are known by the first launch of a loop, which a warm-up and the timed loop behind it have in common.
-    """
+    """Cuts loops into groups of about so many seconds; a warm-up is known by the loop's first launch."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -364,10 +361,7 @@ class MarkedLaunch:
 
     @property
     def issue_seconds(self) -> float | None:
-        """Mean seconds to issue an operation of the parts that surely found room in the queue; None where none did.
-
-        As in the times of batches, the first part, which has the beginning in it, counts only where it is alone.
-        """
+        """Mean seconds to issue an operation, of the parts with room in the queue; None where none had."""
         known = list(self._surely_queued())
         counted = known[1:] or known
         operations = sum(number for _, number in counted)

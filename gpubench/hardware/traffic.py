@@ -123,10 +123,7 @@ class NvmlLoad:
 
 
 class NvmlUse:
-    """Knows who had a context on the GPUs of this host before this job had.
-
-    Inside a container NVML's pids may be the host's, and /proc is then not asked for their names.
-    """
+    """Knows who had a context on the GPUs of this host before this job; in a container pids may be the host's."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -217,10 +214,7 @@ _SECONDS_TO_END = 1.0
 
 
 class GpuChild:
-    """Asks a child for readings, again only once it has answered, so that a wedged one is left to itself.
-
-    Its first answer has `start_seconds`, others `deadline_seconds`; `command` starts it.
-    """
+    """Asks a child for readings, again only once it has answered, so that a wedged one is left to itself."""
 
     def __init__(
         self,
@@ -454,10 +448,7 @@ def _environment(folder: Path) -> dict[str, str] | None:
 
 
 def _launched(environment: Mapping[str, str], container: str | None) -> Iterator[str]:
-    """What a launcher of several processes gave this one in common with the others.
-
-    Every container has a loopback of its own, where jobs of several have the same address and port.
-    """
+    """What a launcher gave this process and others; not an address in a container's own loopback."""
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     several = {name for name in sizes if environment.get(name, "").isdecimal() and int(environment[name]) > 1}
     if "WORLD_SIZE" in several and "MASTER_ADDR" in environment:

@@ -1,7 +1,4 @@
-"""Check machines: this one, those of a job, simulated ones, or a recording.
-
-A driver that hangs in a copy then costs that measurement and not the check: it is ERROR, not a stuck prolog.
-"""
+"""Check machines: this one, those of a job, simulated ones, or a recording."""
 
 import json
 import os
@@ -241,10 +238,7 @@ def _visible(node: Topology) -> int:
 
 
 def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
-    """Copies by one thread of every node in its memory, all nodes at the same time; `node` is None on other ranks.
-
-    The fastest copy of a node counts, as others can only make it slower; where a node falls behind, all copy again.
-    """
+    """Copies of every node in its memory at once, the fastest counts; `node` is None on other ranks."""
     if len(nodes) == 1:
         return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
     fastest = dict.fromkeys(range(len(nodes)), float("inf"))
@@ -261,10 +255,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
 
 
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-    """The JSON document of a command of gpubench.
-
-    Raises CouldNotMeasureError: it does not end in time, or ends without a whole report.
-    """
+    """The JSON document of a command of gpubench. Raises CouldNotMeasureError: late, or without a report."""
     name = f"gpubench {arguments[0]}"
     ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
     if ended is None:
@@ -307,10 +298,7 @@ class SimulatedMeasurer:
             self.alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
     def copies(self) -> Measurements:
-        """Copies on every node; a model moves no data, and knows no host memory.
-
-        Healthy nodes have those of the first one, except where a spread is given.
-        """
+        """Copies on every node, as on the healthy first one unless a spread is given; no data, no host memory."""
         faulty, healthy = {fault.node_number for fault in self._faults}, None
         hosts = {}
         for number, node in enumerate(self._nodes):
@@ -476,10 +464,7 @@ def _with_machines(report: Report, facts: Facts) -> Report:
 
 
 def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
-    """The measurements of a recorded check of node `node`, judged by the profile `asked`; else nothing.
-
-    Raises UsageError: the file cannot be read, or is none that a check wrote.
-    """
+    """The measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)

@@ -201,10 +201,7 @@ def load(path: str | os.PathLike[str]) -> RunResult:
 
 
 def run(command: str, *arguments: str, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """Any command that writes a report: `run("allgather", sizes="1M")`, `run("explain", "nccl.log")`.
-
-    Raises GpubenchError: as `check`; also under mpirun or srun, whose ranks would each run it.
-    """
+    """Any command that writes a report: `run("allgather", sizes="1M")`. Raises GpubenchError, as `check`."""
     from gpubench.readers.results.gpubench_json import read_stored
 
     if deadline_s is not None and not 0 < deadline_s < math.inf:

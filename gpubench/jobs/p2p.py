@@ -293,11 +293,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
 
 
 def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
-    """The nodes that samples are of, in their order, with the settings of then.
-
-    Raises:
-        UsageError: samples and nodes do not belong together.
-    """
+    """The nodes that samples are of, in order, with their settings. Raises UsageError: they do not match."""
     by_host = {node.snapshot.host: node for node in machines.nodes}
     missing = [host for host in found.hosts if host not in by_host]
     if not missing and not found.ranks:
@@ -489,12 +485,7 @@ def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
 
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:
-    """Check that the node that one process measures, the first, can be measured, and that no other is broken.
-
-    Raises:
-        UsageError: a fault is on another node, which nobody would look at.
-        CouldNotMeasureError: as `check_drivers`.
-    """
+    """Check that only the first node is measured and broken. Raises UsageError, CouldNotMeasureError."""
     elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
     if elsewhere is not None:
         raise UsageError(
@@ -536,12 +527,7 @@ def _setup(
     window: IdleWindow | None = None,
     managed: ManagedMemory | None = None,
 ) -> CopySetup:
-    """A run of one process; `window` looks at its GPUs while it does not copy.
-
-    Raises:
-        UsageError: `--pairs` names a GPU that is not there, or a profile cannot be used.
-        CouldNotMeasureError: managed memory is asked for and no GPU has any.
-    """
+    """A run of one process; `window` looks at idle GPUs. Raises UsageError, CouldNotMeasureError."""
     (node,) = machines.nodes
     matched = profile_for(node, os.environ, plan.profile)
     support = () if managed is None else managed.support()

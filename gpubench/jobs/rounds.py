@@ -104,10 +104,7 @@ def check_node_count(nodes: int) -> None:
 
 
 def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[int] = ()) -> NodeRanks:
-    """Which rank has which rails: every rank of a node is one, but of a rank alone on its host every GPU is.
-
-    Raises UsageError for unequal numbers of ranks or GPUs, and for GPUs that no rank would measure.
-    """
+    """Which rank has which rails: a rank each, or every GPU of a lone rank. Raises UsageError."""
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)

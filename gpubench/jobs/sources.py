@@ -191,10 +191,7 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | Non
 def gathered(
     group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
 ) -> "Machines | None":
-    """The machines of a job on its first rank, None on the others; every rank brings the nodes that it has read.
-
-    `source` is given where machines are simulated or from a file, and then no rank's own facts count.
-    """
+    """The machines of a job on its first rank, None on others; with `source` no rank's own facts count."""
     from gpubench.jobs.machines import Machines, recorded_settings
 
     collected = group.collect((snapshots, process))

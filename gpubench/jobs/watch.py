@@ -85,10 +85,7 @@ class WatchPlan:
     has_own_interval: bool = True
 
     def with_interval_of(self, gpus: int) -> "WatchPlan":
-        """With the interval of a node that has so many GPUs: a reading of eight at 1 s would take over 1 % of a core.
-
-        An alarm takes two intervals, and shall not take over 5 s.
-        """
+        """With the interval of a node with so many GPUs: at most 1 % of a core, and an alarm within 5 s."""
         if self.has_own_interval or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
             return self
         return replace(self, interval_s=min(LONGER_INTERVAL_SECONDS, self.seconds or LONGER_INTERVAL_SECONDS))
@@ -154,10 +151,7 @@ class RecordedPace:
 
 
 class Interrupts:
-    """While it is entered: Ctrl-C and SIGTERM raise KeyboardInterrupt, and `asked` remembers it.
-
-    Python drops an exception that a signal raises inside a destructor, and who typed Ctrl-C would have to do it again.
-    """
+    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt, which `asked` remembers if a destructor drops it."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -497,10 +491,7 @@ class WatchRankJob:
         return shown.exit_code(metadata, report)
 
     def _follow(self, node: "_OwnNode") -> int:
-        """Hand on what this rank reads until the first one says that it was the last time.
-
-        It sleeps for an interval, and where it is early: waiting inside MPI would take a whole core.
-        """
+        """Hand on what this rank reads until the first says it was the last; it sleeps, as MPI would spin."""
         self._progress.enter(Phase.OPERATION)
         pace = RealPace(sleep)
         next_moment = pace.now()

@@ -58,10 +58,7 @@ class _Copy:
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
-    """Rows of every host; findings where versions differ, or something could not be read.
-
-    A host without any library for collectives of GPUs has nothing that could be right: SKIP, and no PASS.
-    """
+    """Rows of every host; findings where versions differ, or reading failed; SKIP without any library."""
     rows = [row for host in hosts for row in _rows(host, origin)]
     findings = [finding for host in hosts for finding in (*_differing(host.facts), *_unread(host.facts))]
     findings += _between_hosts([host.facts for host in hosts])

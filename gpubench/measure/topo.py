@@ -241,10 +241,7 @@ def examine(
     asked: bool = False,
     expected_gpus: int | None = None,
 ) -> Report:
-    """The report on some nodes, each with the profile that it matches, or, where that was `asked` for, has to.
-
-    Matrices are those of the largest kind; with `strict` a node without GPUs is an error.
-    """
+    """The report on some nodes, each with its profile; with `strict` a node without GPUs is an error."""
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)

@@ -1,7 +1,4 @@
-"""The two tables of policy over all conditions: their severity, and what each cause can explain.
-
-FAIL and ERROR drain a node (`check` exits with 1 or 3), WARN leaves it in service.
-"""
+"""The two tables of policy over all conditions: severity (FAIL and ERROR drain a node), and what a cause explains."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

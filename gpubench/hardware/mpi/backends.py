@@ -1,7 +1,4 @@
-"""The mpi and host backends, on GPU memory and on NumPy buffers, and whether MPI supports GPU memory.
-
-`MPIX_Query_cuda_support` says nothing of the UCX below, so every operation is tried in a child job.
-"""
+"""The mpi and host backends, and whether MPI supports GPU memory: every operation is tried in a child job."""
 
 import json
 import os

@@ -126,10 +126,7 @@ class MpiGroup:
         return found
 
     def clock_offset(self) -> ClockOffset:
-        """The difference of this rank's clock to the first rank's, by the quickest of some round trips.
-
-        F. Cristian, Probabilistic clock synchronization, 1989.
-        """
+        """This rank's clock less the first rank's, by the quickest round trip (F. Cristian, 1989)."""
         if self.rank == 0:
             for other in range(1, self.size):
                 for _ in range(_ROUND_TRIPS):
@@ -268,10 +265,7 @@ def finish() -> None:
 
 
 def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
-    """End every rank of the job at once, this process too; without a group, and alone, leave with an error.
-
-    MPI_Abort in an MPI that failed to start hangs (Open MPI 5).
-    """
+    """End every rank of the job at once, this process too; before MPI has started, leave with an error."""
     if group is not None and group.size > 1:
         group.communicator.Abort(exit_code)
     os._exit(exit_code)

@@ -1,7 +1,4 @@
-"""The nccl backend: communicators, and collectives as calls into the library that CuPy loaded.
-
-With `blocking = 0` (NCCL 2.14 and later) calls return at once, so that a dead rank can be noticed.
-"""
+"""The nccl backend: communicators whose calls return at once, and collectives, of the libnccl that CuPy loaded."""
 
 import ctypes
 import time

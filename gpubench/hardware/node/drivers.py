@@ -41,10 +41,7 @@ class CudaGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """The GPUs that processes of this user see; `peers` is cuDeviceCanAccessPeer by reaching and reached bus id.
-
-    `visible_devices` is CUDA_VISIBLE_DEVICES; `absent` says why there is no GPU.
-    """
+    """The GPUs that processes of this user see; `peers` by reaching and reached bus id; `absent` says why none."""
 
     gpus: tuple[CudaGpu, ...] = ()
     peers: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)

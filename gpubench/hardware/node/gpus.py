@@ -373,10 +373,7 @@ def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
 
 
 def _fabric(answers: Answers) -> Fabric | None:
-    """The registration with the NVLink fabric, in the newest form that the driver knows.
-
-    nvml.h: the status is to be looked at only where the state is completed.
-    """
+    """The registration with the NVLink fabric, in the newest form of the driver; status only where completed."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),

@@ -244,10 +244,7 @@ def _ethernet(interface: _Interface) -> NicFacts:
 
 
 def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
-    """The facts of the device behind a NIC, whose kind is EFA or left open.
-
-    An emulated one may hang below the interface it runs over, and is not that one's.
-    """
+    """The facts of the device behind a NIC; an emulated one may hang below the interface it runs over."""
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None

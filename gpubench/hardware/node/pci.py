@@ -70,10 +70,7 @@ def pci_folder(device: Path) -> Path | None:
 
 
 def place_of(device: Path) -> PciPlace:
-    """The place in the PCI tree of the device that a sysfs path leads to.
-
-    Behind the CPU's port PCIe switches show as two bridges each; a bridge left over is a switch of its own.
-    """
+    """The place in the PCI tree of the device that a sysfs path leads to; a PCIe switch shows as two bridges."""
     ports = ports_of(device)
     if not ports:
         return PciPlace()
@@ -190,10 +187,7 @@ def read_address_translation(device: Path, unknown: UnknownFields) -> bool | Non
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
-    """The word behind a capability's header; None where there is none, or where that cannot be read, with its reason.
-
-    A few words are read, never the whole space: each costs the bus an access.
-    """
+    """The word behind a capability's header, else None with the reason; few words are read, as each costs."""
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -105,10 +105,7 @@ def read_gpudirect(root: Path) -> GpuDirectFacts:
 
 
 def _registered(root: Path) -> bool | None:
-    """True where nvidia-peermem holds the RDMA core, whose function it needs; None where either is not loaded.
-
-    The kernel keeps in `holders` who uses a module's functions. Not seen on hardware with InfiniBand.
-    """
+    """True where nvidia-peermem holds the RDMA core; None where either is not loaded. Not seen with InfiniBand."""
     if not exists(root / "sys/module/nvidia_peermem") or not exists(root / "sys/module/ib_core/holders"):
         return None
     users = {*names_in(root / "sys/module/ib_core/holders"), *names_in(root / "sys/module/ib_uverbs/holders")}
@@ -116,10 +113,7 @@ def _registered(root: Path) -> bool | None:
 
 
 def _values_of_processors(field: str, text: str) -> list[str]:
-    """The values of one name in /proc/cpuinfo, one a processor; names differ between architectures.
-
-    Only what is asked for is taken out of it: the page of four thousand processors has six megabytes.
-    """
+    """The values of one name in /proc/cpuinfo, one a processor; nothing else of its megabytes is kept."""
     return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 
@@ -382,10 +376,7 @@ _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SysfsFacts:
-    """The node as the kernel shows it, `gpus` by bus id.
-
-    `gpu_drivers` and the count of `device_files` tell a lost GPU from one of another container or VM.
-    """
+    """The node as the kernel shows it; `gpu_drivers` and `device_files` tell a lost GPU from another's."""
 
     machine: HostFacts = field(default_factory=HostFacts)
     driver: DriverFacts = field(default_factory=DriverFacts)

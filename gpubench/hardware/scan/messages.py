@@ -1,7 +1,4 @@
-"""What rank 0 and supervisors tell each other: short messages of fixed form over TCP, each after its length.
-
-A connection is believed once both ends have shown that they know the job's secret.
-"""
+"""Messages between rank 0 and supervisors: fixed forms over TCP, after both ends proved the job's secret."""
 
 import hashlib
 import hmac

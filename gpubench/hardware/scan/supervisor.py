@@ -240,10 +240,7 @@ class Supervisor:
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
 
     def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
-        """Do what rank 0 says until the scan is over; True where nobody is gone. `deadline_s` is a round's.
-
-        Raises OSError where rank 0 is not found, goes away, or is silent for long.
-        """
+        """Do what rank 0 says until the scan is over; True where nobody is gone. Raises OSError for a lost rank 0."""
         own_host = cards[self._rank].host
         if len(self.workers) > 1:
             leave_core()

@@ -73,10 +73,7 @@ class Ring:
         return time.perf_counter() - start
 
     def repeats(self, seconds: float, around: float) -> int:
-        """How often all are to do what took this worker so long, to copy for some 0.3 s, the first one says.
-
-        Longer in a ring that words take long `around`: they begin and end that much apart.
-        """
+        """How often all are to repeat for some 0.3 s, as the first says; longer where words take long `around`."""
         slowest = max(self.largest(seconds), _LEAST_SECONDS)
         wanted = max(_SECONDS_OF_COPYING, _TIMES_AROUND * around)
         (count,) = _COUNT.unpack(self.pass_on(_COUNT.pack(max(1, min(_MOST_REPEATS, int(wanted / slowest))))))
@@ -104,11 +101,7 @@ class WrongDataError(OSError):
 
 
 def exchange(ring: Ring) -> float:
-    """GB/s that pass a worker in both directions together, over some 0.3 s, as slow as the slowest of the ring.
-
-    A first exchange of 256 KiB shows how fast it is, so that a slow link is measured and not given up. Raises OSError,
-    TimeoutError among them.
-    """
+    """GB/s through a worker both ways, over some 0.3 s, first by 256 KiB, by the ring's slowest. Raises OSError."""
     buffer, target = bytearray(_BUFFER_BYTES), bytearray(_BUFFER_BYTES)
     _both_ways(ring, buffer, target, _CHUNK_BYTES)
     seconds, around = _both_ways(ring, buffer, target, _CHUNK_BYTES)
@@ -250,10 +243,7 @@ class NcclRail:
         return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
 
     def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
-        """GB/s: a buffer over the time of an operation, in a communicator made for this, whose id makes the data.
-
-        Under MPS an error of CUDA may be another client's: it is the connection's, as OSError is.
-        """
+        """GB/s of a buffer, in a communicator made for this; under MPS a CUDA error is the connection's."""
         device, library = self._open()
         try:
             return self._in_a_communicator(device, library, ring, operation, deadline)
@@ -395,10 +385,7 @@ BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "hos
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """What a supervisor tells its worker: measure by itself where `number` is 0, else in a ring at `place`.
-
-    It listens for the partner before it (of rail `partner_rail`); `addresses` are of the one behind.
-    """
+    """What a supervisor tells its worker: measure alone where `number` is 0, else in a ring at `place`."""
 
     number: int
     rail: int

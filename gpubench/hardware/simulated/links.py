@@ -55,10 +55,7 @@ class NodeLinks:
 
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """The links of a node of that kind with these faults; refused peer access and lost NVLinks host-stage copies.
-
-    Raises UsageError for a GPU or NIC that the node does not have.
-    """
+    """The links of a node with these faults. Raises UsageError for a GPU or NIC that the node does not have."""
     on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
     on_nics = [fault for fault in faults if fault.subject is Subject.NIC]
     for fault in on_gpus:
@@ -151,10 +148,7 @@ _PAGEABLE_SHARE = 0.37  # Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4
 
 
 class _NoMemory:
-    """Memory without contents; `lost` says whether what the memory's GPU gets from another is lost on the way.
-
-    Without it nothing was verified, and nothing may say that it was.
-    """
+    """Memory without contents; `lost` says whether data from another GPU get lost on the way."""
 
     def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
         self.place = place

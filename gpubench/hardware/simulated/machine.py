@@ -1,7 +1,4 @@
-"""Simulated machines: nodes of a profile's kind, with faults, as snapshots of origin `simulated`.
-
-Faults that no source reports (speed, staged) change times only, which `simulated.times` has.
-"""
+"""Simulated machines: nodes of a profile's kind, with faults, as snapshots of origin `simulated`."""
 
 import re
 import uuid
@@ -42,10 +39,7 @@ _HEALTH_SHIFTS = range(0, 16, 2)
 
 
 def apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
-    """The node with these faults, by indices of the healthy node; a missing GPU renumbers those after it.
-
-    Raises UsageError for a part that the node does not have, or a value above what it has.
-    """
+    """The node with these faults, by indices of the healthy node. Raises UsageError."""
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
     gpus, nics = list(node.gpus), list(node.nics)

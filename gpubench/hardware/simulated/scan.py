@@ -132,12 +132,7 @@ _LOCAL_SPREAD = 0.005  # Of copies inside a node, from node to node
 def simulated_scan_fabric(
     machine: SimulatedMachine, leaves: Sequence[str] | None, faults: Sequence[Fault] = ()
 ) -> ScanFabric:
-    """The nodes by name, `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf.
-
-    What the NICs of a rail carry is the rate that they were negotiated to, on most nodes.
-
-    Raises UsageError for a machine without GPUs or NICs.
-    """
+    """The nodes `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf. Raises UsageError."""
     profile = machine.profile
     gpus, nics = profile.match.visible, len(profile.nic)
     if not gpus or not nics or nic_gb_s(profile.nic[0], ()) is None:

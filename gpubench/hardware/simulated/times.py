@@ -115,10 +115,7 @@ class CollectiveTimes:
         return self._machine.nodes == 1 or any(links.nics_gb_s for links in self._kinds_of_node())
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
-        """Seconds of one operation by rank, node after node, of nccl-tests' `size_bytes`; `row` tells repeats apart.
-
-        Raises UsageError for what the machine cannot have, CouldNotMeasureError for a node without a NIC that is up.
-        """
+        """Seconds of one operation by rank; `row` tells repeats apart. Raises UsageError, CouldNotMeasureError."""
         model = self._model(name, ranks_per_node)
         source = random.Random(f"{self._seed}/{name}/{size_bytes}/{row}")
         spread = _spread(size_bytes) if self._noise is None else self._noise

@@ -187,10 +187,7 @@ def import_fully_shard() -> Any:
 
 
 def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
-    """Torch with that backend; `for_cuda`: one that drives NVIDIA GPUs, up to `driver_cuda` (13000 for 13.0).
-
-    Raises CouldNotMeasureError: torch is not installed, cannot be imported, or lacks what is asked of it.
-    """
+    """Torch with that backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raises CouldNotMeasureError."""
     torch = import_torch()
     found = TorchDistributed(torch, "nccl" if word == "rccl" else word)
     if not torch.distributed.is_available():
@@ -232,10 +229,7 @@ def store_place(environment: Mapping[str, str]) -> str:
 
 
 def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
-    """The store of torchrun's agent, else of rank 0, once every rank has come to it.
-
-    Raises RanksMissingError after `seconds`, CouldNotMeasureError where the store cannot begin.
-    """
+    """The store of torchrun's agent, else of rank 0, once all came. Raises RanksMissingError, CouldNotMeasureError."""
     store = _open_store(distributed, launched_by, environment, seconds)
     rank, size = launched_by.rank, launched_by.size
     store.set(str(rank), host_name())

@@ -1,7 +1,4 @@
-"""Messages between ranks, watchdogs and the launcher: addresses, formats, the page of progress, reports.
-
-Formats do not nest and numbers are bounded. It imports little, as a watchdog starts with every rank.
-"""
+"""Messages between ranks, watchdogs and the launcher: bounded, without nesting, with few imports."""
 
 import contextlib
 import fcntl
@@ -72,10 +69,7 @@ class ProgressReading:
 
 
 class ProgressBlock:
-    """The page of progress, new or of an inherited `descriptor`: a rank writes it, its watchdog reads it.
-
-    Numbers of eight bytes, which processors write whole, and no clock.
-    """
+    """The page of progress that a rank writes and its watchdog reads: numbers of eight bytes, no clock."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -188,10 +182,7 @@ def _offered(root: Path) -> Iterator[str]:
 
 
 def is_inner_bridge(interface: Path) -> bool:
-    """True for a bridge without a network card, given its folder in sysfs: docker0, virbr0, cni0.
-
-    A bridge that a card is part of, itself or below a bond or VLAN, has the address of the host.
-    """
+    """True for a bridge of containers, without a network card, given its folder in sysfs: docker0, cni0."""
     if not (interface / "bridge").exists():
         return False
     ports = [interface.parent / port.name for port in (interface / "brif").glob("*")]

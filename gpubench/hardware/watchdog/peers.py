@@ -1,7 +1,4 @@
-"""Questions, answers and orders between the watchdogs of a job, in authenticated datagrams.
-
-Before MPI has started, by abstract sockets of one host; afterwards by addresses, with the secret exchanged over MPI.
-"""
+"""Questions, answers and orders between the watchdogs of a job: abstract sockets first, then sealed datagrams."""
 
 import contextlib
 import ctypes
@@ -127,10 +124,7 @@ _CREDENTIALS_KIND = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
 
 
 class SealedDatagrams:
-    """UDP datagrams with an HMAC-SHA256 by a key of the job's name and its secret, which is never sent.
-
-    It covers message, sender, receiver, counter and both addresses, against replays and relays.
-    """
+    """UDP datagrams sealed by HMAC-SHA256 with a key of job and secret, against replays and relays."""
 
     carries_orders = True
 
@@ -228,10 +222,7 @@ def _packed(address: Address) -> bytes:
 
 
 def _let_in(own: socket.socket, knock: bytes) -> None:
-    """Have the kernel drop what does not begin with the knock, before it takes room in the queue or wakes anybody.
-
-    A sender at full speed fills a queue faster than any program empties it, and others' datagrams are lost.
-    """
+    """Have the kernel drop what lacks the knock, so that a flood does not push others out of the queue."""
     first, second = struct.unpack("!II", knock)
     most = _UDP_HEADER_BYTES + _KNOCK_BYTES + _MAC_BYTES + MOST_BYTES
     steps = (
@@ -262,10 +253,7 @@ something to say waits for as long."""
 
 
 class Peers:
-    """The other watchdogs, by one way of sending. Every call that waits also answers questions that arrive.
-
-    Nothing but a question goes to an address that a rank offered, until something believed has come from there.
-    """
+    """The other watchdogs; a wait answers questions too, and offered addresses get questions only until believed."""
 
     def __init__(
         self,
@@ -309,10 +297,7 @@ class Peers:
             self._ask_everywhere(rank)
 
     def is_first_lost(self, at_seconds: float) -> bool:
-        """True where this rank was the first that was lost, as the first rank's watchdog decides; False without one.
-
-        `at_seconds` is the time of the loss by this host's monotonic clock.
-        """
+        """True where this rank was lost first, as the first rank's watchdog decides, by the host's monotonic clock."""
         if self._rank == _ARBITER:
             self._own_loss = at_seconds
             self.serve(_SECONDS_BEHIND_A_CLAIM)

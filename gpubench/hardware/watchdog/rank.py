@@ -86,10 +86,7 @@ _SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its w
 
 
 class WatchdogKeeper:
-    """A watchdog for the rank `watched`, and another one where that is killed, is stopped or breaks.
-
-    The rank keeps the sockets, so that the next one is found where the first was.
-    """
+    """A watchdog for the rank `watched`, and another at the same sockets where that one is killed or breaks."""
 
     def __init__(
         self, watched: Watched, block: ProgressBlock, datagrams: Sequence[socket.socket], channel: str | None
@@ -272,10 +269,7 @@ class RankProgress:
 
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
-    """Start the watchdog of this process before MPI and CUDA, as MPI_Init may hang with Python's lock held.
-
-    A program of its own: after a fork the first write to every page would be a fault in what is timed.
-    """
+    """Start the watchdog of this process as a program of its own, before MPI and CUDA, which may hang."""
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)
     datagrams = bound_sockets()

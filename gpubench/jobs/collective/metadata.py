@@ -235,10 +235,7 @@ def judge_of_model(
 
 
 def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
-    """What joins hosts without GPUs, by the NICs of the profile that was asked for; None where nobody named one.
-
-    What a host's own interfaces say is no measure: those of containers claim 10 Gb/s whatever carries them.
-    """
+    """What joins hosts without GPUs, by the NICs of the profile asked for, else None; interfaces' rates mislead."""
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
         return None

@@ -261,10 +261,7 @@ def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Grou
 
 
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
-    """The libnccl that CuPy uses: the one asked for, else that of torch where it is measured.
-
-    A process has one libnccl.so.2, the first that is loaded. Raises CouldNotMeasureError: one cannot be loaded.
-    """
+    """The libnccl that CuPy uses: the one asked for, else torch's. Raises CouldNotMeasureError."""
     library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
     for kind in _torch_first(kinds):
         kind.load(driver.cuda)
@@ -346,10 +343,7 @@ class _Known(NamedTuple):
 
 
 class PathWatch:
-    """Watches NCCL on this rank; a context from before NCCL's first call until it is done.
-
-    With `strict`, NCCL is told to refuse to go through host memory inside a node.
-    """
+    """Watches NCCL on this rank; a context. With `strict` NCCL is to refuse host memory inside a node."""
 
     def __init__(
         self,
@@ -386,10 +380,7 @@ class PathWatch:
             os.environ.pop(name, None)
 
     def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
-        """Have NCCL's log come here from its first call on; `identity` has the GPU now.
-
-        `no_log`, `by_design`: why it names no paths, or why these go through host memory on any machine.
-        """
+        """Have NCCL's log come here from its first call on; `no_log` and `by_design` are reasons."""
         os.environ.update(self._refusals)
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         if self._strict:

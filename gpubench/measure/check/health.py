@@ -150,11 +150,7 @@ def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings of a collective without wrong data, which stand in its rows.
-
-    The collective itself is not run with --strict, by which NCCL refuses to fall back: a job that NCCL refuses is cut
-    short, and has neither pairs nor figures.
-    """
+    """The findings of a collective without wrong data, which stand in its rows."""
     return tuple(each for each in findings if each.id != WRONG_DATA)
 
 
@@ -206,10 +202,7 @@ class _FindingPlace:
 
 
 def folded(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> tuple[Finding, ...]:
-    """The findings without those that follow from others, which are told as consequences of these.
-
-    A root cause is as grave as its gravest consequence; wrong data stay. `nvlinked`: its GPUs have NVLinks.
-    """
+    """The findings without consequences of others; a root cause is as grave as its gravest consequence."""
     places = {number: _FindingPlace(each, tuple(hosts)) for number, each in enumerate(findings)}
     root_of = {number: _root(number, places, nvlinked=nvlinked) for number in places}
     below: dict[int, list[Finding]] = {}

@@ -17,10 +17,7 @@ from gpubench.model.terms.verdict import Finding, Verdict
 
 @dataclass(frozen=True, slots=True)
 class RefusedFact:
-    """A kind of unreadable fact: the words of NVML, CUDA or the kernel, the likely reason, and the next command.
-
-    `scope` is gpu, pair or nic; None for all. The command may have placeholders for ids, like a condition's cure.
-    """
+    """A kind of unreadable fact of a `scope` (None: all): the words, the likely reason, the next command."""
 
     words: tuple[str, ...]
     likely: str
@@ -114,10 +111,7 @@ class _Subject:
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """A finding for each device with an unreadable fact that the check needs, or without a fact that siblings have.
-
-    A driver answers or gives a reason for each fact: a fact without either is missing from a recording.
-    """
+    """A finding for each device with an unreadable fact of the check, or one that siblings have."""
     wanted = {scope: names for scope, names in _by_scope(check).items() if scope in _AN_ERROR}
     run = facts.circumstances
     if wanted and any(True for _ in _refusals(wanted, run.distinct)):
@@ -190,10 +184,7 @@ def _tells_any(facts: object, names: Sequence[str]) -> bool:
 
 
 def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
-    """Why a check without findings is not a PASS: facts or measurements it needs are missing. '' if none is.
-
-    Hosts `in_error` are reported as errors.
-    """
+    """Why a check without findings is not a PASS: missing facts or measurements; '' if none."""
     lack = check.lack(facts)
     if lack:
         return lack

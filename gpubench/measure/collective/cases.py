@@ -185,10 +185,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedCollective:
-    """A run before it is observed: the request, the ranks, and how they were asked to measure.
-
-    `hosts` are the nodes as recorded; `unwatched` why paths are not observed; `parts` groups that measured at once.
-    """
+    """A run before it is observed; `unwatched` is why paths are not; `parts` measured at once."""
 
     schema_version: int
     collective: str
@@ -224,10 +221,7 @@ _MOST_SAMPLES = 10_000  # That are kept of a row: a recording of a sweep stays w
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """A rank's times of a row: seconds an operation, how many, and what all ranks agreed on.
-
-    `samples` are the first seconds behind it; `issue_seconds` those of its host.
-    """
+    """A rank's times of a row: seconds an operation, how many, first samples, and what ranks agreed on."""
 
     seconds: float
     iterations: int
@@ -255,10 +249,7 @@ class Timer:
     graph_replays: int
 
     def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
-        """Seconds an operation takes among others on the slowest rank, where that decides what a batch is.
-
-        In the warm-up each took `warm_seconds` on this rank, 0 where there was none. What runs here is not timed.
-        """
+        """Seconds an operation takes on the slowest rank, where a batch depends on it; 0 `warm_seconds`: no warm-up."""
         if not self._in_batches:
             return warm_seconds
         (seconds,) = self.group.largest([warm_seconds])
@@ -332,11 +323,7 @@ class Timer:
         return self.group.broadcast(decision)
 
     def _alone(self, launches: Sequence[Launch]) -> OwnTimes:
-        """Operation by operation, each begun together and waited for.
-
-        An operation takes as long as it does on its slowest rank, by the clock of the host: launch and completion are
-        in it.
-        """
+        """Operation by operation, each begun together and waited for, on the slowest rank by the host's clock."""
         bound = [self.backend.bind([launch], self.graph_replays) for launch in launches]
         divisor = max(1, self.graph_replays)
         own, values = list[float](), list[float]()

@@ -147,11 +147,7 @@ def read_choices(
     cases: Sequence[Case],
     try_once: Callable[[Case], object],
 ) -> LoggedChoices | None:
-    """Run every operation once and gather what is logged of it on the first rank; None on the others.
-
-    `nodes` are the ranks' nodes. Connections are made at first use, and algorithms depend on size: only what was tried
-    is known.
-    """
+    """Run every operation once, and gather its log on the first rank; None on the others."""
     listener = NcclLogListener(log)
     listener.listen()
     tunings: dict[OperationKey, Tuning | None] = {}
@@ -201,11 +197,7 @@ _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathObservations:
-    """All that was observed of paths before anything was timed, on the first rank.
-
-    `expected_bytes` are each rank's for a byte of the size, at least; `traffic` what each GPU counted; `idle` GPUs;
-    `by_design` why all goes through host memory.
-    """
+    """All that was observed of paths before anything was timed, on the first rank; bytes are per byte of size."""
 
     choices: LoggedChoices
     choices_by_setting: Mapping[str, LoggedChoices] = field(default_factory=dict)

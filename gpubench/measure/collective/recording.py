@@ -1,7 +1,4 @@
-"""Recording of a collective: raw samples, the rules they keep, and the report from a recorded or simulated run.
-
-Of a thousand ranks that send to each other there are a million pairs. Fields are named as in files.
-"""
+"""Recording of a collective: raw samples, their rules, and the report from a recorded or simulated run."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -321,10 +318,7 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
 
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
-    """Refuse numbers so large that results would overflow, and texts that no output can show.
-
-    Of the fields of `but`, which hold what a user has set, texts may be any.
-    """
+    """Refuse numbers that overflow, and texts that no output can show, except in fields of `but`."""
     plain = {name: held for name, held in to_plain(value).items() if name not in but}
     for _, each in leaves(plain, where):
         if isinstance(each, str):
@@ -419,10 +413,7 @@ def simulate(
     keep: Callable[[Sequence[float]], object] = lambda _seconds: None,
     most_rows: int | None = None,
 ) -> Report:
-    """Have every case of the request last as long as the model says; `keep` gets the times of every row.
-
-    Slow rows are made again as measured ones are; `outcome` is what the model says of paths.
-    """
+    """Have every case last as long as the model says, slow rows again; `keep` gets the times of every row."""
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
     every_case = tuple(cases(unchecked, ranks))

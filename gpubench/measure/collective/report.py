@@ -65,10 +65,7 @@ def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTimes:
-    """The sources of what is expected of rows, in order: profile, past, a model of the network, the limit.
-
-    `unlike` is why these ranks are compared with nothing; `assumed` what nobody told of the network.
-    """
+    """The sources of what is expected of rows, in order; `unlike` is why there is none, `assumed` is unsaid."""
 
     collective: Collective
     profile: "Profile | None" = None
@@ -113,10 +110,7 @@ def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
 
 @dataclass(slots=True)
 class SpeedJudge:
-    """Judges the rows of a sweep, and explains those that are slow; `slow` are these.
-
-    Beside another backend a framework's rows are compared and not judged: the table holds them against that.
-    """
+    """Judges the rows of a sweep, and explains slow ones; a framework's beside another are only compared."""
 
     expected: ExpectedTimes
     hosts: Sequence[str]
@@ -124,10 +118,7 @@ class SpeedJudge:
     _first: str | None = None
 
     def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
-        """True if a row should be measured again: it is slow or nearly, or the verdicts on two tries differ.
-
-        What goes through host memory is explained, and measured once: a size may take a minute there.
-        """
+        """True if a row is to be measured again: slow or nearly, or with unlike verdicts, but not host-staged."""
         first, *more = tries
         expected = self.expected.of(first) if is_judged(first) else None
         if expected is None or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:

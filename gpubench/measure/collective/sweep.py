@@ -41,10 +41,7 @@ def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
 
 @dataclass(frozen=True, slots=True)
 class ObservationSources:
-    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
-
-    `window` looks at the idle GPU; `by_design`: why it host-stages anywhere; `read_waited`: share waiting for a CPU.
-    """
+    """What a rank observes: the library's log, its GPU's counters, circumstances, and every rank's node."""
 
     log: LibraryLog
     counters: LinkCounters
@@ -76,10 +73,7 @@ class PathObserver:
     def try_out(
         self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
     ) -> None:
-        """Run every operation, read what is logged of it and count what it moves, before any is timed.
-
-        `then` tries out settings, before the log is over. Machines and processes are read too, which may take a while.
-        """
+        """Run every operation, read its log and count its bytes, before any is timed; `then` tries settings."""
         from gpubench.measure.collective.paths import PathObservations
 
         sources = self.sources
@@ -102,11 +96,7 @@ class PathObserver:
             )
 
     def look_while_idle(self, at_work: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
-        """Every rank's GPU, on the first rank, while none of them runs an operation; empty where nobody can look.
-
-        Before the first operation and after the last row, when `at_work` is the condition of this rank's GPU. Every
-        rank has to call it.
-        """
+        """Every rank's GPU while no operation runs, on the first rank; every rank has to call it."""
         window, group = self.sources.window, self.group
         group.barrier()
         waited = None if at_work is None else self.sources.read_waited()
@@ -139,10 +129,7 @@ class PathObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """The observers of a sweep, each with a stand-in that does nothing.
-
-    The first rank's judge of speed has doubtful rows measured again, where `measures_again`.
-    """
+    """The observers of a sweep, each with a stand-in that does nothing."""
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
@@ -162,11 +149,7 @@ def fitting_sizes(
     identity: RankIdentity,
     memory_holders: Callable[[], str] = lambda: "",
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """The sizes to measure, the same on every rank, and those dropped, each with its reason.
-
-    Dropped are sizes beyond the tightest rank's memory, and shares of nothing. Raises CouldNotMeasureError: none is
-    left.
-    """
+    """The sizes to measure and those dropped, on every rank, with reasons. Raises CouldNotMeasureError: none."""
     own_bytes = backend.free_bytes()
     held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
     free_bytes, tightest, held = min(group.gather((own_bytes, str(identity), held)))
@@ -256,10 +239,7 @@ class Sweep:
         self.backend.seconds(self.backend.bind([self.launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case once, untimed and in place too, as nccl-tests does before its first row.
-
-        Then one discarded row, so that first-use costs of filling and checking buffers fall outside the measurement.
-        """
+        """Run every case once, untimed, as nccl-tests does, then one discarded row with its checks."""
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
             self.observers.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)

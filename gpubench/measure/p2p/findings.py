@@ -105,11 +105,7 @@ def _errors(
 
 
 def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_pair) -> dict[Pair, str]:
-    """Host-staged pairs with peer access on, and the evidence.
-
-    NVLink counters that moved only for other pairs; else bandwidth and latency equal with peer access off, at the
-    largest size. Without latency only pairs that `outruns_host`.
-    """
+    """Host-staged pairs with peer access on, by NVLink counters, else by times equal to those with it off."""
     found = {
         pair: _counted(cell)
         for matrix in matrices

@@ -125,10 +125,7 @@ Copy = PairCopy | HostCopy | PatternCopy | ManagedCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pRequest:
-    """A request. `pairs` are positions of GPUs; `series` come in this order, those without peer access first.
-
-    `managed_bytes` is the size of managed memory that moves, `managed` what CUDA says of it for every GPU.
-    """
+    """The copies to make: `pairs` by position, `series` without peer access first; bytes of managed memory."""
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
@@ -238,10 +235,7 @@ PROCESS, IPC, NETWORK = "process", "ipc", "network"
 
 @dataclass(frozen=True)
 class CopyMachine:
-    """The GPUs that copy, by position: driven by one process, or each by the rank of that number (`is_ranks`).
-
-    `unreachable` pairs have no peer access; `idle_gpus` are GPUs before the first copy and after the last.
-    """
+    """The GPUs that copy, by position, of one process or a rank each; `unreachable` pairs, and `idle_gpus`."""
 
     wiring: Wiring
     gpus: Sequence[CopyGpu]
@@ -331,11 +325,7 @@ class CopyMachine:
 
     @cached_property
     def _busy(self) -> dict[int, str]:
-        """The processes that used each GPU before this run touched it.
-
-        A process that merely holds a context, as a desktop does, leaves a GPU idle. An MPI that knows CUDA may have
-        put the ranks on their GPUs already.
-        """
+        """The processes that used each GPU before this run touched it; a mere context leaves a GPU idle."""
         own = {(each.node, each.pid) for each in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):
@@ -391,10 +381,7 @@ Write = Callable[[object], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedP2p:
-    """The first line: what was asked for, and of whom: `gpus` of one process, or `ranks`.
-
-    `hosts` are nodes by recorded name; `unreachable` are pairs that CUDA keeps apart.
-    """
+    """The first line: what was asked for, and of whom: `gpus` of one process, or `ranks`."""
 
     schema_version: int
     origin: Origin

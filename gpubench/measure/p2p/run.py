@@ -405,10 +405,7 @@ class P2pRun:
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
     def _reference(self, series: Series, pair: Pair, gb_s: Mapping[Pair, float]) -> Reference:
-        """What a bandwidth is compared with.
-
-        Of a limit no share is known that host memory reaches, nor both ways at once over PCIe, where root ports differ.
-        """
+        """What a bandwidth is compared with; no share of a limit is known for host memory, nor both ways."""
         limit = self._machine.limit(series, pair).gb_s
         siblings = siblings_gb_s(gb_s, self._paths, pair)
         expected = self._machine.expected(series.quantity, limit, self._paths[pair])

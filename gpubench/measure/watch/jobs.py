@@ -22,11 +22,7 @@ _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """Processes that belong together, and the GPUs that they use.
-
-    `exchanges`: whether its GPUs send each other data, None with a `doubt`; `others` and `shared_with` use its GPUs
-    too.
-    """
+    """Processes that belong together, and their GPUs; `exchanges`: whether these send each other data."""
 
     name: str
     gpus: tuple[GpuRates, ...]
@@ -53,11 +49,7 @@ class RunningJob:
 
 
 def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
-    """The jobs on a node. A GPU that several have is that one's which has most GPUs.
-
-    Where nobody says whose the GPUs are, as inside some containers, all of them are one job of which it is not known
-    whether they have to do with each other.
-    """
+    """The jobs on a node; a shared GPU is the larger job's; nobody's GPUs, as in containers, are one job's."""
     tasks = {task.pid: task for task in rates.tasks}
     hidden = [gpu for gpu in rates.gpus if gpu.processes is None]
     groups = groups_of(tasks.values())
@@ -198,10 +190,7 @@ class WatchedJobs:
         return " ".join(named)
 
     def of(self, reading: NodeReading) -> NodeReading:
-        """The reading with the GPUs and the processes of these jobs alone; NICs stay, which belong to nobody.
-
-        So do GPUs that are lost: nobody says any more whose they were.
-        """
+        """The reading with the GPUs and processes of these jobs, and all NICs and lost GPUs."""
         if self.is_all:
             return reading
         tasks = {task.pid: task for task in reading.tasks}
@@ -249,10 +238,7 @@ Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Senders and receivers through 
 
 
 def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:
-    """The likeliest cause of the way that a job takes; without evidence none is named.
-
-    What other users' processes have set cannot be read, and is said instead.
-    """
+    """The likeliest cause of a job's way; without evidence, or of other users' processes, none is named."""
     if way is Way.STAGED and job.one_process and not job.by_nccl:
         return _WITHOUT_NCCL
     found = first_cause(_pairs(job, way, ends), _circumstances(job, node))

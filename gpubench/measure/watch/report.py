@@ -111,10 +111,7 @@ class JobCourse:
 
     @property
     def main(self) -> TimeOnWay:
-        """What the job is said to do: the gravest alarm that was steady, else what it did longest while it was busy.
-
-        Beside the direct way it is what is in doubt, where that is more than a passing interval.
-        """
+        """What the job is said to do: the gravest steady alarm, else what it did longest, but for lasting doubt."""
         alarm = next((each for way in ALARMS if (each := self.stretches.get(way)) and each.is_steady), None)
         if alarm is not None:
             return alarm

@@ -78,10 +78,7 @@ class Members(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """What is seen of a job over an interval; `doubts` say why something is unknown.
-
-    `staged_ends` send or receive through host memory, `odd_rails` are unlike their siblings, `idle_gpus` do nothing.
-    """
+    """What is seen of a job over an interval; `doubts` say why something is unknown."""
 
     nvlinks: Nvlinks
     pcie: Pcie
@@ -194,10 +191,7 @@ def _receivers(job: RunningJob) -> set[str]:
 
 
 def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
-    """True if NVLinks lead from all PCIe senders to all other PCIe receivers; otherwise PCIe may be the direct path.
-
-    NCCL prefers two NVLinks through a third GPU to PCIe (PATH_NVB comes before PATH_PIX in topo.h).
-    """
+    """True if NVLinks lead from all PCIe senders to all other receivers (NCCL's PATH_NVB before PATH_PIX)."""
     between = [gpu.bus_id for gpu in job.gpus] if job.by_nccl else []
     return all(
         joined(one, other) or any(joined(one, each) and joined(each, other) for each in between)
@@ -308,10 +302,7 @@ def _match(one: float, other: float) -> bool:
 
 
 def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, float | None]:
-    """The network between processes in use, and the bandwidth that all NICs send.
-
-    Sockets count as NCCL's only if the job has NCCL communicators.
-    """
+    """The network between processes in use (sockets only with NCCL), and the GB/s that all NICs send."""
     rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
     others = [nic for nic in nics if not nic.rdma]
     sent = total([nic.sent for nic in (*rdma, *others)])
@@ -347,10 +338,7 @@ def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
 
 
 def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
-    """Idle GPUs that all other GPUs of the job wait for: these run kernels, and there is no traffic.
-
-    GPUs shared with other jobs are not judged: their kernels may belong to these.
-    """
+    """Idle GPUs that the others' kernels wait for, without traffic and without other jobs on them."""
     if job.others or nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
         return ()
     percents = {

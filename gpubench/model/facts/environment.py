@@ -51,10 +51,7 @@ class LaunchedBy:
 
 
 def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
-    """The launcher that started this process as one of its ranks, or None for a process started alone.
-
-    A shell of `srun --pty` and a single task are none. Raises UsageError: torchrun's variables are no numbers.
-    """
+    """The launcher of this process as a rank, None alone or in a shell of `srun --pty`. Raises UsageError."""
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         (_PMI, "PMI_RANK", "PMI_SIZE"),
@@ -90,10 +87,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def as_if_alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a launcher or an allocation set, for a child that is to start ranks on this host.
-
-    The user's own settings of MPI stay, such as OMPI_MCA_plm_rsh_agent.
-    """
+    """The environment without a launcher's or an allocation's variables, for a child that starts ranks here."""
     return {
         name: value
         for name, value in environment.items()

@@ -28,11 +28,7 @@ _SINCE_BOOT = "since boot, when is not known"
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of a device that are worth a word.
-
-    `meanwhile` is whether they came between two readings, `grave` whether any could not be corrected; `usual` is what
-    siblings have, None where nothing is compared.
-    """
+    """Errors of a device: `meanwhile` between two readings, `grave` if uncorrected, `usual` of siblings."""
 
     device: str
     counts: Mapping[str, int]

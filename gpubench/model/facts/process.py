@@ -138,10 +138,7 @@ LOADER = "other programs"  # Who takes what the dynamic loader finds: nccl-tests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryFile:
-    """One library. `package` is the wheel that brought it; `version` is its own word, None with the reason in `unread`.
-
-    Several names of one file are one library: `path` is the first that somebody would load it by.
-    """
+    """One library of a `package`; `version` is its own word, None with the reason in `unread`."""
 
     library: str
     path: str

@@ -1,7 +1,4 @@
-"""Nodes grouped by their facts, so that a thousand alike are one line and the odd one stands out.
-
-A node with a GPU, a link or a NIC less is not what the other should be like; nor is one with an older driver.
-"""
+"""Nodes grouped by their facts, so that a thousand alike are one line and the odd one stands out."""
 
 import re
 from collections import Counter
@@ -198,10 +195,7 @@ _NODE_FACTS = _all_but(Snapshot, "host", "taken_at", "machine", "gpus")
 
 
 def topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
-    """Nodes of which each knows the first of those in a row before it that have its facts, all but names.
-
-    Nodes that were measured differ in temperatures and counters; simulated ones do not.
-    """
+    """One Topology per snapshot; consecutive nodes with identical facts share the first one's."""
     found: list[Topology] = []
     facts: list[tuple[object, ...]] = []
     for snapshot in snapshots:
@@ -269,11 +263,7 @@ def _nic_traits(nic: NicFacts) -> dict[str, object]:
 
 
 def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
-    """The traits in which two nodes differ.
-
-    Of a device that only one of them has, the count says it all; paths are left to the differences that explain them,
-    when there are any.
-    """
+    """The traits in which two nodes differ; paths only where nothing else explains them."""
     found = [
         Difference(name, seen[name], usual[name])
         for name in usual

@@ -42,10 +42,7 @@ NOISY_SHARE = 0.1  # Samples that differ by more of their median judge nothing n
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One matrix: a copy of some size between every pair, by one engine, in one direction, with peer access or not.
-
-    With `network` it is sent by NCCL between nodes, whatever `engine` says.
-    """
+    """A matrix of copies of one size, engine and direction, with peer access or not, or by NCCL (`network`)."""
 
     engine: Engine
     direction: Direction

@@ -57,11 +57,7 @@ def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
 
 
 def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
-    """A device's link as it is under load.
-
-    An idle GPU lowers its generation and raises it again at the first transfer. Nothing else does: what a busy GPU or a
-    NIC has lost stays lost, and so does a width.
-    """
+    """A device's link as under load: an idle GPU lowers its generation alone, and raises it again."""
     link = device.pcie
     rises = isinstance(device, GpuFacts) and device.idle is not False
     return replace(link, generation=link.max_generation or link.generation) if rises else link
@@ -595,10 +591,7 @@ def is_beyond_policy(node: Topology, path_class: str) -> bool:
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
-    """The reason why NCCL, without settings, does not use the peer access of a pair; empty where it does.
-
-    GPUs that lost all their NVLinks to NVSwitches, or those that may have joined them, are no matter of policy.
-    """
+    """Why NCCL, without settings, does not use a pair's peer access; empty where it does, or NVLinks are lost."""
     path = node.path(source, destination)
     if not is_beyond_policy(node, path) or any(lost_its_switches(node, gpu) for gpu in (source, destination)):
         return ""
@@ -616,10 +609,7 @@ def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> 
 
 
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none.
-
-    The only GPU of a node misses none, unless NVLinks lead to other nodes: it has no other to reach.
-    """
+    """True if a GPU has NVLinks to NVSwitches and none is active, unless it is the only GPU of its node."""
     has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
     return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
 

@@ -1,7 +1,4 @@
-"""The wiring between the GPUs of a run: whether a path could be direct, and the highest busbw its links can carry.
-
-docs/limits.md derives it: t time, S size, f busbw over algbw, w(i) GB/s that rank i's links carry one way.
-"""
+"""The wiring between the GPUs of a run: whether a path could be direct, and its most busbw (docs/limits.md)."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,10 +45,7 @@ Located = RankIdentity | GpuPlace  # A GPU of a run by where it is: a rank with 
 
 @dataclass(frozen=True)
 class Wiring:
-    """The GPUs of a run by position, which is the rank where each has one, and their nodes by number.
-
-    Of nodes there are those of which something is known.
-    """
+    """The GPUs of a run by position, which is the rank where each has one, and their known nodes by number."""
 
     gpus: Sequence[Located]
     nodes: Mapping[int, Topology]
@@ -346,10 +340,7 @@ def nccl_name(algorithm: str | None) -> str:
 
 
 def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
-    """What joins the nodes of a run at its weakest and its strongest node; None where that is not known.
-
-    Nodes of one NVLink domain count as one. NCCL takes the NICs nearest to the ranks' GPUs.
-    """
+    """What joins nodes, or NVLink domains, at the weakest and the strongest of them; None where not known."""
     positions: dict[object, list[int]] = {}
     for position, gpu in enumerate(wiring.gpus):
         positions.setdefault(wiring.domain(position) or gpu.node, []).append(position)
@@ -478,11 +469,7 @@ class Work:
 
 
 def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> Limit:
-    """The ceiling of an algorithm of NCCL's over the connections that it uses, in GB/s.
-
-    RING: every rank passes on f·S, so busbw = f·S/t ≤ the least w(i). TREE and PAT: all ranks together move n·f·S or
-    more, so busbw ≤ the mean w(i).
-    """
+    """The most busbw of NCCL's algorithm over its connections, GB/s: RING the least w(i), TREE, PAT the mean."""
     if pairs and algorithm != RING and algorithm not in TOTAL_BOUND:
         return Limit(None, f"no ceiling is derived for {algorithm}")
     links = _links(pairs, wiring)

@@ -229,10 +229,7 @@ FAULT_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The fault of one subject. `index` is the GPU's, NIC's or leaf's, `second` the other GPU's of a link, or the rail.
-
-    `node` is None where none was named, which means node 0.
-    """
+    """The fault of one subject by `index`, `second` for the other GPU of a link or the rail; `node` None: 0."""
 
     subject: Subject
     settings: tuple[tuple[str, str], ...]

@@ -1,8 +1,4 @@
-"""Expected values of a profile: the verdicts they lead to, and learning them from results of healthy machines.
-
-Below 90 % of it warns, below 75 % fails. Thresholds of others judge nobody: they were made for other sizes, tools and
-counts.
-"""
+"""Expected values of a profile: below 90 % warns, below 75 % fails; and learning them from results."""
 
 import json
 import re

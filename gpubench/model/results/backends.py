@@ -141,10 +141,7 @@ def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
 
 
 def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
-    """The finding on torch.distributed where it is slower than the NCCL that it calls, at large sizes, in one call.
-
-    Of operations alone it is none: there the framework's own start-up belongs to the time.
-    """
+    """The finding on torch.distributed slower than its NCCL at large sizes in one call; not of lone operations."""
     slow = [row for row in rows if _is_slower(row)]
     if not slow:
         return ()
@@ -385,10 +382,7 @@ def took_another(row: CollectiveRow) -> bool:
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
-    """By ascending size, where the own choice and anything else ran right; of several backends, names have them.
-
-    What the own choice took is a way of its own only where it is not known to be one of the others.
-    """
+    """By size, own choices and others that ran right; what the own choice took is no way of its own if known."""
     found = []
     for here in grouped(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])

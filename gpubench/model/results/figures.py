@@ -139,11 +139,7 @@ class ExpectedTime:
 
 
 def is_judged(row: CollectiveRow) -> bool:
-    """True if the speed of a row is judged, where something is expected of it.
-
-    Smaller operations than 1 KiB take as long as this one, and rest on the host's clock alone. Settings that somebody
-    wants to compare are as fast as they are.
-    """
+    """True if something is expected of a row from 1 KiB on, and no setting is compared."""
     return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN)
 
 

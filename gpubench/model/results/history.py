@@ -51,10 +51,7 @@ _LOG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
 
 @dataclass(frozen=True, slots=True, order=True)
 class DatedName:
-    """The name of a result: when it began, in UTC, which of that second's, which command, on which host.
-
-    The order is that of time. `number` is 1 of the first of a second.
-    """
+    """The name of a result: its begin in UTC, `number` in that second, command and host, in order of time."""
 
     stamp: str
     number: int

@@ -440,10 +440,7 @@ class NcclTestsRun:
         return error
 
     def _shape(self, where: str, told: Told) -> tuple[int, int, str | None] | None:
-        """Ranks and nodes of a communicator, and which part of the job it is: None where it is the whole.
-
-        None where neither the run nor a person says how many ranks there were.
-        """
+        """Ranks, nodes and part of a communicator; None where nothing says how many ranks there were."""
         if not self.devices or self.lacks_devices:
             ranks = max((device.rank + 1 for device in self.devices), default=told.ranks)
             return None if ranks is None or told.ranks is None else (ranks, told.nodes, None)
