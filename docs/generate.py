@@ -433,7 +433,7 @@ def limit_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _limit(value: float) -> str:
+def _limit(value: float | int) -> str:
     return f"{value:g} s" if isinstance(value, float) else f"{value:,}"
 
 

@@ -21,9 +21,14 @@ from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain
 
-MOST_BYTES = 2**18  # Of a file: the largest of gpubench's own has 14 KB; nested arrays read in square time
-MOST_DEPTH = 16  # Of tables and arrays in each other, and of the parts of a dotted key: a profile has three
-MOST_FILES = 1000  # Of a folder of a user's own, which is read by every command that looks for a profile
+MOST_BYTES = 2**18
+"""Of a file: the largest of gpubench's own has 14 KB; nested arrays read in square time."""
+
+MOST_DEPTH = 16
+"""Of tables and arrays in each other, and of the parts of a dotted key: a profile has three."""
+
+MOST_FILES = 1000
+"""Of a folder of a user's own, which is read by every command that looks for a profile."""
 
 
 KeyPath = tuple[str | int, ...]  # Keys and positions that lead to a value: ('expected', 4, 'value')
