@@ -172,7 +172,7 @@ def plan(tmp_path: Path, *words: str) -> dict[str, list[dict[str, float | str | 
     return found
 
 
-def test_a_collective_longer_than_the_backward_pass_is_exposed(tmp_path: Path) -> None:
+def test_a_collective_longer_than_the_backward_pass_costs_more_than_it_hides(tmp_path: Path) -> None:
     """The gradients of 806 M parameters take 57 ms through host memory, the backward pass 49."""
     curves = ("--results", str(RECORDED / "healthy"), "--layout", "ddp")
     staged, half = plan(tmp_path, *curves)["fault_costs"][1:]
@@ -180,13 +180,12 @@ def test_a_collective_longer_than_the_backward_pass_is_exposed(tmp_path: Path) -
     assert isinstance(staged["communication_ms"], float)
     assert isinstance(staged["exposed_ms"], float)
     assert 54 < staged["communication_ms"] < 62
-    assert staged["exposed_ms"] > staged["communication_ms"] - 49.1 - 3
+    assert isinstance(staged["slowed_ms"], float)
+    assert staged["exposed_ms"] + staged["slowed_ms"] > staged["communication_ms"] - 49.1 - 3
     assert staged["note"] is None
     measured = plan(tmp_path, "--results", str(RECORDED / "staged"), "--layout", "ddp", "--bucket-mb", "25")
     assert staged["step_ms"] == pytest.approx(measured["layouts"][0]["step_ms"], rel=0.03)
-    assert half["note"] == (
-        "communication takes 2.0 times as long, all of it beside computation, which is taken to cost nothing"
-    )
+    assert half["note"] is None
 
 
 def test_a_fault_that_no_collective_of_the_layout_meets_says_so(tmp_path: Path) -> None:

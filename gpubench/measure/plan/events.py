@@ -1,11 +1,11 @@
-"""Event simulation of a training step: streams of tasks that wait for each other, and the contention between them.
+"""Event simulation of one GPU's training step: streams of tasks that wait for each other, and their contention.
 
 A stream runs its tasks one at a time, in the order in which they were issued; a task begins when the stream is free
 and all that it waits for has ended, as CUDA streams with events do. A communication that meets computation first waits
 for multiprocessors; then, while both run, computation advances at 1/κ_c and communication at 1/κ_m of its speed.
 
-Every instant of a device is then one of four: computing at full speed; computing slowed; waiting for a communication,
-which is *exposed*, and named after the one that is waited for; or waiting for another device, which is a *bubble*.
+Every instant of a GPU is then one of three: computing at full speed; computing slowed; waiting for a communication,
+which is *exposed*, and named after the one that is waited for. Of a pipeline *bubbles* come to these.
 
 A row's κ_c is the slow-down of computation while a collective is in flight, waiting for multiprocessors included; what
 slows computation is the collective that runs. So while it runs the factor is 1 + (κ_c - 1)·κ_m/(1 + sharing): the same
@@ -16,10 +16,9 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 COMPUTE = "compute"
-BUBBLE = "bubble"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ NO_CONTENTION = Contention()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTask:
-    """Something that a stream of a device does for so many seconds, once the tasks `after` (by number) have ended.
+    """Something that a stream does for so many seconds, once the tasks `after` (by number) have ended.
 
     `source` is what it is for, in the words of the report. Streams other than `compute` communicate. Computation is
     made of kernels of `kernel_seconds`; a communication may stand for several `operations`.
@@ -64,7 +63,6 @@ class StreamTask:
     name: str
     seconds: float
     stream: str = COMPUTE
-    device: int = 0
     after: tuple[int, ...] = ()
     source: str = ""
     collective: str = ""
@@ -90,20 +88,19 @@ class TaskSpan:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A time in which a device did not compute, and what it waited for."""
+    """A time in which the GPU did not compute, and the source of the communication that it waited for."""
 
-    device: int
     start: float
     end: float
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTimes:
-    """The seconds of a step of one device: they add up to the step.
+class GpuTimes:
+    """The seconds of a step of one GPU: they add up to the step.
 
     `compute` is what computation takes alone, `slowed` what communication beside it added, `exposed` by source what
-    was waited for communication, `bubble` what was waited for other devices.
+    was waited for communication, `bubble` what was waited for other stages of a pipeline.
     """
 
     compute: float
@@ -125,7 +122,7 @@ class StepTimeline:
     tasks: Sequence[StreamTask]
     spans: Sequence[TaskSpan]
     idle: Sequence[Idle]
-    devices: Mapping[int, DeviceTimes]
+    times: GpuTimes
 
 
 @dataclass(slots=True)
@@ -138,16 +135,6 @@ class _Running:
     wait: float = 0.0
 
 
-@dataclass(slots=True)
-class _Device:
-    """The sums of one device."""
-
-    compute: float = 0.0
-    slowed: float = 0.0
-    exposed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    bubble: float = 0.0
-
-
 def simulate(tasks: Sequence[StreamTask]) -> StepTimeline:
     """Run all tasks; ValueError where some wait for each other."""
     return _Simulation(tasks).run()
@@ -156,9 +143,9 @@ def simulate(tasks: Sequence[StreamTask]) -> StepTimeline:
 class _Simulation:
     def __init__(self, tasks: Sequence[StreamTask]) -> None:
         self._tasks = tasks
-        self._queues: dict[tuple[int, str], list[int]] = {}
+        self._queues: dict[str, list[int]] = {}
         for number, task in enumerate(tasks):
-            self._queues.setdefault((task.device, task.stream), []).append(number)
+            self._queues.setdefault(task.stream, []).append(number)
         for queue in self._queues.values():
             queue.reverse()
         self._done = [False] * len(tasks)
@@ -168,11 +155,10 @@ class _Simulation:
             for each in set(task.after):
                 self._followers[each].append(number)
         self._ready = list(self._queues)
-        self._running: dict[tuple[int, str], _Running] = {}
+        self._running: dict[str, _Running] = {}
         self._spans: list[TaskSpan] = []
         self._idle: list[Idle] = []
-        self._devices = {task.device: _Device() for task in tasks}
-        self._now = 0.0
+        self._compute = self._slowed = self._now = 0.0
 
     def run(self) -> StepTimeline:
         """Advance from one end of a task to the next."""
@@ -183,20 +169,16 @@ class _Simulation:
                     raise ValueError("tasks that wait for each other")
                 break
             self._advance()
-        devices = {
-            number: DeviceTimes(
-                compute=each.compute, slowed=each.slowed, exposed=dict(each.exposed), bubble=each.bubble
-            )
-            for number, each in self._devices.items()
-        }
+        exposed: dict[str, float] = defaultdict(float)
+        for each in self._idle:
+            exposed[each.source] += each.end - each.start
         self._spans.sort(key=lambda span: (span.start, span.task))
-        return StepTimeline(
-            seconds=self._now, tasks=self._tasks, spans=self._spans, idle=_joined(self._idle), devices=devices
-        )
+        times = GpuTimes(compute=self._compute, slowed=self._slowed, exposed=dict(exposed), bubble=0.0)
+        return StepTimeline(seconds=self._now, tasks=self._tasks, spans=self._spans, idle=self._idle, times=times)
 
     def _start(self) -> None:
         """Begin what can begin, computation first; what takes no time ends at once, after which more may begin."""
-        begun: list[tuple[int, str]] = []
+        begun: list[_Running] = []
         while self._ready:
             stream = self._ready.pop()
             queue = self._queues[stream]
@@ -208,13 +190,13 @@ class _Simulation:
                 self._end(number, self._now)
                 continue
             self._running[stream] = _Running(number, self._now, task.seconds)
-            begun.append(stream)
-        for stream in begun:
-            self._running[stream].wait = self._wait(self._tasks[self._running[stream].task])
+            begun.append(self._running[stream])
+        for each in begun:
+            each.wait = self._wait(self._tasks[each.task])
 
     def _wait(self, task: StreamTask) -> float:
         """Seconds that a task which begins now waits for multiprocessors."""
-        met = self._computing(task.device)
+        met = self._running.get(COMPUTE)
         if task.computes or met is None:
             return 0.0
         kernel = self._tasks[met.task].kernel_seconds
@@ -227,31 +209,25 @@ class _Simulation:
     def _end(self, number: int, start: float) -> None:
         self._done[number] = True
         self._spans.append(TaskSpan(number, start, self._now))
-        self._ready.append((self._tasks[number].device, self._tasks[number].stream))
+        self._ready.append(self._tasks[number].stream)
         for each in self._followers[number]:
             self._missing[each] -= 1
             if not self._missing[each]:
-                self._ready.append((self._tasks[each].device, self._tasks[each].stream))
-
-    def _computing(self, device: int) -> _Running | None:
-        return self._running.get((device, COMPUTE))
+                self._ready.append(self._tasks[each].stream)
 
     def _advance(self) -> None:
         """To the next end of a task, or of its waiting."""
-        if len(self._running) == 1:  # nothing slows it, as in most of a step
-            ((stream, each),) = self._running.items()
-            self._account(each.work, {stream: 1.0})
-            self._now += each.work
-            self._ended(stream, each)
-            return
-        rates = {stream: self._rate(stream, each) for stream, each in self._running.items()}
-        waiting = {
-            stream for stream, each in self._running.items() if each.wait > 0 and self._computing(stream[0]) is not None
-        }
+        computing = self._running.get(COMPUTE)
+        rates = {stream: self._rate(each, is_beside=computing is not None) for stream, each in self._running.items()}
+        waiting = {stream for stream, each in self._running.items() if each.wait > 0 and computing is not None}
         step = min(
             each.wait if stream in waiting else each.work / rates[stream] for stream, each in self._running.items()
         )
-        self._account(step, rates)
+        if computing is not None:
+            self._compute += step * rates[COMPUTE]
+            self._slowed += step * (1 - rates[COMPUTE])
+        else:
+            self._wait_for(self._source(), step)
         self._now += step
         for stream, each in list(self._running.items()):
             if stream in waiting:
@@ -259,89 +235,44 @@ class _Simulation:
                 continue
             each.work -= step * rates[stream]
             if each.work <= 1e-15 + 1e-12 * self._tasks[each.task].seconds:
-                self._ended(stream, each)
+                del self._running[stream]
+                self._end(each.task, each.start)
 
-    def _ended(self, stream: tuple[int, str], each: _Running) -> None:
-        del self._running[stream]
-        self._end(each.task, each.start)
+    def _rate(self, each: _Running, *, is_beside: bool) -> float:
+        """The part of its own speed that a task has now, where computation runs or not."""
+        task = self._tasks[each.task]
+        if not task.computes:
+            return 1.0 / task.contention.communication if is_beside else 1.0
+        others = (self._tasks[other.task] for other in self._running.values() if other.wait <= 0)
+        return 1.0 / max((other.contention.compute for other in others if not other.computes), default=1.0)
 
-    def _rate(self, stream: tuple[int, str], each: _Running) -> float:
-        """The part of its own speed that a task has now."""
-        device, name = stream
-        if name != COMPUTE:
-            return 1.0 / self._tasks[each.task].contention.communication if self._computing(device) else 1.0
-        slowest = 1.0
-        for (other, kind), beside in self._running.items():
-            if other == device and kind != COMPUTE and beside.wait <= 0:
-                slowest = max(slowest, self._tasks[beside.task].contention.compute)
-        return 1.0 / slowest
+    def _wait_for(self, source: str, step: float) -> None:
+        last = self._idle[-1] if self._idle else None
+        if last is not None and last.source == source and last.end >= self._now - 1e-12:
+            self._idle[-1] = Idle(last.start, self._now + step, source)
+        else:
+            self._idle.append(Idle(self._now, self._now + step, source))
 
-    def _account(self, step: float, rates: Mapping[tuple[int, str], float]) -> None:
-        """Give this time of every device to what it is spent on."""
-        for number, device in self._devices.items():
-            if self._computing(number) is not None:
-                rate = rates[number, COMPUTE]
-                device.compute += step * rate
-                device.slowed += step * (1 - rate)
-                continue
-            source = self._waited_for(number)
-            if source is None:
-                device.bubble += step
-            else:
-                device.exposed[source] += step
-            self._idle.append(Idle(number, self._now, self._now + step, source or BUBBLE))
-
-    def _waited_for(self, device: int) -> str | None:
-        """The source of the communication that this device waits for; None where another device computes."""
-        queue = self._queues.get((device, COMPUTE))
-        if queue:
-            return self._blocker(queue[-1])
-        for (other, _), each in self._running.items():
-            if other == device:
-                return self._tasks[each.task].source
-        return None
-
-    def _blocker(self, number: int) -> str | None:
-        """The source of the running communication that a task waits for, itself or through what it waits for."""
+    def _source(self) -> str:
+        """The source of the running communication that the next computation waits for, itself or through others."""
+        queue = self._queues.get(COMPUTE)
         seen: set[int] = set()
-        waiting = [number]
+        waiting = [queue[-1]] if queue else []
         while waiting:
             current = waiting.pop()
             if current in seen or self._done[current]:
                 continue
             seen.add(current)
             task = self._tasks[current]
-            running = self._running.get((task.device, task.stream))
+            running = self._running.get(task.stream)
             if running is not None and running.task == current:
-                if not task.computes:
-                    return task.source
-                continue
+                return task.source
             waiting += task.after
-            if running is not None and running.task not in seen:
+            if running is not None:
                 waiting.append(running.task)
-            elif running is None and self._queues[task.device, task.stream][-1] != current:
-                waiting.append(self._queues[task.device, task.stream][-1])
-        return None
-
-
-def _joined(idle: Sequence[Idle]) -> list[Idle]:
-    """The same times, those of one source that follow each other as one."""
-    found: list[Idle] = []
-    last: dict[int, int] = {}
-    for each in idle:
-        place = last.get(each.device)
-        before = None if place is None else found[place]
-        if (
-            place is not None
-            and before is not None
-            and before.source == each.source
-            and before.end >= each.start - 1e-12
-        ):
-            found[place] = Idle(each.device, before.start, each.end, each.source)
-        else:
-            last[each.device] = len(found)
-            found.append(each)
-    return found
+            elif self._queues[task.stream][-1] != current:
+                waiting.append(self._queues[task.stream][-1])
+        return self._tasks[next(iter(self._running.values())).task].source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

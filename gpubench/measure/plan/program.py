@@ -225,7 +225,7 @@ class StepSettings:
     optimizer_bytes: int = 0
 
 
-MOST_BLOCKS = 32
+MOST_BLOCKS = 24
 """Blocks of a stage that are simulated; every further one takes as long as the last half of these."""
 
 
@@ -358,18 +358,15 @@ class StepJob:
 
 @dataclass(slots=True)
 class StepProgram:
-    """Tasks of a device, which computes in the order of issue."""
+    """Tasks of a GPU, which computes in the order of issue."""
 
     job: StepJob
-    device: int = 0
     tasks: list[StreamTask] = field(default_factory=list)
     last: int | None = None
 
     def compute(self, name: str, seconds: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
         """Computation by so many kernels, behind what was computed before and behind these tasks."""
-        own = StreamTask(
-            name=name, seconds=seconds, device=self.device, after=tuple(after), kernel_seconds=seconds / kernels
-        )
+        own = StreamTask(name=name, seconds=seconds, after=tuple(after), kernel_seconds=seconds / kernels)
         self.tasks.append(own)
         self.last = len(self.tasks) - 1
         return self.last
@@ -393,7 +390,6 @@ class StepProgram:
                 name=f"{source} {collective}",
                 seconds=seconds,
                 stream=stream,
-                device=self.device,
                 after=tuple(after),
                 source=source,
                 collective=collective,

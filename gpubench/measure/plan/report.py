@@ -1,12 +1,10 @@
 """Report of a plan: layouts ranked, exposed communication, best settings, cost of faults, and a timeline."""
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.errors import UsageError
-from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
 from gpubench.measure.plan.program import MOST_BLOCKS, CollectiveTimesFound, FaultSeconds, StepJob
 from gpubench.measure.plan.step import StepPrediction, predict, roughly
 from gpubench.model.results.ending import LATER, SOON, last_line, part
@@ -30,7 +28,7 @@ from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel
 _MOST_THAT_DO_NOT_FIT = 4
 """Of layouts that do not fit those that come nearest are simulated too."""
 
-_MOST_COMPARED = 100
+_MOST_COMPARED = 40
 """Of layouts that nobody asked for; those that split the model into more parts than these communicate more."""
 
 _MOST_WHOLE = 12
@@ -384,59 +382,41 @@ def timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
     """Spans by time; computation of one block that follows without a gap is one."""
     timeline = prediction.timeline
     rows: list[TimelineRow] = []
-    open_: dict[tuple[int, str], int] = {}
-    waits: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for each in timeline.idle:
-        waits[each.device, each.source].append(each.start)
+    computing: int | None = None
     for span in timeline.spans:
         task = timeline.tasks[span.task]
         if span.end <= span.start:
             continue
         name = task.name.partition(".")[0] if task.computes else task.name
         name = f"block {name}" if name.isdigit() else name
-        place = open_.get((task.device, task.stream)) if task.computes else None
-        last = None if place is None else rows[place]
-        if place is not None and last is not None and last.name == name and _close(last.end_us, span.start):
-            rows[place] = _row(task, name, last.start_us, span.end)
-            continue
-        open_[task.device, task.stream] = len(rows)
-        rows.append(
-            _row(task, name, span.start * MICROSECONDS_PER_SECOND, span.end, exposed=_waited(waits, task, span))
+        row = TimelineRow(
+            device=prediction.device,
+            stream=task.stream,
+            name=name,
+            start_us=span.start * MICROSECONDS_PER_SECOND,
+            end_us=span.end * MICROSECONDS_PER_SECOND,
+            exposed=not task.computes
+            and any(each.source == task.source and span.start <= each.start < span.end for each in timeline.idle),
         )
+        if not task.computes:
+            rows.append(row)
+        elif computing is not None and rows[computing].name == name and row.start_us - rows[computing].end_us < 1e-3:
+            rows[computing] = replace(row, start_us=rows[computing].start_us)
+        else:
+            computing = len(rows)
+            rows.append(row)
     rows += [
         TimelineRow(
-            device=idle.device,
+            device=prediction.device,
             stream=WAITING,
             name=idle.source,
             start_us=idle.start * MICROSECONDS_PER_SECOND,
             end_us=idle.end * MICROSECONDS_PER_SECOND,
-            exposed=idle.source != BUBBLE,
+            exposed=True,
         )
         for idle in timeline.idle
     ]
-    return sorted(rows, key=lambda row: (row.device, row.start_us))
-
-
-def _waited(waits: Mapping[tuple[int, str], Sequence[float]], task: StreamTask, span: TaskSpan) -> bool:
-    """True where a wait for this source began while the task ran."""
-    starts = waits.get((task.device, task.source), ())
-    place = bisect_left(starts, span.start)
-    return not task.computes and place < len(starts) and starts[place] < span.end
-
-
-def _close(end_us: float, start: float) -> bool:
-    return abs(end_us - start * MICROSECONDS_PER_SECOND) < 1e-3
-
-
-def _row(task: StreamTask, name: str, start_us: float, end: float, *, exposed: bool = False) -> TimelineRow:
-    return TimelineRow(
-        device=task.device,
-        stream=task.stream,
-        name=name,
-        start_us=start_us,
-        end_us=end * MICROSECONDS_PER_SECOND,
-        exposed=exposed,
-    )
+    return sorted(rows, key=lambda row: row.start_us)
 
 
 def _sentence(outcome: PlanOutcome, origin: str) -> str:

@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.measure.plan.compute import ComputeTimes
-from gpubench.measure.plan.events import DeviceTimes, StepTimeline, StreamTask, simulate
+from gpubench.measure.plan.events import GpuTimes, StepTimeline, StreamTask, simulate
 from gpubench.measure.plan.program import GRADIENTS, BlockWriter, StepJob, StepProgram
 from gpubench.model.workload import Operation, ParameterTensor, Sharding, layers_of_stages
 
@@ -307,7 +307,7 @@ class StepPrediction:
     seconds: float
     least: float
     most: float
-    times: DeviceTimes
+    times: GpuTimes
     timeline: StepTimeline
     shown_microbatches: int
     communications: Communications
@@ -383,7 +383,7 @@ def _further(one: StepPrediction, two: StepPrediction, rounds: float) -> StepPre
     return replace(
         two,
         seconds=more(one.seconds, two.seconds),
-        times=DeviceTimes(
+        times=GpuTimes(
             compute=more(before.compute, after.compute),
             slowed=more(before.slowed, after.slowed),
             bubble=more(before.bubble, after.bubble),
@@ -411,7 +411,7 @@ def _once(job: StepJob, microbatches: int) -> StepPrediction:
         seconds=timeline.seconds,
         least=timeline.seconds,
         most=timeline.seconds,
-        times=timeline.devices[0],
+        times=timeline.times,
         timeline=timeline,
         shown_microbatches=microbatches,
         communications={
@@ -431,6 +431,8 @@ def _pipelined(job: StepJob) -> StepPrediction:
     stages, count = job.layout.pipeline, job.settings.microbatches
     layers = layers_of_stages(job.model.layers, job.layout)
     kinds = [(number, stage == 0, stage == stages - 1) for stage, number in enumerate(layers)]
+    if job.most_blocks <= _FEW_BLOCKS:
+        kinds = [*kinds[:1] * (stages - 1), kinds[-1]]
     known = {kind: _two(replace(job, stage=stage)) for stage, kind in enumerate(kinds) if kind not in kinds[:stage]}
     found = [known[kind] for kind in kinds]
     usual = [two.seconds - one.seconds for one, two in found]

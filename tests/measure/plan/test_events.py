@@ -12,12 +12,12 @@ from gpubench.measure.plan.events import Contention, StreamTask, simulate
 GRADIENTS = "gradients"
 
 
-def compute(seconds: float, *after: int, device: int = 0, kernel_seconds: float = 0.0) -> StreamTask:
-    return StreamTask(name="c", seconds=seconds, after=after, device=device, kernel_seconds=kernel_seconds)
+def compute(seconds: float, *after: int, kernel_seconds: float = 0.0) -> StreamTask:
+    return StreamTask(name="c", seconds=seconds, after=after, kernel_seconds=kernel_seconds)
 
 
 def communicate(
-    seconds: float, *after: int, source: str = "reduce", device: int = 0, contention: Contention | None = None
+    seconds: float, *after: int, source: str = "reduce", contention: Contention | None = None
 ) -> StreamTask:
     return StreamTask(
         name="m",
@@ -25,7 +25,6 @@ def communicate(
         stream=GRADIENTS,
         after=after,
         source=source,
-        device=device,
         contention=contention or Contention(),
     )
 
@@ -33,21 +32,21 @@ def communicate(
 def test_streams_of_their_own_run_beside_each_other() -> None:
     timeline = simulate([compute(3), communicate(2)])
     assert timeline.seconds == 3
-    assert timeline.devices[0].exposed == {}
-    assert timeline.devices[0].compute == 3
+    assert timeline.times.exposed == {}
+    assert timeline.times.compute == 3
 
 
 def test_what_is_waited_for_is_exposed_by_its_source() -> None:
     timeline = simulate([compute(1), communicate(2, 0, source="gather"), compute(1, 1)])
     assert timeline.seconds == 4
-    assert timeline.devices[0].exposed == {"gather": 2}
+    assert timeline.times.exposed == {"gather": 2}
     assert [(each.start, each.end, each.source) for each in timeline.idle] == [(1, 3, "gather")]
 
 
 def test_a_communication_behind_all_computation_is_exposed() -> None:
     timeline = simulate([compute(1), communicate(5, 0)])
     assert timeline.seconds == 6
-    assert timeline.devices[0].exposed == {"reduce": 5}
+    assert timeline.times.exposed == {"reduce": 5}
 
 
 def test_a_stream_keeps_the_order_of_issue() -> None:
@@ -59,7 +58,7 @@ def test_a_stream_keeps_the_order_of_issue() -> None:
 
 def test_the_one_ahead_in_the_queue_is_what_is_waited_for() -> None:
     tasks = [compute(1), communicate(4, 0, source="ahead"), communicate(1, 0, source="own"), compute(1, 2)]
-    assert simulate(tasks).devices[0].exposed == {"ahead": 4, "own": 1}
+    assert simulate(tasks).times.exposed == {"ahead": 4, "own": 1}
 
 
 def test_both_slow_each_other_while_both_run() -> None:
@@ -68,8 +67,8 @@ def test_both_slow_each_other_while_both_run() -> None:
     spans = {span.task: span for span in timeline.spans}
     assert spans[1].end == pytest.approx(4)
     assert timeline.seconds == pytest.approx(8.8)
-    assert timeline.devices[0].slowed == pytest.approx(0.8)
-    assert timeline.devices[0].compute == pytest.approx(8)
+    assert timeline.times.slowed == pytest.approx(0.8)
+    assert timeline.times.compute == pytest.approx(8)
 
 
 def test_time_goes_on_to_an_end_and_no_oftener(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +93,7 @@ def test_communication_waits_for_multiprocessors_and_slows_nothing_meanwhile() -
     timeline = simulate([compute(10), communicate(2, contention=contention)])
     spans = {span.task: span for span in timeline.spans}
     assert spans[1].end == pytest.approx(5)
-    assert timeline.devices[0].slowed == pytest.approx(2 * (1 - 1 / 1.5))
+    assert timeline.times.slowed == pytest.approx(2 * (1 - 1 / 1.5))
 
 
 def test_nobody_waits_for_multiprocessors_that_are_free() -> None:
@@ -122,13 +121,6 @@ def test_one_that_begins_amid_a_kernel_waits_for_the_rest_of_it() -> None:
     assert (second.start, second.end) == pytest.approx((3.5, 5.0))
 
 
-def test_a_device_that_waits_for_another_has_a_bubble() -> None:
-    timeline = simulate([compute(3), compute(1, 0, device=1)])
-    assert timeline.devices[1].bubble == 3
-    assert timeline.devices[0].bubble == 1
-    assert timeline.seconds == 4
-
-
 def test_tasks_without_length_end_at_once() -> None:
     timeline = simulate([compute(0), compute(0, 0), communicate(1, 1), compute(0, 2)])
     assert timeline.seconds == 1
@@ -145,37 +137,35 @@ def test_tasks_that_wait_for_each_other_are_refused() -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[StreamTask]:
-    """Tasks that wait for earlier ones, on up to two devices."""
+    """Tasks that wait for earlier ones."""
     tasks: list[StreamTask] = []
     for number in range(draw(st.integers(1, 14))):
         after = tuple(draw(st.sets(st.integers(0, number - 1), max_size=3))) if number else ()
         seconds = draw(st.one_of(st.just(0.0), st.floats(1e-6, 2.0)))
-        device = draw(st.integers(0, 1))
         if draw(st.booleans()):
-            tasks.append(compute(seconds, *after, device=device, kernel_seconds=seconds))
+            tasks.append(compute(seconds, *after, kernel_seconds=seconds))
             continue
         slow = Contention(
             draw(st.floats(1.0, 3.0)), draw(st.floats(1.0, 6.0)), draw(st.floats(0.0, 0.5)), draw(st.floats(0.0, 0.5))
         )
-        tasks.append(communicate(seconds, *after, device=device, contention=slow))
+        tasks.append(communicate(seconds, *after, contention=slow))
     return tasks
 
 
 @given(programs())
-def test_every_instant_of_a_device_is_accounted_for(tasks: list[StreamTask]) -> None:
+def test_every_instant_of_a_gpu_is_accounted_for(tasks: list[StreamTask]) -> None:
     timeline = simulate(tasks)
-    for number, times in timeline.devices.items():
-        assert times.total == pytest.approx(timeline.seconds, abs=1e-9)
-        own = sum(task.seconds for task in tasks if task.device == number and task.computes)
-        assert times.compute == pytest.approx(own, abs=1e-9)
-        assert min([times.slowed, times.bubble, *times.exposed.values()]) >= -1e-12
+    times = timeline.times
+    assert times.total == pytest.approx(timeline.seconds, abs=1e-9)
+    assert times.compute == pytest.approx(sum(task.seconds for task in tasks if task.computes), abs=1e-9)
+    assert min([times.slowed, *times.exposed.values()]) >= -1e-12
 
 
 @given(programs())
 def test_a_step_is_no_shorter_than_any_stream(tasks: list[StreamTask]) -> None:
     timeline = simulate(tasks)
-    for stream in {(task.device, task.stream) for task in tasks}:
-        alone = sum(task.seconds for task in tasks if (task.device, task.stream) == stream)
+    for stream in {task.stream for task in tasks}:
+        alone = sum(task.seconds for task in tasks if task.stream == stream)
         assert timeline.seconds >= alone - 1e-9
 
 
@@ -184,10 +174,9 @@ def test_tasks_begin_behind_what_they_wait_for_and_in_order(tasks: list[StreamTa
     timeline = simulate(tasks)
     spans = {span.task: span for span in timeline.spans}
     assert len(spans) == len(tasks)
-    last: dict[tuple[int, str], float] = {}
+    last: dict[str, float] = {}
     for number, task in enumerate(tasks):
         assert all(spans[each].end <= spans[number].start + 1e-9 for each in task.after)
-        stream = (task.device, task.stream)
-        assert spans[number].start >= last.get(stream, 0.0) - 1e-9
-        last[stream] = spans[number].end
+        assert spans[number].start >= last.get(task.stream, 0.0) - 1e-9
+        last[task.stream] = spans[number].end
     assert math.isclose(timeline.seconds, max(span.end for span in timeline.spans), abs_tol=1e-9)
