@@ -15,7 +15,7 @@ from gpubench.model.results.plan import (
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_memory
 
-_MOST_LAYOUTS = 12
+_MOST_LAYOUTS = 8
 
 
 class PlanView(ReportView):

@@ -31,8 +31,8 @@ _MOST_THAT_DO_NOT_FIT = 4
 _MOST_COMPARED = 40
 """Of layouts that nobody asked for; those that split the model into more parts than these communicate more."""
 
-_MOST_WHOLE = 12
-"""Of many layouts those that are simulated whole, and as ranges: as many as a terminal shows."""
+_MOST_WHOLE = 8
+"""Of many layouts those that are simulated whole, and as ranges: as many as the terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ def rank(
     gpu_memory_bytes: int | None,
     unknown: list[str] | None = None,
 ) -> list[RankedLayout]:
-    """Candidates by the time of a token, the first dozen as ranges.
+    """Candidates by the time of a token, the first eight as ranges.
 
     Where nobody asked for them, `unknown` is not None and gathers those whose collectives nothing is known of; only a
-    few of those that do not fit are simulated; and of many only the fastest dozen whole. UsageError is raised where all
+    few of those that do not fit are simulated; and of many only the fastest eight whole. UsageError is raised where all
     are unknown.
     """
     fitting = [each for each in candidates if gpu_memory_bytes is None or each.need.total <= gpu_memory_bytes]
