@@ -10,7 +10,8 @@ from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.machines import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.measure.compare.judge import Rules, describe_file, have_other_gpus
+from gpubench.measure.compare.circumstances import describe_file, have_other_gpus
+from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.machines import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
 from gpubench.measure.compare.machines import compare_machines
 from gpubench.measure.compare.report import SECTIONS as SECTIONS

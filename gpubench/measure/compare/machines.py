@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from gpubench.measure.compare.judge import circumstance_rows
+from gpubench.measure.compare.circumstances import circumstance_rows
 from gpubench.model.results.compare import (
     CIRCUMSTANCES_SECTION,
     MACHINES_SECTION,

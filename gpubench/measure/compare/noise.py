@@ -277,8 +277,9 @@ class ChangeNoise:
         self._logs: dict[RowKey, tuple[list[float], list[float]]] = {}
         self._within: dict[RowKey, float | None] = {}
         for key, own in base.items():
-            others = new.get(key)
-            if others and (logs := (logs_of(own), logs_of(others))) and all(logs):
+            others = new.get(key, ())
+            logs = logs_of(own), logs_of(others)
+            if all(logs):
                 self._logs[key] = logs
                 self._within[key] = _within(own, others)
         self.families = list(siblings(self._logs))

@@ -9,20 +9,9 @@ from typing import TypeVar
 from gpubench.conditions.checks import merged
 from gpubench.conditions.registry import ids_now
 from gpubench.errors import UsageError
-from gpubench.measure.compare.judge import (
-    JudgedRow,
-    Rules,
-    are_other_hosts,
-    check_same_machine,
-    circumstance_rows,
-    findings_of,
-    judge,
-    judge_added,
-    judge_missing,
-    nothing_compared,
-    slower_ranges,
-    worse_result,
-)
+from gpubench.measure.compare.circumstances import are_other_hosts, check_same_machine, circumstance_rows
+from gpubench.measure.compare.findings import findings_of, nothing_compared, worse_result
+from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing, slower_ranges
 from gpubench.measure.compare.noise import ChangeNoise, RunsByRow, gather
 from gpubench.model.results.compare import (
     CIRCUMSTANCES_SECTION,

@@ -71,7 +71,8 @@ class Record:
 
 def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
     """A dataclass of these values, and in its other fields of what the first source has under their names."""
-    places = _in_common(kind, tuple(map(type, sources)))
+    made: Any = kind
+    places = _in_common(made, tuple(map(type, sources)))
     return kind(**{name: getattr(sources[place], name) for name, place in places if name not in values}, **values)
 
 

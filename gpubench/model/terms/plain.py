@@ -136,8 +136,8 @@ def _types_as_is(kind: Any) -> dict[str, frozenset[type]]:
         origin, arguments = _parts(hint)
         kinds = arguments if origin in (Union, types.UnionType) else (hint,)
         # Of a union the first kind that is none of None counts.
-        first = next((each for each in kinds if each is not type(None)), None)
-        found[name] = frozenset(each for each in (first, type(None)) if each in kinds and each in _SCALARS)
+        first = [each for each in kinds if each is not type(None)][:1]
+        found[name] = frozenset(each for each in (*first, type(None)) if each in kinds) & _SCALARS
     return found
 
 

@@ -133,7 +133,8 @@ def _value(text: str, declared: Any, column: str, where: str) -> Any:
 
 
 def _problems(row: CollectiveRow | PairRow) -> Iterator[tuple[str, str]]:
-    for name in _bounded_columns(type(row)):
+    kind: Any = type(row)
+    for name in _bounded_columns(kind):
         value = getattr(row, name)
         if value is None:
             continue

@@ -1,0 +1,264 @@
+"""Findings of a comparison: one for each cause, with the rows that it holds for and what follows from it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpubench.measure.compare.circumstances import TOPOLOGY
+from gpubench.measure.compare.judge import (
+    LOST,
+    MISSING,
+    NARROWER,
+    PATH,
+    SLOWER,
+    STAGED,
+    UNSURE,
+    UNVERIFIED,
+    WORSE,
+    WRONG,
+    JudgedRow,
+    Reason,
+)
+from gpubench.measure.compare.noise import RunsByRow
+from gpubench.model.paths.transport import Conclusion
+from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, RowKey
+from gpubench.model.results.fallback import MOST_ROWS
+from gpubench.model.results.figures import ABOVE_LIMIT
+from gpubench.model.results.report import EvidenceRow
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.units import counted, format_size, grouped, some_of
+from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
+
+_MOST_NAMED = 4
+_ADVICE: Mapping[str, tuple[str, str, str]] = {
+    WRONG: (
+        "every element correct",
+        "data corrupted on the way",
+        "gpubench p2p. It shows the faulty pair",
+    ),
+    ABOVE_LIMIT: (
+        "bandwidth within the links' limit",
+        "a link reported narrower than it is, a link that was not found, or a wrong time",
+        "gpubench topo. Check the links of that machine, then measure again",
+    ),
+    STAGED: (
+        "a direct path, as before",
+        "a setting, driver, container or GPU that refuses peer access",
+        "gpubench topo. `gpubench explain` on NCCL's log shows the reason too",
+    ),
+    NARROWER: ("the same limit as before", "links that are down or slower", "gpubench topo. It shows the links"),
+    WORSE: (
+        "the same verdict as before",
+        "the reasons in the new results",
+        "gpubench compare --format csv. It shows every row with its reason",
+    ),
+    SLOWER: (
+        "the same times as before, within noise",
+        "one of the changed circumstances, or a fault",
+        "Measure again and add it: --new AGAIN.json",
+    ),
+    LOST: ("a measurement, as before", "the run was cut short, or a device is missing", "gpubench report NEW.json"),
+    PATH: ("the same path as before", "NCCL, a setting or the wiring changed", "gpubench topo"),
+    UNVERIFIED: ("verified data, as before", "verification was switched off", "Measure again without --no-check"),
+    MISSING: ("every row of the old results", "fewer rows were requested, or the run ended early", "Measure them too"),
+    UNSURE: ("less noise", "single runs of short operations vary", "Add more runs: --base FILE --new FILE"),
+}
+"""By finding: expected, likely cause, next command; in the order in which findings are shown."""
+
+
+def findings_of(
+    judged: Sequence[JudgedRow],
+    ranges: Sequence[Finding],
+    sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
+    circumstances: Sequence[CircumstanceRow],
+) -> list[Finding]:
+    """The findings about compared rows, ranges of rows, and the files of both sides."""
+    evidence = list(_of_evidence(*sides))
+    wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
+    rows = [_with_cause(each, wiring) for each in _of_rows(judged, evidence)]
+    explained = any(each.id in _BY_WIRING for each in rows)
+    found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
+    found += [
+        Finding(
+            id="topology-changed",
+            severity=Verdict.WARN,
+            subject="the machine's wiring",
+            seen=f"fingerprint {row.new}",
+            expected=f"{row.base}, as before",
+            cause="a device or link changed, or the system shows them differently",
+            next_command=_COMPARE_WIRING,
+        )
+        for row in (() if explained else wiring)
+    ]
+    return sorted(found, key=lambda each: (gravity(each.severity), each.id != WRONG))
+
+
+_COMPARE_WIRING = "gpubench topo. Compare its output on both machines"
+_BY_WIRING = (SLOWER, NARROWER)
+"""The findings that a changed wiring explains."""
+
+_FOLDS = {SLOWER: (STAGED, NARROWER), WORSE: (WRONG, ABOVE_LIMIT, STAGED, NARROWER, SLOWER, LOST)}
+"""Findings that follow from others on the same row, so that one cause is one finding."""
+
+
+def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
+    """The finding of slower rows; where the wiring changed, this is the cause that is looked at first."""
+    if finding.id not in _BY_WIRING or not wiring:
+        return finding
+    changed = f"a device or link changed: topology {wiring[0].base} before, {wiring[0].new} now"
+    return replace(finding, cause=changed, next_command=_COMPARE_WIRING)
+
+
+def _of_rows(judged: Sequence[JudgedRow], evidence: list[Finding]) -> Iterator[Finding]:
+    """One finding for each cause, with the rows that it holds for; what follows from it on the same row is folded.
+
+    Rows of paths in `evidence` are folded there.
+    """
+    folded: dict[str, list[Reason]] = {}
+    held: dict[str, list[tuple[ComparisonRow, Reason]]] = {}
+    paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
+    of_paths: dict[int, list[Reason]] = {}
+    for each in judged:
+        ids = {reason.finding for reason in each.reasons}
+        pair = " → ".join(map(str, each.row.ends))
+        number = paths.get(pair) if each.row.collective is None else 0 if evidence else None
+        for reason in each.reasons:
+            root = next((one for one in _FOLDS.get(reason.finding, ()) if one in ids), None)
+            if number is not None and reason.finding in (STAGED, SLOWER, WORSE):
+                of_paths.setdefault(number, []).append(reason)
+            elif root is not None:
+                folded.setdefault(root, []).append(reason)
+            else:
+                held.setdefault(reason.finding, []).append((each.row, reason))
+    for number, reasons in of_paths.items():
+        evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
+    for finding, advice in _ADVICE.items():
+        if own := held.get(finding):
+            if finding == SLOWER:
+                own.sort(key=lambda each: -(each[0].slower_percent or 0))
+            names = tuple(row.name for row, _ in own)
+            texts = list(dict.fromkeys(reason.text for _, reason in own))
+            subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
+            seen = texts[0] + (" (first row)" if len(texts) > 1 else "")
+            more = folded.get(finding, [])
+            severity = overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
+            consequences = _consequences(more)
+            yield Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
+
+
+_FOLLOWS = {STAGED: "through host memory", SLOWER: "slower", WORSE: "with a worse verdict"}
+
+
+def _consequences(reasons: Sequence[Reason]) -> tuple[str, ...]:
+    """'10 rows slower: 90.2 % slower (noise 2.0 %: …)', a line for each kind of finding."""
+    kinds = grouped(reasons, lambda reason: reason.finding)
+    return tuple(f"{counted(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
+
+
+def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """Findings for paths that were direct by all evidence and no longer are."""
+    before = {(row.source, row.destination): row for row in _evidence(base)}
+    worse: dict[str, list[str]] = {}
+    for row in _evidence(new):
+        old = before.get((row.source, row.destination))
+        if old is not None and old.conclusion == Conclusion.DIRECT and row.conclusion in _BAD:
+            worse.setdefault(row.conclusion, []).append(f"{row.source} → {row.destination}")
+    for conclusion, paths in worse.items():
+        shown = ", ".join(paths[:_MOST_NAMED]) + (" …" if len(paths) > _MOST_NAMED else "")
+        yield Finding(
+            id="path-was-direct",
+            severity=Verdict.FAIL,
+            subject=shown,
+            seen=f"{conclusion} by all evidence",
+            expected="direct, as before",
+            cause=_ADVICE[STAGED][1],
+            next_command=_ADVICE[STAGED][2],
+            subjects=tuple(paths),
+        )
+
+
+def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """Findings for direct paths without new evidence: no path has evidence, or these pairs copied without it."""
+    direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
+    seen = {(row.source, row.destination) for row in _evidence(new)}
+    copied = {(row.source, row.destination) for file in new for row in file.pairs if row.bandwidth_gb_s is not None}
+    paths = [f"{source} → {to}" for source, to in sorted(direct - seen) if not seen or (source, to) in copied]
+    if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
+        yield Finding(
+            id="path-not-seen",
+            severity=Verdict.WARN,
+            subject=some_of(paths, _MOST_NAMED),
+            seen="direct by all evidence before; no evidence of the path now",
+            expected="evidence of the path, as before",
+            cause="evidence that was switched off, or a different library",
+            next_command="gpubench p2p. Use the options of the old run, also for gpubench allreduce",
+            subjects=tuple(paths),
+        )
+
+
+def _evidence(files: Sequence[ResultFile]) -> Iterator[EvidenceRow]:
+    return (row for file in files for row in file.evidence or ())
+
+
+_BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)
+
+
+def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    for file in (*base, *new):
+        if not file.complete:
+            yield Finding(
+                id="incomplete",
+                severity=Verdict.WARN,
+                subject=file.name,
+                seen="; ".join(file.remarks) or "the run was cut short",
+                expected="results of a finished run",
+                cause="a time-out, a crash, a full disk, or a truncated file",
+                next_command="Measure again",
+            )
+    for file in new:
+        wrong = file.circumstances.wrong_elements
+        if wrong and not (any(row.wrong for row in file.rows) or any(row.wrong for row in file.latencies)):
+            yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
+
+
+def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: Iterable[Finding]) -> Iterator[Finding]:
+    """A finding for a new result with verdict FAIL or ERROR, if the old results passed and no finding says why."""
+    before = min((gravity(each.verdict) for each in base if each.verdict), default=gravity(Verdict.PASS))
+    worst = min((each for each in new if each.verdict), key=lambda each: gravity(each.verdict or ""), default=None)
+    if worst is None or worst.verdict is None or gravity(worst.verdict) > gravity(Verdict.ERROR):
+        return
+    if gravity(worst.verdict) < min((before, *(gravity(each.severity) for each in told))):
+        yield Finding(
+            id=WORSE,
+            severity=Verdict(worst.verdict),
+            subject=worst.name,
+            seen=f"the new result's own verdict is {worst.verdict}",
+            expected="a verdict at least as good as that of the old results",
+            cause="findings of the new result that the compared rows do not show",
+            next_command=f"gpubench report {worst.name}",
+        )
+
+
+def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
+    """The finding that both sides have no common row, with the columns without a common value."""
+    differ = []
+    for name in RowKey.__dataclass_fields__:
+        before, after = ({getattr(key, name) for key in side} for side in (base, new))
+        if before and after and not before & after:
+            differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")
+    return Finding(
+        id="nothing-compared",
+        severity=Verdict.ERROR,
+        subject=f"{len(base)} old and {len(new)} new rows",
+        seen="; ".join(differ) or "the two sides have no row in common",
+        expected="at least one common row",
+        cause="different sizes, types, ranks or collectives" if base and new else "one side has no rows",
+        next_command="Measure the new side with the options of the old one",
+    )
+
+
+def _listed(column: str, values: set[Any]) -> str:
+    known = sorted(value for value in values if value is not None)
+    texts = [format_size(value) if column == "size_bytes" else str(value) for value in known]
+    texts += ["unknown"] if None in values else []
+    return ", ".join(texts[:_MOST_NAMED]) + (" …" if len(texts) > _MOST_NAMED else "")
