@@ -14,8 +14,8 @@ from pathlib import Path
 from gpubench.collectives.expected import from_network
 from gpubench.collectives.registry import collective_named
 from gpubench.model.paths.wiring import NodeNetwork, network_limit
-from gpubench.model.results.figures import ExpectedTime
 from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.results.speed import ExpectedTime
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size

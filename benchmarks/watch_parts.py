@@ -28,7 +28,7 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.hardware.traffic import NodeTraffic
 from gpubench.jobs.watch import RealPace, Screen, WatchedJobs, WatchLoop, sleep
 from gpubench.measure.watch.report import Course, Intervals, Limits, NodeWatch, joined_by
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.plain import to_plain

@@ -18,7 +18,7 @@ from gpubench.model.profiles.profile import (
     Profile,
     ceiling_gb_s,
 )
-from gpubench.model.results.figures import LARGE_BYTES
+from gpubench.model.results.speed import LARGE_BYTES
 
 SHIPPED = profiles.all_profiles()
 

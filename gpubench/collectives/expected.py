@@ -11,7 +11,8 @@ from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.paths.wiring import NodeNetwork, nccl_name, network_limit
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
-from gpubench.model.results.figures import (
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import (
     LARGE_BYTES,
     LEAST_KNOWN,
     MEASURED,
@@ -24,7 +25,6 @@ from gpubench.model.results.figures import (
     Tolerance,
     between_nodes,
 )
-from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 

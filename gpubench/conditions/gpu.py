@@ -17,7 +17,8 @@ from gpubench.conditions.definition.condition import (
     of_gpu,
 )
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
-from gpubench.model.facts.snapshot import LEAST_CLOCK_SHARE, GpuFacts, GpuProcess
+from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
+from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.facts.traffic import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, LinkRates, is_foreign
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy

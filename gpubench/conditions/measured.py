@@ -9,19 +9,9 @@ from gpubench.model.paths.topology import Topology, loaded_link, pcie_ceiling_gb
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.figures import (
-    ABOVE_LIMIT,
-    MOST_PERCENT,
-    Measurements,
-    Slowness,
-    host_rows,
-    is_by_design,
-    is_slow,
-    memory_row,
-    peer_rows,
-    times_limit,
-)
+from gpubench.model.results.figures import Measurements, host_rows, is_by_design, memory_row, peer_rows
 from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT, Slowness, is_slow, times_limit
 from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
 

@@ -18,7 +18,7 @@ from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import joined_by_nics, most_busbw_gb_s
-from gpubench.model.results.figures import LARGE_BYTES, is_slow
+from gpubench.model.results.speed import LARGE_BYTES, is_slow
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 

@@ -37,8 +37,8 @@ from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, RemarkKind
 from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
 from gpubench.model.paths.transport import Confidence, Pair
-from gpubench.model.results.figures import is_slow
 from gpubench.model.results.report import Effect
+from gpubench.model.results.speed import is_slow
 from gpubench.model.terms.units import counted
 
 _IB_HCA = "NCCL_IB_HCA"

@@ -31,8 +31,8 @@ from gpubench.hardware.node.nics import NicCounters
 from gpubench.hardware.node.nvml import open_library
 from gpubench.hardware.process import in_time, mapped_libraries, namespaces_in, no_answer, shared_memory_at
 from gpubench.model.facts.health import GpuLoad
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuCondition, GpuProcess, bus_id
+from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
+from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.facts.traffic import GpuReading, GpuUse, NodeReading, TaskFacts
 from gpubench.model.terms.plain import from_plain
 

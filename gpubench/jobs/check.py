@@ -22,7 +22,8 @@ from gpubench.hardware.probe import probe, watch_errors
 from gpubench.hardware.timing import copy_seconds
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.library import run_child
-from gpubench.jobs.machines import Machines, check_any_gpu, metadata_of
+from gpubench.jobs.machines import Machines, check_any_gpu
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, ReportCollector, check_writable, presenting
 from gpubench.jobs.rank import AgreedError, agree, own_identity
 from gpubench.jobs.sources import (
@@ -317,7 +318,7 @@ class SimulatedMeasurer:
         """A collective over all GPUs. Raises CouldNotMeasureError: a driver is silent, or nothing can be simulated."""
         from gpubench.jobs.collective.metadata import judge_of_model
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
-        from gpubench.measure.paths import PathOutcome
+        from gpubench.measure.paths.report import PathOutcome
 
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")

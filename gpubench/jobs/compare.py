@@ -8,7 +8,7 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.measure.compare.circumstances import describe_file, have_other_gpus
 from gpubench.measure.compare.judge import Rules

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.timing import no_garbage_collection
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain

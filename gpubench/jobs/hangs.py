@@ -13,7 +13,7 @@ from gpubench.formats.delivery import say
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
 from gpubench.hardware.ras import ADDRESS, AS_JSON, address_of, ask_ras
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.watch import NAME, Interrupts
 from gpubench.measure.explain.hangs import RasCourse

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware import recorded
 from gpubench.hardware.probe import read_libraries
-from gpubench.jobs.machines import Machines, metadata_of
+from gpubench.jobs.machines import Machines
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import Here, Recording, Replayed, gathered, own_process, refuse_under_launcher

@@ -24,7 +24,8 @@ from gpubench.hardware.probe import watch_errors
 from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 from gpubench.hardware.traffic import NvmlUse
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.machines import Machines, check_drivers, metadata_of
+from gpubench.jobs.machines import Machines, check_drivers
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
 from gpubench.jobs.rank import agree, open_gpu, own_identity, usable_driver
@@ -52,7 +53,7 @@ from gpubench.measure.p2p.request import (
 )
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
-from gpubench.measure.paths import IdleWindow
+from gpubench.measure.paths.observed import IdleWindow
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series

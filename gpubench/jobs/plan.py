@@ -13,7 +13,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.compute import spread_of, time_blocks, time_host
 from gpubench.hardware.torch import distributed as torch
 from gpubench.jobs.compare import FoundResults, read_all
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.planned_machine import NAME, PlannedMachine, TrainingPlan, fault_cases, machine_of
 from gpubench.measure.plan.compute import (

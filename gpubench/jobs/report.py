@@ -14,16 +14,16 @@ from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
 from gpubench.jobs.collective.metadata import speed_judge_of
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
-from gpubench.measure.collective.report import (
+from gpubench.measure.collective.judged_rows import (
     DOMAIN_ASSUMED,
     NICS_ASSUMED,
-    SpeedJudge,
     check_figures,
     check_limits,
     judge_rows,
 )
+from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
     Bench,

@@ -16,7 +16,7 @@ from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on
 from gpubench.hardware.host import mps_serves, sm_percent
 from gpubench.hardware.scan.coordinator import NodeRanks
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.sources import Simulation
 from gpubench.measure.check.health import judge

@@ -29,7 +29,7 @@ from gpubench.hardware.simulated.scan import (
 )
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.messages import offered_addresses
-from gpubench.jobs.machines import recorded_settings
+from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_file_writable, check_writable
 from gpubench.jobs.plans import SHARING_OPTION
 from gpubench.jobs.rank import usable_driver

@@ -27,7 +27,7 @@ from gpubench.hardware.launch import (
 )
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.check import NAME, CheckPlan
-from gpubench.jobs.machines import metadata_of, recorded_settings
+from gpubench.jobs.metadata import metadata_of, recorded_settings
 from gpubench.jobs.outputs import presenting
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.results.report import Report

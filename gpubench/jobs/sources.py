@@ -98,7 +98,8 @@ class Here:
 
 def _of_this_process(snapshot: "Snapshot") -> "Machines":
     from gpubench.hardware.process import read_rank_facts
-    from gpubench.jobs.machines import Machines, recorded_settings
+    from gpubench.jobs.machines import Machines
+    from gpubench.jobs.metadata import recorded_settings
 
     environment = recorded_settings(os.environ)
     return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
@@ -192,7 +193,8 @@ def gathered(
     group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
 ) -> "Machines | None":
     """The machines of a job on its first rank, None on others; with `source` no rank's own facts count."""
-    from gpubench.jobs.machines import Machines, recorded_settings
+    from gpubench.jobs.machines import Machines
+    from gpubench.jobs.metadata import recorded_settings
 
     collected = group.collect((snapshots, process))
     if collected is None:
@@ -207,6 +209,6 @@ def gathered(
 def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
     from gpubench.hardware.process import read_rank_facts
-    from gpubench.jobs.machines import recorded_settings
+    from gpubench.jobs.metadata import recorded_settings
 
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

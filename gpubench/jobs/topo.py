@@ -111,7 +111,8 @@ def _show(
     libraries: "Sequence[LibrariesFacts]",
     presenter: "Presenter",
 ) -> int:
-    from gpubench.jobs.machines import check_any_gpu, metadata_of
+    from gpubench.jobs.machines import check_any_gpu
+    from gpubench.jobs.metadata import metadata_of
     from gpubench.measure.topo import examine
     from gpubench.profiles import profiles_for
 

@@ -20,7 +20,7 @@ from gpubench.formats.registry import TABLE
 from gpubench.hardware import recorded
 from gpubench.hardware.simulated.links import SimulatedTraffic
 from gpubench.hardware.traffic import NodeTraffic
-from gpubench.jobs.machines import recorded_settings
+from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.sources import (
     SECONDS_TO_READ_A_NODE,
@@ -389,7 +389,7 @@ def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeRe
 
 
 def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", origin: Origin) -> "Metadata":
-    from gpubench.jobs.machines import metadata_of
+    from gpubench.jobs.metadata import metadata_of
     from gpubench.profiles import profiles_for
 
     matched = profiles_for(machines.nodes, os.environ)[0]

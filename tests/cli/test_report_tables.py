@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.published_collectives import FIGURES, Published, read
 from gpubench.collectives.registry import collective_named
-from gpubench.model.results.figures import LARGE_BYTES
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import load, names
 from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES

@@ -13,7 +13,7 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.sources import Recording, Replayed
 from gpubench.jobs.watch import LeapingPace, WatchedJobs, WatchLoop, WatchPlan
 from gpubench.measure.watch.report import Course, Intervals, Limits
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading, NodeReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Row

@@ -13,8 +13,8 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathErro
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.process import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.collective import opened as watching
-from gpubench.jobs.collective.opened import PathWatch, naming_holders
+from gpubench.jobs.collective import opening_gpu as watching
+from gpubench.jobs.collective.opening_gpu import PathWatch, naming_holders
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.copies import LinkBytes
 from tests.fakes.library_log import FakeLog

@@ -9,8 +9,8 @@ import pytest
 from gpubench.collectives.expected import from_limit, from_profile
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile
-from gpubench.model.results.figures import LEAST_KNOWN, MEASURED, MODELLED, MODELLED_SENDS, OF_ANOTHER_NCCL, Tolerance
 from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, MODELLED_SENDS, OF_ANOTHER_NCCL, Tolerance
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
 from tests.together import together

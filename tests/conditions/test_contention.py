@@ -7,7 +7,7 @@ import pytest
 from gpubench.conditions.definition.circumstances import Circumstances, IssueTime
 from gpubench.conditions.ranking import Named, diagnose
 from gpubench.conditions.registry import CAUSES
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.transport import Confidence
 from tests.fakes.planted import simulated, with_nodes

@@ -11,22 +11,14 @@ from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess, NvLink, PcieLink, Snapshot
+from gpubench.model.facts.process import GpuProcess, RankFacts
+from gpubench.model.facts.snapshot import NvLink, PcieLink, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.figures import (
-    MEASURED,
-    QUICK,
-    ExpectedTime,
-    FailedOnNode,
-    Measurements,
-    Need,
-    judged,
-    of_host_memory,
-)
+from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, of_host_memory
 from gpubench.model.results.report import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, PairRow, Report, Table, VerdictRow
+from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
 from tests.conditions.test_checks import machine

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.results.figures import MEASURED, ExpectedTime, judged
 from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 
 
 def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **changes: Any) -> PairRow:

@@ -12,17 +12,15 @@ from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.health import REPLAYS
-from gpubench.model.facts.process import CpuQuota, MpiFacts, RankFacts, TopologyFile
+from gpubench.model.facts.process import CpuQuota, GpuCondition, GpuProcess, MpiFacts, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import (
     AccessControl,
     ConfidentialComputing,
     Fabric,
     Gid,
-    GpuCondition,
     GpuDirectFacts,
     GpuFacts,
     GpuLimits,
-    GpuProcess,
     IommuFacts,
     NicFacts,
     NicKind,

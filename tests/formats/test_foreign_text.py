@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from gpubench.formats.frame import read_frame
 from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY, Format, Style, Target
 from gpubench.measure.topo import examine
-from gpubench.model.facts.snapshot import GpuProcess, Snapshot
+from gpubench.model.facts.process import GpuProcess
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (

@@ -13,8 +13,8 @@ from gpubench.formats.text.topo import TopoView, is_worth_drawing
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo import examine
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, GpuProcess, NicFacts, NicKind, PcieLink, Snapshot
+from gpubench.model.facts.process import GpuProcess, RankFacts
+from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PcieLink, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Metadata, Report

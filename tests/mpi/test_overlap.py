@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.node.nvml import read_driver
-from gpubench.jobs.collective.rank_job import check_caps, check_memory, check_ranks
+from gpubench.jobs.collective.overlap import check_caps, check_memory, check_ranks
 from gpubench.model.terms.overlap import OverlapAsked, Partner
 from tests.cli import running
 from tests.mpi import kept

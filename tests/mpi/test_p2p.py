@@ -23,8 +23,8 @@ from gpubench.jobs.p2p import P2pRanksJob, request_for_ranks
 from gpubench.jobs.plans import P2pPlan
 from gpubench.jobs.rank import AgreedError, identify
 from gpubench.measure.p2p.request import CopyMachine, machine_of_ranks
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess, Snapshot
+from gpubench.model.facts.process import GpuProcess, RankFacts
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.verdict import Origin

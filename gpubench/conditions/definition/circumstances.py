@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation
-from gpubench.model.facts.process import ENVIRONMENT, MpiSupport, RankFacts
-from gpubench.model.facts.snapshot import GpuCondition, GpuFacts, PciDevice
+from gpubench.model.facts.process import ENVIRONMENT, GpuCondition, MpiSupport, RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.nccl_log import Note, RemarkKind
 from gpubench.model.paths.nodes import MachineKind

@@ -20,7 +20,7 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.units import BYTES_PER_GB
 
 if TYPE_CHECKING:
-    from gpubench.model.facts.snapshot import GpuProcess
+    from gpubench.model.facts.process import GpuProcess
 
 WINDOW_SECONDS = 0.02  # Between readings of 32-bit counters, which PCIe 6 x16 gets around in 35 ms
 _COUNTS_TO = 2**32

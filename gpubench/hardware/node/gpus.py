@@ -9,15 +9,14 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.hardware.node.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text, version_text, word_of
+from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
 from gpubench.model.facts.snapshot import (
-    THROTTLE_REASONS,
     ConfidentialComputing,
     DriverFacts,
     DriverSettings,
     Fabric,
     GpuFacts,
     GpuLimits,
-    GpuProcess,
     NvLink,
     NvlinkPeer,
     PairFacts,

@@ -11,8 +11,8 @@ from functools import cache
 
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshot_of, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess, NicFacts, NicKind, Snapshot
+from gpubench.model.facts.process import GpuProcess, RankFacts
+from gpubench.model.facts.snapshot import NicFacts, NicKind, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
 from gpubench.model.profiles.fault import Fault, Subject

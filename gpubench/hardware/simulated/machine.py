@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.node import healthy_node, with_faults_around, with_surroundings
 from gpubench.model.facts.health import decode_health
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
-    GpuProcess,
     HostFacts,
     NicFacts,
     NvLink,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gpubench.ports.group import Group
 
 _TORCH = ("torch", "torch.distributed")
-ON_GPUS = ("cupy", "gpubench.jobs.collective.opened")
+ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
 ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")  # Modules of backends, imported once MPI has started
 
 
@@ -98,7 +98,7 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
 
     def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
         if plan.overlap is not None:
-            from gpubench.jobs.collective.rank_job import OverlapRankJob
+            from gpubench.jobs.collective.overlap import OverlapRankJob
 
             return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
         return CollectiveRankJob(group, progress, plan, arguments)

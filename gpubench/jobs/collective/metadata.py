@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubench.collectives.record import Collective, SweepRequest
-from gpubench.jobs.machines import metadata_of
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import CollectivePlan
 from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollective, RunOptions
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.backends import GATE, gated
 from gpubench.model.facts.process import MpiSupport
-from gpubench.model.results.figures import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.overlap import OverlapAsked, operation_words
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling

@@ -1,52 +1,32 @@
-"""An opened backend of a collective on one rank, what opens it anywhere, and what watches NCCL on it."""
+"""An opened backend of a collective on one rank, what opens it anywhere, and how many GPUs nodes have."""
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING
 
-from gpubench.collectives.record import SweepRequest
-from gpubench.conditions.definition.circumstances import Circumstances, users_settings
-from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, no_direct_path, no_path
-from gpubench.hardware.environment import nccl_settings, refusals
+from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
-from gpubench.hardware.node.nvml import Driver, NvmlCounters
-from gpubench.hardware.probe import Probe
-from gpubench.hardware.process import RunDelay, read_again, run_delay, waited_share
 from gpubench.hardware.registry import BackendKind, BackendSetup
-from gpubench.hardware.traffic import NvmlCondition, NvmlUse
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.collective.variants import NcclErrors
-from gpubench.jobs.machines import Machines
-from gpubench.jobs.plans import CollectivePlan, check_unset
-from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
+from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
-from gpubench.measure.collective.recording import RecordedLog
-from gpubench.measure.collective.sweep import ObservationSources, PathObserver, ReadCondition
-from gpubench.measure.paths import IdleWindow, first_cause
-from gpubench.model.facts.backends import HOST, MPI, TORCH, gated
-from gpubench.model.facts.process import MpiSupport, RankFacts
-from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.facts.traffic import holders
-from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.nodes import with_own_names
-from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.paths.wiring import Wiring
-from gpubench.model.terms.ranks import Phase, RankIdentity
+from gpubench.measure.collective.sweep import ReadCondition
+from gpubench.model.facts.backends import HOST, MPI, gated
+from gpubench.model.facts.process import MpiSupport
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import format_memory
 from gpubench.model.terms.verdict import overall
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
-from gpubench.readers.nccl_log.notes import parse_remark
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda import CudaDevice
+    from gpubench.hardware.nccl.backend import NcclLibrary
+    from gpubench.jobs.collective.opening_gpu import PathWatch
+    from gpubench.jobs.machines import Machines
+    from gpubench.model.paths.topology import Topology
     from gpubench.model.results.report import Report
 
 
@@ -160,135 +140,6 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
     return gathered(rank.group, own, own_process(rank.identity))
 
 
-_OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
-
-
-def open_on_gpu(
-    kinds: Sequence[BackendKind],
-    rank: Rank,
-    plan: CollectivePlan,
-    driver: Driver,
-    use: NvmlUse | None,
-    stack: ExitStack,
-) -> Opened:
-    """The first of some backends on this rank's GPU, once all are loaded, nodes read and NCCL's log listened to."""
-    group, kind = rank.group, kinds[0]
-    support = mpi_support(rank, plan) if any(each.name == MPI for each in kinds) else None
-    path_watch, machines = None, None
-    if plan.evidence is EvidenceUse.OFF:
-        machines = read_machines(rank, plan)
-    else:
-        keeps_log = plan.recording.record is not None
-        watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
-        path_watch = stack.enter_context(watch)
-    rank.progress.enter(Phase.OPENING)
-    alone = _asked_alone(kinds, plan, group)
-    if plan.nccl_library is None:
-        agree(group, lambda: [each.load(driver.cuda) for each in _torch_first(kinds)], place=str(rank.identity))
-    device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver, shared=True)
-    agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
-    condition = NvmlCondition(str(identity.gpu_bus_id))
-    stack.callback(condition.close)
-
-    def memory_holders() -> str:
-        return "" if use is None else holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
-
-    stack.enter_context(naming_holders(memory_holders))
-    library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
-    if any(each.logs_to_nccl for each in kinds):
-        check_nccl_of_ranks(group, identity, library, driver, plan.kernels_at_once)
-    unverified = agree(group, lambda: _checked(plan, library) if group.rank == 0 else ())
-    if path_watch is not None:
-        path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)
-        stack.enter_context(path_watch.naming_refusals(library))
-    rank.progress.enter(Phase.CONNECTING)
-    return Opened(
-        kind=kind,
-        backend=open_kind(kind, rank, plan, device, library),
-        device=device,
-        mpi_support=support,
-        nccl_alone=group.broadcast(alone()),
-        identity=identity,
-        machines=path_watch.machines if path_watch is not None else lambda: machines,
-        library=library,
-        path_watch=path_watch,
-        read_condition=condition.read,
-        memory_holders=memory_holders,
-        unverified_variables=unverified,
-    )
-
-
-def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
-    """The variables of a sweep that may have no reader.
-
-    Raises UsageError: NCCL does not know one, or has no call for what is asked of communicators.
-    """
-    if plan.variants.requests:
-        from gpubench.hardware.nccl.communicator import check_requests
-
-        check_requests(plan.variants.settings, library.version_code)
-    if not plan.checked_variables:
-        return ()
-    from gpubench.hardware.nccl.parameters import check_variables
-
-    return check_variables(plan.checked_variables, library.path, tuple(nccl_settings(os.environ)))
-
-
-def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
-    """What MPI does with GPU memory, tried before any rank has a GPU. Raises AgreedError without an mpirun."""
-    from gpubench.collectives.registry import SUMMARIES
-    from gpubench.hardware.mpi.backends import TrialCommand, read_support
-
-    rank.progress.enter(Phase.SET_UP, "trying MPI on GPU memory", len(SUMMARIES))
-    asked = plan.collective.name
-    operations = [asked, *(each for each in SUMMARIES if each != asked)]
-
-    def tried() -> MpiSupport | None:
-        if rank.group.rank:
-            return None
-        return read_support(operations, TrialCommand.of_launcher(), completed=lambda: rank.progress.completed(1))
-
-    return rank.group.broadcast(agree(rank.group, tried))
-
-
-def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Group) -> Callable[[], str]:
-    torch_comes_first = plan.nccl_library is None and any(kind.name.startswith(TORCH) for kind in kinds)
-    if group.rank or not torch_comes_first:
-        return lambda: ""
-    from gpubench.hardware.nccl.alone import start_asking
-
-    return start_asking(dict(os.environ))
-
-
-def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
-    """The libnccl that CuPy uses: the one asked for, else torch's. Raises CouldNotMeasureError."""
-    library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
-    for kind in _torch_first(kinds):
-        kind.load(driver.cuda)
-    return library or NcclLibrary(plan.nccl_library)
-
-
-def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
-    return sorted(kinds, key=lambda kind: not kind.name.startswith(TORCH))
-
-
-@contextmanager
-def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
-    """Raise CouldNotMeasureError that says who holds the memory of this GPU which CUDA refuses."""
-    try:
-        yield
-    except Exception as error:
-        held = memory_holders() if _OUT_OF_MEMORY in str(error) else ""
-        if not held:
-            raise
-        raise CouldNotMeasureError(
-            str(error),
-            expected="memory for the largest of --sizes, and for NCCL",
-            reason=f"others hold memory of this GPU: {held}",
-            next_step="end them, or give smaller --sizes",
-        ) from error
-
-
 _LOST = ("gpu-lost", "gpu-missing")
 
 
@@ -326,158 +177,3 @@ def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePl
     found = on_count(gpus, plan.expected_gpus)
     verdict = overall([report.verdict, *(each.severity for each in found)])
     return replace(report, verdict=verdict, findings=(*report.findings, *found))
-
-
-_SECONDS_BETWEEN_RANKS = 1.0
-_MOST_SECONDS = 8.0  # Both ranks of a pair, or all, may be refused: one is enough to say so
-
-
-class LoggingLibrary(ResettableLog, NcclErrors, Protocol):
-    """An NCCL library whose log and errors are read."""
-
-
-class _Known(NamedTuple):
-    identity: RankIdentity
-    facts: RankFacts
-    settings: Mapping[str, str]
-
-
-class PathWatch:
-    """Watches NCCL on this rank; a context. With `strict` NCCL is to refuse host memory inside a node."""
-
-    def __init__(
-        self,
-        group: Group,
-        identity: RankIdentity,
-        *,
-        strict: bool,
-        keeps_log: bool = False,
-        use: NvmlUse | None = None,
-    ) -> None:
-        self._group, self._strict, self._keeps_log, self._use = group, strict, keeps_log, use
-        self._kept: RecordedLog | None = None
-        self._settings = nccl_settings(os.environ)
-        self._facts = own_process(identity)
-        self._stack = ExitStack()
-        self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
-        self._refusals = refusals(self._settings) if strict else {}
-        self._known: list[_Known] = []
-        self._delay_before: RunDelay | None = None
-        self._waited: dict[int, float] = {}
-        self._nodes: dict[int, Topology] | None = None
-        self._log: NcclLog | None = None
-        self._silent: SilentLog | None = None
-        self._by_design = ""
-
-    def __enter__(self) -> Self:
-        """Nothing is changed yet: `begin` does that."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Everything as it was."""
-        self._stack.close()
-        for name in self._refusals:
-            os.environ.pop(name, None)
-
-    def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
-        """Have NCCL's log come here from its first call on; `no_log` and `by_design` are reasons."""
-        os.environ.update(self._refusals)
-        self._known = self._group.gather(_Known(identity, self._facts, self._settings))
-        if self._strict:
-            self._nodes = self._topologies(self._group.gather(self._own_snapshot()))
-        ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
-        self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
-        self._silent, self._by_design = (SilentLog(no_log) if no_log else None), by_design
-
-    def path_observer(self, request: SweepRequest) -> PathObserver:
-        """The observer of a sweep, once NCCL has begun."""
-        if self._log is None:
-            raise ValueError("nothing listens before NCCL begins")
-        counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
-        self._stack.callback(counters.close)
-        nodes = [each.identity.node for each in self._known]
-        # From here on operations are issued: while NCCL starts, its threads and the reading of nodes need CPUs as well.
-        self._delay_before = run_delay()
-        if self._keeps_log:
-            self._kept = RecordedLog(self._log)
-        sources = ObservationSources(
-            log=self._silent or self._kept or self._log,
-            counters=counters,
-            read_circumstances=self._look_around,
-            nodes=nodes,
-            window=self._window(counters),
-            by_design=self._by_design,
-            read_waited=lambda: waited_share(self._delay_before, run_delay()),
-        )
-        return PathObserver.of(request, self._group, sources)
-
-    def _window(self, counters: NvmlCounters) -> IdleWindow:
-        own = self._known[self._group.rank].identity
-        pids = {each.facts.pid for each in self._known if each.identity.node == own.node}
-        users = None if self._use is None else self._use.of([str(own.gpu_bus_id)], pids)
-        return IdleWindow(counters, users)
-
-    def machines(self) -> Machines | None:
-        """Nodes and processes on the first rank, once the sweep was tried out; for a recording."""
-        if self._nodes is None or self._group.rank != 0:
-            return None
-        nodes = [self._nodes[number] for number in sorted(self._nodes)]
-        return Machines(nodes, [each.facts for each in self._known])
-
-    def log_text(self) -> bytes:
-        """NCCL's log of this rank until all was tried out, where that is kept."""
-        return b"" if self._kept is None else self._kept.text()
-
-    @contextmanager
-    def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
-        """Turn NCCL's 'no transport found' into a GpubenchError that names the two ranks and the cause."""
-        try:
-            yield
-        except library.error as error:
-            warnings = () if self._log is None else self._log.warnings()
-            refusal = self._refusal((library.last_error(), *warnings))
-            if refusal is None:
-                raise
-            time.sleep(min(self._group.rank * _SECONDS_BETWEEN_RANKS, _MOST_SECONDS))
-            raise refusal from error
-
-    def _refusal(self, texts: Iterable[str]) -> GpubenchError | None:
-        remarks = (parse_remark(text.encode()) for text in texts)
-        found = next((each for each in remarks if each is not None and each.kind is RemarkKind.NO_TRANSPORT), None)
-        if found is None or not all(found.about):
-            return None
-        pair = int(found.about[0]), int(found.about[1])
-        cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
-        error = no_direct_path if self._strict else no_path
-        return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
-
-    def _look_around(self) -> Circumstances | None:
-        self._read_again()
-        if self._nodes is None:
-            collected = self._group.collect(self._own_snapshot())
-            if collected is None:
-                return None
-            self._nodes = self._topologies(collected)
-        return self._circumstances(self._nodes)
-
-    def _read_again(self) -> None:
-        share = waited_share(self._delay_before, run_delay())
-        later = self._group.collect((read_again(self._facts), share))
-        if later is not None:
-            ends = zip(self._known, later, strict=True)
-            self._known = [known._replace(facts=facts) for known, (facts, _) in ends]
-            self._waited = {rank: waited for rank, (_, waited) in enumerate(later) if waited is not None}
-
-    def _own_snapshot(self) -> Snapshot | None:
-        return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
-
-    def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
-        ends = zip(self._known, snapshots, strict=True)
-        firsts = {known.identity.node: snapshot for known, snapshot in ends if snapshot is not None}
-        return dict(zip(firsts, map(Topology, with_own_names([*firsts.values()])), strict=True))
-
-    def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
-        facts = [each.facts for each in self._known]
-        settings = users_settings(facts, [each.settings for each in self._known])
-        wiring = Wiring([each.identity for each in self._known], nodes)
-        return Circumstances(wiring=wiring, facts=facts, settings=settings, waited=self._waited)

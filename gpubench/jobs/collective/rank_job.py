@@ -1,30 +1,23 @@
-"""One rank of a collective, alone or beside computation: join a group, open a backend, measure, report."""
+"""One rank of a collective: join a group, open a backend, measure, report."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from gpubench.collectives.record import SweepRequest
-from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu, shared_gpu_under_launcher
-from gpubench.hardware.environment import environment_set, nccl_settings
-from gpubench.hardware.launch import own_settings
+from gpubench.errors import UsageError, shared_gpu_under_launcher
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.nccl.communicator import takes_caps
 from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.hardware.overlap import CappedCommunicator, GpuSteps
 from gpubench.hardware.registry import backend_named
-from gpubench.hardware.traffic import NvmlLoad
 from gpubench.hardware.watchdog.messages import ChannelSender
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
     nothing_measured,
-    overlap_metadata,
     speed_judge_of,
     with_mpi_support,
 )
@@ -39,20 +32,18 @@ from gpubench.jobs.collective.opened import (
     with_presence,
 )
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
-from gpubench.jobs.machines import recorded_settings
+from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import NullListener
 from gpubench.jobs.plans import CollectivePlan
-from gpubench.jobs.rank import agree, own_identity, usable_driver
+from gpubench.jobs.rank import agree, own_identity
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
-from gpubench.measure.collective.sweep import Issue, Observers, check_root, fitting_all, fitting_sizes
+from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.measure.overlap import Cap, OverlapMeans, measure_overlap
 from gpubench.model.facts.backends import NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
-from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, OverlapAsked, cap_name, partner_bytes
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
-from gpubench.model.terms.units import DroppedSize, format_memory
+from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Origin, overall
 from gpubench.ports.group import Group, Listener
 
@@ -60,8 +51,6 @@ if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.hardware.traffic import NvmlUse
     from gpubench.model.results.history import PastFigures
-    from gpubench.model.results.overlap import OverlapRow
-    from gpubench.ports.backend import CollectiveCalls
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
@@ -72,7 +61,7 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
     sees_gpus = any(rank.group.gather(driver.visible > 0))
     kinds = agree(rank.group, lambda: plan.kinds(gpus=sees_gpus))
     if any(kind.takes_gpus(seen=sees_gpus) for kind in kinds):
-        from gpubench.jobs.collective.opened import open_on_gpu
+        from gpubench.jobs.collective.opening_gpu import open_on_gpu
 
         return open_on_gpu(kinds, rank, plan, driver, use, stack)
     agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
@@ -175,7 +164,7 @@ class CollectiveRankJob:
             report = self._rows(request, variants, identities, listener, observers)
         report = _with_unverified(report, opened.unverified_variables)
         if opened.path_watch is None:
-            from gpubench.measure.paths import unwatched
+            from gpubench.measure.paths.report import unwatched
 
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()
@@ -347,137 +336,3 @@ def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapp
     if opened.mpi_support is not None:
         libraries["MPI on GPU memory"] = opened.mpi_support.said
     return libraries
-
-
-_CAPPING_VARIABLES = (
-    *("NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS"),
-    "NCCL_MIN_NRINGS",
-)
-"""They count more than what a communicator is asked for (init.cc, envConfigOverride)."""
-
-_BY_ENVIRONMENT = "NCCL_MAX_NCHANNELS"
-"""Of an NCCL that takes no caps: read anew for a communicator by none that was tried, so a row says what it took."""
-
-
-def check_caps(asked: OverlapAsked, settings: Mapping[str, str], own: Collection[str] = ()) -> None:
-    """Raise UsageError for caps where other variables than gpubench's `own` set the number of CTAs."""
-    caps = [each for each in asked.ctas if each is not None]
-    name = next((each for each in _CAPPING_VARIABLES if each in settings), None)
-    if caps and name is not None:
-        raise UsageError(
-            f"--ctas {','.join(map(str, caps))} with {name}={settings[name]} set already",
-            expected="NCCL's own number to compare with, and caps that count",
-            reason="the kernels of so many ranks fit on a GPU at once only with it, and it counts more than a cap"
-            if name in own
-            else "it stands in the environment, or in a file as /etc/nccl.conf, and counts more than a cap",
-            next_step="--ctas own, or fewer --ranks-per-gpu"
-            if name in own
-            else f"unset {name}, or --ctas own, which then measures under it",
-        )
-
-
-def check_ranks(ranks: int) -> None:
-    """Raise UsageError for a rank that has nobody to talk to."""
-    if ranks == 1:
-        raise UsageError(
-            "overlap with one rank",
-            expected="two ranks or more, each with a GPU",
-            reason="one GPU alone has nobody to talk to",
-            next_step="mpirun -n 2 gpubench overlap, or gpubench overlap --simulate hgx-h200-4",
-        )
-
-
-def check_memory(asked: OverlapAsked, free_bytes: int) -> None:
-    """Raise CouldNotMeasureError where the partners need more memory than a GPU has left."""
-    needed = sum(partner_bytes(each, asked) for each in asked.partners)
-    if needed > free_bytes:
-        raise CouldNotMeasureError(
-            f"{' and '.join(asked.partners)} beside the collective need {format_memory(needed)} of GPU memory",
-            expected=f"at most {format_memory(free_bytes)}, which a rank can take here",
-            next_step=f"--gemm {DEFAULT_GEMM_SIDE // 2}, or a smaller one; nvidia-smi shows who holds memory",
-        )
-
-
-class OverlapRankJob(CollectiveRankJob):
-    """One rank of an overlap: the collective's, with computation beside it."""
-
-    def __init__(
-        self,
-        group: Group,
-        progress: RankProgress,
-        plan: CollectivePlan,
-        arguments: Sequence[str],
-        asked: OverlapAsked,
-    ) -> None:
-        super().__init__(group, progress, plan, arguments)
-        self._asked = asked
-        self._steps: GpuSteps | None = None
-        self._load: NvmlLoad | None = None
-        self._nccl: tuple[NcclBackend, NcclLibrary] | None = None
-
-    def run(self, channel: str | None) -> int:
-        """As of a collective. Raises AgreedError: one rank, no GPU, or caps that the environment sets."""
-        agree(self._group, lambda: check_ranks(self._group.size))
-        agree(self._group, lambda: usable_driver(OVERLAP), place=str(self.identity))
-        agree(self._group, lambda: check_caps(self._asked, nccl_settings(os.environ), own_settings(os.environ)))
-        return super().run(channel)
-
-    def _before_sizes(self, opened: Opened) -> None:
-        if opened.library is None or opened.device is None:
-            raise no_gpu("this rank opened none", for_what=OVERLAP)
-        backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for
-        agree(self._group, lambda: check_memory(self._asked, backend.free_bytes()), place=str(self.identity))
-        self._nccl = backend, opened.library
-        self._steps = steps = GpuSteps(opened.device, backend)
-        for each in self._asked.partners:
-            prepare = partial(steps.prepare, each, self._asked.gemm_side, self._plan.request.dtypes[0])
-            agree(self._group, prepare, place=str(self.identity))
-        self._load = NvmlLoad(str(self.identity.gpu_bus_id))
-
-    def _metadata(self, described: DescribedCollective) -> Metadata:
-        return overlap_metadata(described, self._plan.collective, self._asked, self._arguments)
-
-    def _rows(
-        self,
-        request: SweepRequest,
-        variants: Sequence[SweepVariant],
-        identities: Sequence[RankIdentity],
-        listener: Listener[CollectiveRow],
-        observers: Observers,
-    ) -> Report:
-        if self._steps is None or self._load is None or self._nccl is None:
-            raise ValueError("partners come before sizes")
-        caps = [Cap(None, variants[0])]
-        caps += [_cap(each, request, self._group, *self._nccl) for each in self._asked.ctas if each is not None]
-        means = OverlapMeans(self._steps, self._load.read)
-        shown: Listener[OverlapRow] = listener  # type: ignore[assignment]
-        try:
-            return measure_overlap(request, self._asked, self._group, caps, identities, shown, observers, means)
-        finally:
-            self._load.close()
-
-
-def _cap(ctas: int, request: SweepRequest, group: Group, backend: NcclBackend, library: NcclLibrary) -> Cap:
-    """A cap by the configuration of a communicator, else by the environment while it is made."""
-    opened: list[CollectiveCalls] = []
-    by_configuration = takes_caps(library)
-
-    def open_() -> Issue:
-        if by_configuration:
-            opened.append(backend.adopt(CappedCommunicator(library, group, ctas)))
-        else:
-            with environment_set({_BY_ENVIRONMENT: str(ctas)}):
-                opened.append(backend.open(group))
-        return partial(request.collective.issue, opened[-1])
-
-    drop: Callable[[Issue], None] = lambda _issue: backend.drop(opened.pop()) if opened else None  # noqa: E731
-    variant = SweepVariant(
-        setting=cap_name(ctas),
-        backend=backend,
-        open=open_,
-        drop=drop,
-        refusals=(library.error,),
-        explain=lambda error: library.last_error() or str(error),
-        logs_choices=True,
-    )
-    return Cap(ctas, variant, "configuration" if by_configuration else "environment")

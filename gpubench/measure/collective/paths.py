@@ -8,7 +8,8 @@ from gpubench.collectives.record import SweepRequest, exchanges, least_moved
 from gpubench.conditions.definition.circumstances import Circumstances, IssueTime
 from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.measure.collective.cases import Case
-from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener, PathOutcome, report_on
+from gpubench.measure.paths.observed import CounterReading, Explained, Meter, NcclLogListener
+from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.facts.traffic import IdleGpu, both
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.topology import Limit, Topology, split_by_mig
@@ -29,8 +30,8 @@ from gpubench.model.paths.transport import (
 from gpubench.model.paths.wiring import Located, Wiring, Work, busbw_limit, exchange_limit, network_limit, networks
 from gpubench.model.results.backends import took_another
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
-from gpubench.model.results.figures import ONE_RANK
 from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.settings import AGAIN, taken_name
 from gpubench.model.terms.verdict import Origin

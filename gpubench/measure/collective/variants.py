@@ -10,8 +10,8 @@ from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, slow_unexplained
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
 from gpubench.model.results.compare import figures_of_siblings
-from gpubench.model.results.figures import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Report, Section, Table
+from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.verdict import Finding, Verdict, overall

@@ -23,9 +23,9 @@ from gpubench.measure.compare.noise import RunsByRow
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, RowKey
 from gpubench.model.results.fallback import MOST_ROWS
-from gpubench.model.results.figures import ABOVE_LIMIT
 from gpubench.model.results.report import EvidenceRow
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 

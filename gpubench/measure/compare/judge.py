@@ -30,7 +30,7 @@ from gpubench.model.results.compare import (
     Status,
     bandwidth_lost,
 )
-from gpubench.model.results.figures import ABOVE_LIMIT
+from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall

@@ -17,9 +17,10 @@ from statistics import median
 
 from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.compare import RowKey, collective_key, pair_key, siblings
-from gpubench.model.results.figures import BY_CPU, times_limit
+from gpubench.model.results.figures import BY_CPU
 from gpubench.model.results.report import CollectiveRow, PairRow, made_of
 from gpubench.model.results.result_file import LatencyRow, ResultFile
+from gpubench.model.results.speed import times_limit
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import Noise, robust_deviation
 

@@ -8,8 +8,8 @@ from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, Managed
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LIMIT_WARN_SHARE, Carried, Cell, Pair, Reference, Series, judge
 from gpubench.model.paths.topology import rounded
 from gpubench.model.paths.transport import is_staged, names
-from gpubench.model.results.figures import refused_above_limit
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
+from gpubench.model.results.speed import refused_above_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict

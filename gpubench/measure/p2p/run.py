@@ -34,7 +34,8 @@ from gpubench.measure.p2p.rows import (
     pattern_rows,
     verdict_without_bandwidth,
 )
-from gpubench.measure.paths import Explained, PathOutcome, report_on
+from gpubench.measure.paths.observed import Explained
+from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
 from gpubench.model.paths.p2p import (
     ABOVE_HOST,
@@ -54,7 +55,6 @@ from gpubench.model.paths.p2p import (
 )
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
-from gpubench.model.results.figures import times_limit
 from gpubench.model.results.report import (
     CAUSES_SECTION,
     EVIDENCE_SECTION,
@@ -67,6 +67,7 @@ from gpubench.model.results.report import (
     Section,
     Table,
 )
+from gpubench.model.results.speed import times_limit
 from gpubench.model.results.topo import TREE_SECTION, TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
 from gpubench.model.terms.units import format_size

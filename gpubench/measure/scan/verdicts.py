@@ -11,10 +11,10 @@ from gpubench.measure.scan.leaves import MEDIAN_ERROR, LeafLevel, members_of
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.facts.snapshot import NicFacts
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
-from gpubench.model.results.figures import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.results.rounds import BOTH_WAYS, LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
 from gpubench.model.results.scan import OF_ONE_NODE
 from gpubench.model.results.scan import PartKind as PartKind
+from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict

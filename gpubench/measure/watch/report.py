@@ -7,7 +7,7 @@ from gpubench.conditions.gpu import GPU
 from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Signals, decide, signals
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
 from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation

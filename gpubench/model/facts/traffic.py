@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuCondition, GpuProcess
+from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.terms.units import BYTES_PER_GB
 
 FOREIGN_GB_S = 0.5

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.health import HEALTH_CONDITIONS
-from gpubench.model.facts.snapshot import THROTTLE_REASONS
+from gpubench.model.facts.process import THROTTLE_REASONS
 from gpubench.model.profiles.profile import P2P_STATUSES
 
 GRAMMAR = (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench.model.paths.p2p import FAILED_SHARE, JUDGED_FROM_BYTES, LATENCY_BYTES, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
 from gpubench.model.profiles.profile import BUSBW, SHARE, TIME, Expected, ExpectedKind, Profile
-from gpubench.model.results.figures import LARGE_BYTES
 from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict

@@ -14,7 +14,7 @@ from itertools import combinations
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.topology import nvlink_gb_s, pcie_gb_s
-from gpubench.model.results.figures import LARGE_BYTES
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 
 PROFILE_SCHEMA = 1

@@ -46,7 +46,7 @@ from gpubench.model.results.fallback import (
     OperationRow,
     TransportRow,
 )
-from gpubench.model.results.figures import COLLECTIVE_NAMES, ONE_RANK, SpeedFigure, SpeedFigures
+from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     CHECKS_SECTION,
@@ -64,6 +64,7 @@ from gpubench.model.results.report import (
     VerdictRow,
 )
 from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_parts
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
 from gpubench.model.results.watch import watch_part
 from gpubench.model.terms.operation import HostMemory

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gpubench.model.facts.health import describe_health
-from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import (
     Fabric,
     GpuFacts,
-    GpuProcess,
     NicFacts,
     NvLink,
     PciDevice,

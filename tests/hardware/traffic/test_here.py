@@ -10,10 +10,10 @@ import pytest
 from gpubench.hardware.host import FIRST_PID_NAMESPACE
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.hardware.traffic import NodeTraffic
-from gpubench.jobs.machines import recorded_settings
+from gpubench.jobs.metadata import recorded_settings
 from gpubench.measure.watch.jobs import WatchedJobs
 from gpubench.measure.watch.report import Course, Intervals, NodeWatch, joined_by
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.watch import Way

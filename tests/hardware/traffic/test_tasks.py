@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.hardware.host import FIRST_PID_NAMESPACE
 from gpubench.hardware.traffic import Tasks
-from gpubench.jobs.machines import recorded_settings
+from gpubench.jobs.metadata import recorded_settings
 from tests.fakes.sysfs import Tree
 
 LIBRARY = "7f0000-7f1000 r-xp 00000000 00:00 1    /opt/lib/libnccl.so.2"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpubench.measure.collective.cases import RankTimings
-from gpubench.model.facts.snapshot import GpuCondition
+from gpubench.model.facts.process import GpuCondition
 from gpubench.model.results.report import RANK_TIMES_SECTION, RankTimeRow, Table
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import EntryTimes

@@ -11,11 +11,11 @@ from gpubench.conditions.definition.condition import Condition, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge, middle
-from gpubench.measure.paths import Explained
+from gpubench.measure.paths.observed import Explained
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.results.figures import MEASURED, ExpectedTime
 from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import MEASURED, ExpectedTime
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row

@@ -15,9 +15,9 @@ from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLaunch, NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_sizes
-from gpubench.model.facts.snapshot import GpuCondition
-from gpubench.model.results.figures import ONE_RANK
+from gpubench.model.facts.process import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import Allocator, DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.statistics import Mode, Sampling

@@ -9,7 +9,7 @@ import pytest
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.watch.jobs import WatchedJobs
 from gpubench.measure.watch.report import Course, joined_by, needs_closer_look, observe, report_on
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading, NodeRates, NodeReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, TaskFacts
 
 KEY = "torch 127.0.0.1:29500"

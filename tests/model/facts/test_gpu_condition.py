@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.facts.snapshot import GpuCondition, GpuProcess
+from gpubench.model.facts.process import GpuCondition, GpuProcess
 
 JOB = GpuProcess(pid=77, name="python3", memory_bytes=30 * 2**30)
 

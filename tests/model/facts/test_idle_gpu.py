@@ -1,6 +1,6 @@
 """A GPU while a job is idle: two moments as one, and who holds its memory."""
 
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates, both, holders, is_foreign
 
 GIB = 2**30

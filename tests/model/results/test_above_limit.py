@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_collectives import read
-from gpubench.model.results.figures import refused_above_limit, times_limit
 from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.speed import refused_above_limit, times_limit
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.registry import read_results
 from tests.fakes.measured_rows import pair, row

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.model.results.figures import (
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import (
     LEAST_KNOWN,
     MEASURED,
     MODELLED,
@@ -16,7 +17,6 @@ from gpubench.model.results.figures import (
     is_slow,
     judged,
 )
-from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes import measured_rows
 

@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuDirectFacts,
     GpuFacts,
-    GpuProcess,
     HostFacts,
     NicFacts,
     NicKind,

@@ -38,7 +38,7 @@ if _logs and not _is_watchdog:
         {
             "gpubench.jobs.collective.job": {"read_driver": (_driver, "read_driver")},
             "gpubench.hardware.cuda": {"check_installed": (_driver, "check_installed")},
-            "gpubench.jobs.collective.opened": {
+            "gpubench.jobs.collective.opening_gpu": {
                 "open_gpu": (_gpus, "open_gpu"),
                 "NcclLibrary": (_gpus, "Library"),
                 "Probe": (_gpus, "Probe"),
@@ -50,13 +50,13 @@ if _logs and not _is_watchdog:
                 "MpiOnCuda": (_mpi, "HandedMpi"),
                 "read_support": (_mpi, "tried"),
             },
-            "gpubench.jobs.collective.rank_job": {
+            "gpubench.jobs.collective.overlap": {
                 "GpuSteps": (_steps, "BelievedSteps"),
                 "NvmlLoad": (_steps, "BelievedLoad"),
                 "CappedCommunicator": (_steps, "capped"),
                 "usable_driver": (_driver, "usable_driver"),
-                "read_driver": (_driver, "read_driver"),
             },
+            "gpubench.jobs.collective.rank_job": {"read_driver": (_driver, "read_driver")},
             "gpubench.measure.overlap": {
                 "_SECONDS_A_BATCH": (_steps, "OPERATION_SECONDS"),
                 "_MOST_SETTLING_SECONDS": (_steps, "OPERATION_SECONDS"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.snapshot import (
     SNAPSHOT_VERSION,
     AccessControl,
@@ -19,7 +20,6 @@ from gpubench.model.facts.snapshot import (
     Fabric,
     Gid,
     GpuFacts,
-    GpuProcess,
     HostFacts,
     IommuFacts,
     KernelSettings,

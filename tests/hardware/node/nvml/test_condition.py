@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.traffic import NvmlCondition, others
-from gpubench.model.facts.snapshot import GpuCondition, GpuProcess
+from gpubench.model.facts.process import GpuCondition, GpuProcess
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 
 SW_POWER_CAP, IDLE = 0x4, 0x1

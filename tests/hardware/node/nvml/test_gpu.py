@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.gpus import NvmlFacts, read_node
 from gpubench.hardware.node.nvml import read_nvml
-from gpubench.model.facts.snapshot import (
-    Fabric,
-    GpuFacts,
-    GpuLimits,
-    GpuProcess,
-    NvlinkPeer,
-    PcieLink,
-    RemappedRows,
-    mps_in_use,
-)
+from gpubench.model.facts.process import GpuProcess, mps_in_use
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, GpuLimits, NvlinkPeer, PcieLink, RemappedRows
 from gpubench.model.terms.units import ranges_of
 from tests.fakes.nvml import (
     Clique,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.traffic import NvmlUse
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuUse
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 

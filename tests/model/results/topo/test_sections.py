@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import (
     Fabric,
     GpuDirectFacts,
     GpuFacts,
-    GpuProcess,
     HostFacts,
     NicFacts,
     NicKind,

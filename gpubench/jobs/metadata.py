@@ -1,0 +1,91 @@
+"""The metadata of a run: one builder for every command."""
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from gpubench import __version__
+from gpubench.hardware import launch
+from gpubench.model.facts.environment import MPS, MPS_SETTINGS
+from gpubench.model.results.report import Metadata
+
+if TYPE_CHECKING:
+    from gpubench.jobs.machines import Machines
+    from gpubench.profiles import ProfileMatch
+
+_SETTINGS = (
+    *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),
+    *(f"OMPI_MCA_{framework}" for framework in ("pml", "btl", "mtl", "coll", "smsc", "osc", "accelerator")),
+    *("OMPI_MCA_opal_cuda", "OMPI_MCA_mpi_cuda", "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_", "MPICH_RDMA_ENABLED_CUDA"),
+    *("MV2_USE_CUDA", "MVP_USE_CUDA", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OFI_NCCL_", "GGML_CUDA_"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"),
+    MPS_SETTINGS,
+)
+"""What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
+many variables of its own, so of those only the frameworks that carry messages or know of GPUs count."""
+
+_IMAGE_VERSION = "NCCL_VERSION"  # NVIDIA's container images set this to the version they ship; NCCL does not read it
+
+
+def stamp(arguments: Sequence[str]) -> dict[str, Any]:
+    """Version, run id, time and command line."""
+    return {
+        "gpubench_version": __version__,
+        "run_id": str(uuid.uuid4()),
+        "started_at": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+        "command": ["gpubench", *arguments],
+    }
+
+
+def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
+    own = launch.own_settings(environment)
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(_SETTINGS) and name not in (*own, _IMAGE_VERSION)
+    }
+
+
+def metadata_of(
+    arguments: Sequence[str],
+    subject: str,
+    *,
+    machines: "Machines | None" = None,
+    matched: "ProfileMatch | None" = None,
+    asked_profile: bool = False,
+    **values: Any,
+) -> Metadata:
+    """Metadata with version, run id, time and command line, and what follows from machines and their profile.
+
+    `values` are further fields of Metadata, and come before those of the machines, of which the fingerprint is that of
+    most nodes.
+    """
+    known: dict[str, Any] = {}
+    if machines is not None:
+        from gpubench.model.facts.process import mps_in_use
+
+        driver = machines.nodes[0].snapshot.driver
+        mps = mps_in_use((gpu for node in machines.nodes for gpu in node.gpus), machines.environment)
+        known = {
+            "origin": machines.origin,
+            "hosts": [node.snapshot.host for node in machines.nodes],
+            "libraries": {
+                **({"driver": f"{driver.version} (runs CUDA {driver.cuda})"} if driver.version else {}),
+                **({MPS: mps} if mps else {}),
+            },
+            "environment": machines.environment,
+            "topology": Counter(node.fingerprint() for node in machines.nodes).most_common(1)[0][0],
+            "source": machines.source,
+        }
+    if matched is not None:
+        note = "asked for" if asked_profile else matched.note
+        known["profile"] = {
+            "name": matched.profile.name,
+            "sha256": matched.profile.sha256,
+            **({"note": note} if note else {}),
+        }
+    return Metadata(**{**stamp(arguments), "subject": subject, **known, **values})

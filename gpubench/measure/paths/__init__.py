@@ -1,0 +1,1 @@
+"""Evidence of paths and its causes; shared by collectives and copies."""

@@ -1,0 +1,55 @@
+"""The verdict on paths as parts of a report: the sections `evidence`, `fallback` and `causes`, and findings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpubench.model.results.fallback import KnownPath, evidence_rows, findings, unknown_row
+from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    CauseRow,
+    EvidenceRow,
+    FallbackRow,
+    Report,
+    Section,
+    Table,
+)
+from gpubench.model.terms.verdict import Finding, Origin
+
+if TYPE_CHECKING:
+    from gpubench.measure.paths.observed import Explained
+
+
+@dataclass(frozen=True, slots=True)
+class PathOutcome:
+    """The verdict on paths: three sections, findings, and the causes of the run; None where nothing was looked at."""
+
+    sections: Mapping[str, Section]
+    findings: tuple[Finding, ...]
+    explained: "Explained | None" = None
+
+
+def report_on(
+    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
+) -> PathOutcome:
+    """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
+    return PathOutcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
+
+
+def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
+    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
+    sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
+    return replace(report, sections={**sections, **report.sections})
+
+
+def path_sections(
+    evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
+) -> dict[str, Section]:
+    """All three sections."""
+    return {
+        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
+        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: causes),
+    }
