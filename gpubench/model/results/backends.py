@@ -513,7 +513,7 @@ class LibraryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryRow(Record):
-    """One library, package or kernel module of one environment; also one that was looked for and is not there."""
+    """One library, package or kernel module of an environment, also if it was looked for and not found."""
 
     node: str  #: host
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, CuPy, mpi4py, dma-buf, nvidia_peermem, ...

@@ -201,7 +201,7 @@ SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow(Record):
-    """An ordered pair of devices: how it is wired and what it may carry, and, where it was measured, what it does."""
+    """An ordered pair of devices: its wiring, its limit and, if it was measured, its speed."""
 
     source: str  #: where the bytes come from: a GPU, a rank, host
     destination: str  #: where they go
@@ -478,7 +478,7 @@ class CauseRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadRow(Record):
-    """A cause of which it is not known whether it is there."""
+    """A cause that could not be looked for, with the reason."""
 
     id: str  #: of the cause that could not be looked for
     title: str  #: in words
@@ -488,7 +488,7 @@ class UnreadRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternRow(Record):
-    """Several pairs at once, and what they reach one at a time."""
+    """The bandwidth of several pairs at once, beside the sum of the same pairs one at a time."""
 
     pattern: str  #: ring, all to one, one to all, bisection, all to all
     direction: str  #: write or read
@@ -508,7 +508,7 @@ RANK_TIMES_SECTION = "rank_times"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeRow(Record):
-    """A row of a collective as one of its ranks saw it."""
+    """The times of one rank in a row of a collective."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none

@@ -54,7 +54,7 @@ class Tool(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPartRow(Record):
-    """A part that is bad, or a suspect where nothing was confirmed."""
+    """A bad part; a suspect if the scan confirmed nothing."""
 
     kind: Annotated[str, PartKind]  #: what it is
     subject: str  #: node, rail, leaf by name
@@ -72,7 +72,7 @@ class ScanPartRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanCellRow(Record):
-    """One rail of one node: its newest score, and the part that explains it where it is bad."""
+    """One rail of one node: its newest score and, if it is bad, the part that explains it."""
 
     node: str  #: host
     subject: str  #: the rail in words

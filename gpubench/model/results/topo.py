@@ -169,12 +169,12 @@ class NodeRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRow(Record):
-    """Nodes that are the same, by the first of them; `odd` are those that nearly are."""
+    """A group of equal nodes, named after the first; `odd` lists nodes that differ from it in little."""
 
     node_kind: str  #: letter of the kind
     node: str  #: the node that stands for it
     nodes: Sequence[str]  #: those that are the same
-    odd: Sequence[str]  #: those that nearly are
+    odd: Sequence[str]  #: nodes that differ from it in little
     differs_from: str | None  #: the largest kind with the same GPU models
     differences: Sequence[str]  #: from the largest kind
     matrix: Mapping[str, Mapping[str, str]]  #: path classes
@@ -185,7 +185,7 @@ class KindRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRow(Record):
-    """One element of the PCI tree of a node, in the order in which the tree is drawn; `gb_s` of the link above it."""
+    """One element of a node's PCI tree, in the order of drawing; `gb_s` is the bandwidth of the link above it."""
 
     node: str  #: host name of the node
     depth: int  #: below the host bridge

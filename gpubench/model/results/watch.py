@@ -40,7 +40,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficRow(Record):
-    """What the links of one GPU or one port of a NIC carried over one interval; null: unknown, and `note` says why."""
+    """The traffic of one GPU's links or one NIC port in one interval; null: unknown, and `note` says why."""
 
     seconds: float  #: since the watch began, at the end of the interval
     interval_seconds: float  #: how long the interval was
@@ -68,7 +68,7 @@ class TrafficRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow(Record):
-    """What was concluded of the traffic of one job on one node, over the intervals that had it."""
+    """The conclusion on one job's traffic on one node, over the intervals with traffic."""
 
     node: str  #: host
     job: str  #: what makes its processes one: their launcher's name for them, or the only process
