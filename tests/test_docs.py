@@ -166,7 +166,7 @@ def test_formulas_have_the_thresholds_of_the_code() -> None:
     assert f"within {p2p.NEAR_SHARE * 100:.0f} % of a threshold" in text
     assert f"more than {p2p.NOISY_SHARE * 100:.0f} % of their median" in text
     assert f"less than {p2p.STILL_SHARE * 100:.0f} % of what was copied" in text
-    assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on its way" in text
+    assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on the path" in text
     assert f"η = {expected.NIC_EFFICIENCY}" in text
     assert f"reaches {expected.NVLS_BETWEEN_NODES}" in text
     lanes = re.findall(r"^\| (\d) \| [\d.]+ \| \d+/\d+ \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
