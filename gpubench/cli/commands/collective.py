@@ -140,7 +140,7 @@ class VariantOptions:
     register: list[str] | None = option(
         "|".join(Registration),
         "Also measure with buffers registered: user (ncclCommRegister) or symmetric (windows). Several with commas; "
-        "buffers are NCCL's then.",
+        "NCCL then allocates the buffers.",
         autocompletion=completed("register"),
     )
     cta_policy: list[str] | None = option(
@@ -258,7 +258,7 @@ class CollectiveOptions:
         show_default=False,
         group=NCCL,
     )
-    check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
+    check: bool = flag("Verify the data on every rank.", name="--check/--no-check", default=True)
     backend: str | None = option(
         "NAME",
         f"Library to measure: {', '.join(BACKENDS)} (default: nccl on GPUs, otherwise host). Several with commas "

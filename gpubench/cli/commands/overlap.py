@@ -99,7 +99,7 @@ class OverlapOptions:
     )
     gemm: int = option(
         "N",
-        "Side of the matrices of the product, in 16-bit numbers.",
+        "Width N of the N × N matrices that gemm multiplies, 16 bits per number.",
         default=DEFAULT_GEMM_SIDE,
         min=_LEAST_GEMM_SIDE,
         max=_MOST_GEMM_SIDE,

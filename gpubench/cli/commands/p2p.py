@@ -67,8 +67,8 @@ class P2pOptions:
     )
     memory: str = option(
         "|".join(MemoryKind),
-        "With managed, also measure unified memory: prefetched, fetched by page faults of a kernel, and used in place, "
-        "at 64M or the one size of --sizes.",
+        "managed: also measure unified memory, prefetched, fetched by page faults, and used in place (64M, or the one "
+        "size of --sizes).",
         default=MemoryKind.PLAIN.value,
         common=True,
     )
@@ -78,9 +78,9 @@ class P2pOptions:
         name="--as",
         common=True,
     )
-    host: bool = flag("Copy to and from host memory too, or not.", name="--host/--no-host", default=True)
-    patterns: bool = flag("Copy between many pairs at once too, or not.", name="--patterns/--no-patterns", default=True)
-    check: bool = flag("Verify the data at every destination, or not.", name="--check/--no-check", default=True)
+    host: bool = flag("Also copy to and from host memory.", name="--host/--no-host", default=True)
+    patterns: bool = flag("Also copy between many pairs at once.", name="--patterns/--no-patterns", default=True)
+    check: bool = flag("Verify the data at every destination.", name="--check/--no-check", default=True)
     evidence: bool = flag("Show the evidence for every pair's path.")
     veto: bool = flag(
         "Print one line for a shell in place of the table: the environment that avoids peer access where it is broken "

@@ -79,7 +79,7 @@ class PlanOptions:
         group=SIMULATE,
     )
     profile: str | None = option(
-        "NAME|FILE", "Profile to take times from that were not measured.", autocompletion=completed("profile")
+        "NAME|FILE", "Profile for times that were not measured.", autocompletion=completed("profile")
     )
     nodes: int | None = option(
         "N", "Plan for N nodes of this machine, joined as in its profile.", min=1, max=16384, common=True
@@ -102,7 +102,7 @@ class PlanOptions:
         "412ms", "Measured time of a step with the first --layout: everything else follows from it.", common=True
     )
     tokens_per_second: float | None = option(
-        "N", "The same as tokens per second of all GPUs.", min=1e-3, max=1e15, common=True
+        "N", "Measured tokens per second of all GPUs, in place of --step.", min=1e-3, max=1e15, common=True
     )
     measured_on: int | None = option(
         "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
