@@ -414,6 +414,7 @@ def alltoall(
     deadline_s: float | None = None,
     sizes: One | None = None,
     dtype: Several = None,
+    skew: float | None = None,
     register: Several = None,
     cta_policy: Several = None,
     max_ctas: Several = None,

@@ -1,4 +1,6 @@
-"""alltoall: rank r ends with block r of every rank's buffer."""
+"""alltoall: rank r ends with block r of every rank's buffer. With a skew, blocks are smaller the higher r is."""
+
+from dataclasses import replace
 
 from gpubench.collectives.record import Collective, per_rank_count
 from gpubench.model.terms.operation import DataType, Layout, Segment, all_but_own_factor
@@ -18,6 +20,45 @@ def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment
     )
 
 
+_STEP = 16
+"""Elements of which blocks are multiples: 16 bytes of the smallest type."""
+
+
+def block_counts(largest: int, ranks: int, skew: float) -> tuple[int, ...]:
+    """Elements that every rank sends to each: from `largest` for rank 0 to its share 1 - skew for the last, evenly."""
+    shares = (skew * rank / max(1, ranks - 1) for rank in range(ranks))
+    return (largest, *(int(largest * (1 - share)) // _STEP * _STEP for share in list(shares)[1:]))
+
+
+def skewed(skew: float) -> Collective:
+    """alltoallv: rank 0 receives the size, the last rank 1 - skew of it, the others in between, as experts in a model.
+
+    The size is the buffer that rank 0 receives, so that busbw is that of its links, as alltoall's is.
+    """
+
+    def layout_v(elements: int, dtype: DataType, ranks: int) -> Layout:
+        block = per_rank_count(elements, dtype, ranks)
+        return Layout(count=block, send=sum(block_counts(block, ranks, skew)), receive=block * ranks)
+
+    def expected_v(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:
+        counts = block_counts(layout.count, ranks, skew)
+        start = sum(counts[:rank])
+        own = counts[rank]
+        sources = range(ranks) if own else ()
+        return tuple(Segment(offset=source * own, count=own, start=start, source=source) for source in sources)
+
+    return replace(
+        ALLTOALL,
+        layout=layout_v,
+        expected=expected_v,
+        issue=lambda calls, call: calls.all_to_all_v(
+            call.send, call.receive, block_counts(call.count, call.ranks, skew), call.dtype
+        ),
+        row_name="alltoallv",
+        skewed=None,
+    )
+
+
 ALLTOALL = Collective(
     name="alltoall",
     description="The size is each rank's whole send buffer, its own block included. busbw = algbw × (n-1)/n.",
@@ -27,4 +68,5 @@ ALLTOALL = Collective(
     issue=lambda calls, call: calls.all_to_all(call.send, call.receive, call.count, call.dtype),
     in_place=False,
     point_to_point=True,
+    skewed=skewed,
 )

@@ -29,7 +29,8 @@ class Collective:
     """One collective: its layout of counts, expected receive buffer, library call, and busbw factor.
 
     `in_place` is false where NCCL defines no in-place form; `point_to_point` is made of sends and receives;
-    `decomposes` is what `hierarchical` makes of smaller ones.
+    `decomposes` is what `hierarchical` makes of smaller ones. `skewed` makes one whose ranks receive unequally much, by
+    the share that the least loaded rank lacks; `row_name` is what rows call it, where that is not its name.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Collective:
     in_place: bool = True
     point_to_point: bool = False
     decomposes: bool = False
+    skewed: "Callable[[float], Collective] | None" = None
+    row_name: str = ""
 
 
 def whole(elements: int, _dtype: DataType, _ranks: int) -> Layout:
@@ -162,9 +165,12 @@ class Asked:
     warmup: int = 5
     graph_replays: int = 0
     check: bool = True
+    skew: float | None = None
 
     def request(self, collective: Collective) -> "SweepRequest":
-        """The request for one collective."""
+        """The request for one collective, skewed where that is asked for."""
+        if self.skew is not None and collective.skewed is not None:
+            collective = collective.skewed(self.skew)
         return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
 
 

@@ -158,8 +158,7 @@ def _collectives(run: Circumstances) -> Found:
             seen=f"{slowness.seen}; the last was rank {slowness.worst.slowest_rank}",
             severity=slowness.severity,
             expected=slowness.expected,
-            cure=f"gpubench p2p. Then run NCCL_DEBUG=INFO gpubench {rows[0].collective}, and gpubench explain on "
-            f"its log",
+            cure=f"gpubench p2p. Then run NCCL_DEBUG=INFO gpubench {rows[0].command}, and gpubench explain on its log",
         )
 
 
@@ -195,7 +194,7 @@ def _above_limit(run: Circumstances) -> Found:
             heading=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
             seen=f"busbw {_times(worst.reached_gb_s, worst)}",
             expected=f"{_ceiling(worst)}, the limit of its ranks' links and NICs as reported by the driver",
-            cure=f"gpubench {worst.collective} --evidence. It shows the paths; `gpubench topo` shows the links",
+            cure=f"gpubench {worst.command} --evidence. It shows the paths; `gpubench topo` shows the links",
         )
     copies = [row for row in run.measurements.pairs if times_limit(row) is not None]
     for path, pairs in grouped(copies, lambda row: row.path_class).items():

@@ -453,6 +453,8 @@ def _method(metadata: Metadata) -> str:
     graph = f" in a CUDA graph, replayed {options['graph']} times," if options["graph"] else ""
     root = f", root {options['root']}" if options["root"] is not None else ""
     types = ", ".join((*options["dtypes"], *options["ops"]))
+    if "skew" in options:
+        types += f", alltoallv: the last rank receives {options['skew']:.0%} less than rank 0"
     check = "every rank's data verified" if options["check"] else "data not verified"
     if metadata.backend == "simulated":
         return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks"

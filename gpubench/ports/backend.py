@@ -172,6 +172,9 @@ class CollectiveCalls(Protocol):
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`ncclAlltoAll`, or grouped sends and receives."""
 
+    def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
+        """Of every rank's buffer block r for rank r, of `counts[r]` elements, the same on every rank."""
+
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`ncclGather`, or grouped sends and receives."""
 

@@ -256,8 +256,19 @@ class Distributed:
     def broadcast(self, tensor: Tensor, root: int, *, group: ProcessGroup) -> None:
         tensor.array[:] = group.all(tensor)[root]
 
-    def all_to_all_single(self, into: Tensor, given: Tensor, *, group: ProcessGroup) -> None:
-        into.array[:] = np.concatenate([np.split(each, group.size())[group.rank()] for each in group.all(given)])
+    def all_to_all_single(
+        self,
+        into: Tensor,
+        given: Tensor,
+        taken_counts: list[int] | None = None,
+        given_counts: list[int] | None = None,
+        *,
+        group: ProcessGroup,
+    ) -> None:
+        ends = group.size() if given_counts is None else np.cumsum(given_counts)[:-1]
+        blocks = [np.split(each, ends)[group.rank()] for each in group.all(given)]
+        assert taken_counts is None or [len(block) for block in blocks] == taken_counts
+        into.array[:] = np.concatenate(blocks)
 
     def gather(self, given: Tensor, blocks: list[Tensor] | None, root: int, *, group: ProcessGroup) -> None:
         assert (blocks is not None) == (group.rank() == root)

@@ -141,6 +141,11 @@ def test_requests_are_right_and_what_nccl_took_of_them_is_said(collective: str) 
     assert {row["registered"] for row in user} <= {"user", None}
 
 
+def test_an_alltoall_whose_ranks_receive_unequally_much_is_right() -> None:
+    document = measured("alltoall", "--sizes", "1K,1M,16M", "--skew", "0.5")
+    assert {(row["collective"], row["skew"], row["wrong"]) for row in document["rows"]} == {("alltoallv", 0.5, 0)}
+
+
 def test_a_cap_on_ctas_is_taken() -> None:
     document = measured("allreduce", "--sizes", "1M,64M", "--max-ctas", "2,4", "--proto", "simple", "--iters", "20")
     assert document["refused"] == []

@@ -250,6 +250,22 @@ def test_a_cap_that_is_no_cap_is_a_warning_and_one_that_nccl_refuses_is_left_out
     assert [each["cause"] for each in warned] == ["NCCL uses 1 channel at most by its own choice"]
 
 
+def test_an_alltoall_whose_ranks_receive_unequally_much_is_right() -> None:
+    arguments = ("alltoall", "--backend", "host", "--np", "3", "--sizes", "48,1K,100K", "--dtype", "int8,float64")
+    result = gpubench(*arguments, "--skew", "0.5", "--iters", "3", "--format", "json")
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    assert {(row["collective"], row["skew"], row["wrong"]) for row in document["rows"]} == {("alltoallv", 0.5, 0)}
+    assert {row["expected_source"] for row in document["rows"]} == {None}
+    assert document["metadata"]["options"]["skew"] == 0.5
+    for row in document["rows"]:
+        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 2 / 3)
+    refused = gpubench("alltoall", "--simulate", "hgx-h200-4", "--skew", "0.5")
+    assert refused.returncode == 2
+    assert "--simulate and --skew exclude each other" in refused.stderr
+    assert "--skew" not in gpubench("allreduce", "--help-all").stdout
+
+
 @pytest.mark.slow
 def test_ranks_that_a_launcher_started_are_one_job() -> None:
     result = mpirun(4, *SMALL, "--set", "NCCL_NET=IB", env=believing("tuning"))

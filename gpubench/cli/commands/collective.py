@@ -244,6 +244,12 @@ class CollectiveOptions:
         common=True,
     )
     root: int = option("RANK", "Root rank.", name="--root -r", default=0, common=True)
+    skew: float | None = option(
+        "SHARE",
+        "Measure alltoallv: rank 0 receives the size, the last rank this share less of it, the others in between.",
+        min=0,
+        max=1,
+    )
     variants: VariantOptions
     in_place: bool = flag("Measure only in place: the result overwrites the input.")
     out_of_place: bool = flag("Measure only out of place.")
@@ -342,6 +348,8 @@ class CollectiveOptions:
             self._check_split(plan.split)
             plan = replace(plan, evidence=EvidenceUse.OFF)
         if isinstance(plan.source, Simulated):
+            if self.skew is not None:
+                raise exclusive(("--simulate", "--skew"), "one of them: no profile says what a skew costs")
             if plan.backend is not None:
                 raise exclusive(
                     ("--simulate", f"--backend {plan.backend}"), "one of them: a simulation, or a measurement"
@@ -353,12 +361,11 @@ class CollectiveOptions:
         return plan
 
     def _request(self, collective: "Collective") -> "SweepRequest":
-        from gpubench.collectives.record import SweepRequest
+        from gpubench.collectives.record import Asked
 
         by_default = self.presentation.by_default
         sizes = self.nccl_tests.sizes(self.sizes, by_default)
-        return SweepRequest(
-            collective=collective,
+        asked = Asked(
             sizes=() if sizes is None else parse_sizes(sizes),
             dtypes=parse_dtypes(self.dtype),
             ops=parse_choices("--op", self.op or ["sum"], ReduceOp),
@@ -370,7 +377,9 @@ class CollectiveOptions:
             warmup=self.warmup,
             graph_replays=self.graph,
             check=self.nccl_tests.check(own=self.check, by_default=by_default),
+            skew=self.skew,
         )
+        return asked.request(collective)
 
     def _placements(self, collective: "Collective") -> tuple[Placement, ...]:
         chosen = {"--in-place": self.in_place, "--out-of-place": self.out_of_place, "--both": self.both}
@@ -500,6 +509,7 @@ def app(command: Command) -> typer.Typer:
         "algo": not collective.point_to_point,
         "proto": not collective.point_to_point,
         "hierarchical": collective.decomposes,
+        "skew": collective.skewed is not None,
     }
     without = {option for option, has_meaning in means_something.items() if not has_meaning}
 

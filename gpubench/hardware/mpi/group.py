@@ -11,6 +11,7 @@ import warnings
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -381,6 +382,18 @@ class MpiCalls:
         elements = count * self._ranks
         return partial(
             self._communicator.Alltoall, self._blocks(send, elements, dtype), self._blocks(receive, elements, dtype)
+        )
+
+    def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
+        """`MPI_Alltoallv`, in blocks of as many bytes as `MPI_Alltoall` takes."""
+        whole = [count * dtype.size_bytes // _BLOCK_BYTES for count in counts]
+        own = [whole[self._rank]] * self._ranks
+        given = self._blocks(send, sum(counts), dtype)
+        taken = self._blocks(receive, counts[self._rank] * self._ranks, dtype)
+        return partial(
+            self._communicator.Alltoallv,
+            (given[0], (whole, [*accumulate(whole, initial=0)][:-1]), given[1]),
+            (taken[0], (own, [*accumulate(own, initial=0)][:-1]), taken[1]),
         )
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:

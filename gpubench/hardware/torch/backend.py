@@ -141,6 +141,13 @@ class TorchCalls:
         into, given = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
         return self._launch([partial(self._distributed.all_to_all_single, into, given, group=self._group)])
 
+    def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
+        """`all_to_all_single` with the elements for and from each rank."""
+        own = [counts[self._rank]] * self._ranks
+        into, given = self._tensors.of(receive, sum(own), dtype), self._tensors.of(send, sum(counts), dtype)
+        call = self._distributed.all_to_all_single
+        return self._launch([partial(call, into, given, own, list(counts), group=self._group)])
+
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`gather` into the blocks of the root's receive buffer."""
         blocks = self._blocks(receive, count, dtype) if self._rank == root else None

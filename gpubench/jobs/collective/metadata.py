@@ -135,6 +135,7 @@ def describe(request: SweepRequest) -> dict[str, object]:
         "warmup": request.warmup,
         "graph": request.graph_replays,
         "check": request.check,
+        **({} if request.skew is None else {"skew": request.skew}),
     }
 
 

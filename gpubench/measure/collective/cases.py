@@ -116,7 +116,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
     batches, percentiles = times.batches, times.percentiles
     made_of = composed(job.backend, collective.name, case.dtype, case.op, case.placement)
     return CollectiveRow(
-        collective=collective.name,
+        collective=collective.row_name or collective.name,
         backend=job.backend,
         origin=job.origin,
         ranks=job.ranks,
@@ -143,6 +143,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
         registered=case.registered,
+        skew=request.skew,
         ci95_percent=None if times.interval is None else 100 * times.interval,
         batch_median_us=None if batches is None else batches.median_seconds * MICROSECONDS_PER_SECOND,
         batch_cv=None if batches is None else batches.variation,

@@ -354,6 +354,6 @@ def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identiti
         f"{row.placement}: {first}",
         expected="every element correct",
         cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype}. "
+        next_command=f"gpubench {row.command} --sizes {row.size_bytes} --dtype {row.dtype}. "
         "Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault",
     )

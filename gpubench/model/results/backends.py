@@ -134,7 +134,7 @@ def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
                     f"{worst.first}, which takes {worst.first_transport}",
                     expected=f"the path that {worst.first} takes in the same process",
                     cause="settings that came between the two communicators, or another libnccl",
-                    next_command=f"gpubench {worst.collective} --backend {backend} --evidence",
+                    next_command=f"gpubench {worst.collective.removesuffix('v')} --backend {backend} --evidence",
                 )
             )
     return tuple(found)
@@ -153,7 +153,7 @@ def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
         seen=f"{_percent(slow)} of the speed of {worst.first} {_span(slow)}, {_placements(slow)}",
         expected=f"{_SLOWER_PERCENT:g} % of the slower of the two times of {worst.first}, at the least",
         cause="work on the GPU that torch adds around NCCL's call, such as a copy",
-        next_command=f"gpubench {worst.collective} --backend {worst.first},{worst.backend} "
+        next_command=f"gpubench {worst.collective.removesuffix('v')} --backend {worst.first},{worst.backend} "
         f"--sizes {format_size(worst.size_bytes)}",
     )
     return (finding,)

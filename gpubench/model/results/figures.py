@@ -45,6 +45,8 @@ class SpeedFigure:
     time_us: float | None = None
     expected_us: float | None = None
     interval_percent: float | None = None
+    command: str = PEER_COPIES
+    """The words behind `gpubench` that measure it."""
     shares_gpus: bool = False
     """Whether its ranks share GPUs, so that nothing can be expected of it."""
 
@@ -52,11 +54,6 @@ class SpeedFigure:
     def is_small(self) -> bool:
         """True if its time tells more than its bandwidth."""
         return self.size_bytes < LARGE_BYTES
-
-    @property
-    def command(self) -> str:
-        """The command that measures it."""
-        return next((command for command, name in COLLECTIVE_NAMES.items() if name == self.what), self.what)
 
     @property
     def expected_percent(self) -> float | None:
@@ -116,6 +113,7 @@ class SpeedFigures:
             return  # of several in one table the first is the one that is judged; one rank has no speed
         figure = SpeedFigure(
             what=COLLECTIVE_NAMES.get(row.collective, row.collective),
+            command=row.command,
             gb_s=row.reached_gb_s,
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,

@@ -133,7 +133,7 @@ Section = Table | Matrix
 class CollectiveRow(Record):
     """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them."""
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
     origin: Annotated[str, Origin]  #: where the numbers come from
     group: str | None = None  #: the part of the job this row is of; null: the whole job
@@ -186,6 +186,13 @@ class CollectiveRow(Record):
     ranks_per_gpu: int | None = None
     #: how the buffers are registered with NCCL: user, or symmetric (windows); null: by no call, or it gave no handle
     registered: str | None = None
+    #: of alltoallv: the share of the size, which rank 0 receives, that the last rank receives less; null: of any other
+    skew: float | None = None
+
+    @property
+    def command(self) -> str:
+        """The words behind `gpubench` that measure such a row."""
+        return self.collective if self.skew is None else f"alltoall --skew {self.skew:g}"
 
     @property
     def reached_gb_s(self) -> float:

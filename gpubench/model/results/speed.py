@@ -138,9 +138,12 @@ class ExpectedTime:
         return self.verdict(row) is not Verdict.PASS or row.time_us > (1 - _NEAR_SHARE) * self.most_us(row)
 
 
+_ALLTOALLV = "alltoallv"  # nobody has published what it takes at which skew
+
+
 def is_judged(row: CollectiveRow) -> bool:
     """True if something is expected of a row from 1 KiB on, and no setting is compared."""
-    return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN)
+    return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN) and row.collective != _ALLTOALLV
 
 
 def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:

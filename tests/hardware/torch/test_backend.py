@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpubench.collectives.alltoall import skewed
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, UsageError
@@ -75,7 +76,7 @@ def rows_of(backend: Any, group: ThreadGroup, request: SweepRequest) -> list[Col
     return rows.rows
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+@pytest.mark.parametrize("collective", [*COLLECTIVES, skewed(0.5)], ids=lambda each: each.row_name or each.name)
 def test_every_collective_of_gloo_on_cpus_gives_right_data(collective: Collective) -> None:
     def body(group: ThreadGroup) -> list[CollectiveRow]:
         backend = opened("torch:gloo", group)
@@ -100,7 +101,7 @@ def test_every_collective_of_gloo_on_cpus_gives_right_data(collective: Collectiv
 
 
 @pytest.mark.parametrize("name", ["torch:nccl", "torch:gloo"])
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+@pytest.mark.parametrize("collective", [*COLLECTIVES, skewed(0.5)], ids=lambda each: each.row_name or each.name)
 def test_every_collective_on_gpus_gives_right_data(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, name: str
 ) -> None:

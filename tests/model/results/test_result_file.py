@@ -13,7 +13,7 @@ DESIGN_COLUMNS = """
 collective backend origin group ranks nodes size_bytes count dtype op root placement mode graph iterations time_us
 time_us_fastest_rank time_us_slowest_rank slowest_rank algbw_gb_s busbw_gb_s limit_gb_s limit_percent wrong verified
 batch_median_us batch_cv ci95_percent p50_us p95_us p99_us algorithm protocol channels transport host_staged
-expected_gb_s verdict note setting expected_us expected_percent expected_source issue_us ranks_per_gpu
+expected_gb_s verdict note setting expected_us expected_percent expected_source issue_us ranks_per_gpu registered skew
 """
 
 
