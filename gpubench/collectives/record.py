@@ -154,7 +154,10 @@ def _from(region: Region, elements: int, dtype: DataType) -> Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The request for any collective. 0 `graph_replays` launches plainly; `ops` is for collectives that reduce."""
+    """The request for any collective.
+
+    0 `graph_replays` launches plainly; `ops` is for collectives that reduce; 0 `cycles` have no end of their own.
+    """
 
     sizes: tuple[int, ...]
     dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
@@ -166,6 +169,7 @@ class Asked:
     graph_replays: int = 0
     check: bool = True
     skew: float | None = None
+    cycles: int = 1
 
     def request(self, collective: Collective) -> "SweepRequest":
         """The request for one collective, skewed where that is asked for."""

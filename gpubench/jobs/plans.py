@@ -1,5 +1,6 @@
 """The plans of collectives and of copies: what is measured, where, and how it is presented."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -37,6 +38,7 @@ BACKEND_SUMMARIES = "; ".join(each.summary for each in BACKEND_KINDS)
 DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
 FACTS_TIMEOUT_S = 20.0
 SHARING_OPTION = "--ranks-per-gpu"
+SOAK_ENDS = signal.SIGUSR1  # has the first rank end a soak, with all others and a report
 
 
 def _here() -> "Source":

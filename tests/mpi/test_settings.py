@@ -4,9 +4,13 @@ import csv
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,10 +21,10 @@ from tests.mpi.hosts import Hosts, connected
 from tests.mpi.kept import gpubench, mpirun
 from tests.mpi.test_evidence import INJECT, believing, document_of
 
-if TYPE_CHECKING:
-    import subprocess
-
 pytestmark = pytest.mark.mpi
+
+SECONDS_TO_BEGIN = 15.0
+"""After which ranks have measured their first rows, on a busy machine too."""
 
 SMALL = ("allreduce", "--sizes", "1K:64K:8", "--iters", "3", "--warmup", "1")
 
@@ -264,6 +268,39 @@ def test_an_alltoall_whose_ranks_receive_unequally_much_is_right() -> None:
     assert refused.returncode == 2
     assert "--simulate and --skew exclude each other" in refused.stderr
     assert "--skew" not in gpubench("allreduce", "--help-all").stdout
+
+
+def test_a_repeated_sweep_shows_its_first_rows_and_says_how_it_went() -> None:
+    arguments = ("allreduce", "--backend", "host", "--sizes", "1K", "--iters", "3", "-N", "3", "--format", "json")
+    result = gpubench(*arguments)
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    assert len(document["rows"]) == 2
+    assert document["metadata"]["options"]["cycles"] == 3
+    assert "soak: 0 min, 3 cycles, 6 rows, 0 wrong elements" in result.stderr
+    refused = gpubench(*arguments, "--record", "recorded")
+    assert refused.returncode == 2
+    assert "--cycles 3 and --record exclude each other" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_soak_ends_in_order_when_it_is_interrupted() -> None:
+    arguments = ("allreduce", "--backend", "host", "--np", "2", "--sizes", "1K", "--iters", "3", "--cycles", "0")
+    command = [sys.executable, "-m", "gpubench", *arguments, "--format", "json", "--no-progress"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
+    ) as soak:
+        assert soak.stderr is not None
+        time.sleep(SECONDS_TO_BEGIN)
+        soak.send_signal(signal.SIGINT)
+        out, said = soak.communicate(timeout=60)
+    assert soak.returncode == 0, said
+    document = json.loads(out)
+    VALIDATOR.validate(document)
+    assert document["complete"] is True
+    assert len(document["rows"]) == 2
+    assert "the soak ends with this row" in said
+    assert "0 wrong elements" in said
 
 
 @pytest.mark.slow

@@ -256,6 +256,15 @@ class CollectiveOptions:
     both: bool = flag("Measure in place and out of place (default, if the collective has both).")
     sampling: SamplingOptions
     warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
+    cycles: int = option(
+        "N",
+        "Repeat the sweep N times, with a line a minute; 0: until interrupted (a soak). Rows are those of the first "
+        "time, and all with wrong data.",
+        name="--cycles -N",
+        default=1,
+        min=0,
+        show_default=False,
+    )
     graph: int = option(
         "N",
         "Capture the operations in a CUDA graph and time N replays.",
@@ -378,6 +387,7 @@ class CollectiveOptions:
             graph_replays=self.graph,
             check=self.nccl_tests.check(own=self.check, by_default=by_default),
             skew=self.skew,
+            cycles=self.cycles,
         )
         return asked.request(collective)
 
@@ -448,6 +458,14 @@ class CollectiveOptions:
                 expected="--algo, --proto or --set: the file has the fastest of them by size",
                 next_step=f"gpubench {plan.collective.name} --proto ll,ll128,simple --output nccl_tuner.conf",
             )
+        once = {
+            "--record": plan.recording.record is not None,
+            "--split": plan.split is not None,
+            "--simulate": isinstance(plan.source, Simulated),
+            SET_OPTION: bool(plan.variants.processes),
+        }
+        for name in (each for each, is_given in once.items() if is_given and plan.request.cycles != 1):
+            raise exclusive((f"--cycles {plan.request.cycles}", name), f"one of them: {name} measures a sweep once")
         if not plan.variants.processes:
             return
         beside = {

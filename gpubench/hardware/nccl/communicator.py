@@ -137,7 +137,11 @@ def open_requested(
     asked = Registration(requests.get(REGISTER, Registration.NONE))
     if asked is Registration.NONE:
         return calls, asked
-    done = [communicator.register(asked, *each) for each in backend.allocations]
+    try:
+        done = [communicator.register(asked, *each) for each in backend.allocations]
+    except Exception:
+        backend.drop(calls)
+        raise
     return calls, asked if all(done) else Registration.NONE
 
 

@@ -2,9 +2,10 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +27,7 @@ from gpubench.hardware import launch
 from gpubench.hardware.host import cost_of_turns, mps_serves, sharing_settings
 from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.plans import CollectivePlan, RankOptions
+from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan, RankOptions
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
 from gpubench.model.facts.backends import HOST, TORCH
 from gpubench.model.facts.environment import launched_by
@@ -238,7 +239,7 @@ class RankStart:
             command = self.mpirun.command(self.ranks, self.arguments)
 
             def heard(listener: RankListener, started: "Popen[bytes]") -> _LaunchedJob:
-                job = _LaunchedJob(listener, started, take_back)
+                job = _LaunchedJob(listener, started, take_back, is_soak=plan.request.cycles == 0)
                 channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
                 job.listen(channel)
                 return job
@@ -291,7 +292,10 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 class _LaunchedJob:
     """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
 
-    def __init__(self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
+    def __init__(
+        self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None], *, is_soak: bool = False
+    ) -> None:
+        self._is_soak = is_soak
         self._presenter, self._job, self._take_back = presenter, job, take_back
         self._error: GpubenchError | None = None
         self._error_at = 0.0
@@ -354,6 +358,8 @@ class _LaunchedJob:
         if kind == "begin":
             metadata = Metadata.from_record(message["metadata"])
             self._is_overlap = metadata.subject == OVERLAP
+            if self._is_soak:
+                self._end_in_order(metadata.ranks[0].pid)
             self._presenter.begin(metadata)
         elif kind == "progress":
             self._presenter.progress(message["done"], message["total"], message["label"])
@@ -366,6 +372,20 @@ class _LaunchedJob:
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
             self._error, self._error_at = GpubenchError.from_record(message["error"]), message["at_seconds"]
+
+    def _end_in_order(self, pid: int) -> None:
+        """Have the first Ctrl-C or SIGTERM end a soak with its report; the second ends it at once."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+
+        def ask(*_: object) -> None:
+            for number in numbers:
+                signal.signal(number, signal.default_int_handler)
+            self._presenter.note("the soak ends with this row; once more ends it at once")
+            with suppress(ProcessLookupError):
+                os.kill(pid, SOAK_ENDS)
+
+        for number in numbers:
+            signal.signal(number, ask)
 
     def _row_of(self, record: Mapping[str, Any]) -> "Row":
         if self._is_overlap:

@@ -136,6 +136,7 @@ def describe(request: SweepRequest) -> dict[str, object]:
         "graph": request.graph_replays,
         "check": request.check,
         **({} if request.skew is None else {"skew": request.skew}),
+        **({} if request.cycles == 1 else {"cycles": request.cycles}),
     }
 
 

@@ -1,14 +1,18 @@
 """One rank of a collective: join a group, open a backend, measure, report."""
 
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import UsageError, shared_gpu_under_launcher
+from gpubench.formats.delivery import say
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.hardware.registry import backend_named
@@ -34,10 +38,11 @@ from gpubench.jobs.collective.opened import (
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import NullListener
-from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.rank import agree, own_identity
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
+from gpubench.measure.collective.soak import Soak
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.facts.backends import NCCL_ALONE
@@ -160,8 +165,11 @@ class CollectiveRankJob:
                     past,
                 ),
                 measures_again=self._part is None,
+                soak=None if request.cycles == 1 else Soak(request.cycles, _say, _asked_to_end()),
             )
             report = self._rows(request, variants, identities, listener, observers)
+            if observers.soak is not None and self._group.rank == 0:
+                _say(observers.soak.line())
         report = _with_unverified(report, opened.unverified_variables)
         if opened.path_watch is None:
             from gpubench.measure.paths.report import unwatched
@@ -323,6 +331,17 @@ def _with_unverified(report: Report, names: Sequence[str]) -> Report:
     found = unverified(names)
     verdict = overall([report.verdict, *(each.severity for each in found)])
     return replace(report, verdict=verdict, findings=(*report.findings, *found))
+
+
+def _say(line: str) -> None:
+    say(f"gpubench: note: {line}", to=sys.stderr)
+
+
+def _asked_to_end() -> Callable[[], bool]:
+    """Whether this process has got the signal that ends a soak in order."""
+    asked = Event()
+    signal.signal(SOAK_ENDS, lambda *_: asked.set())
+    return asked.is_set
 
 
 def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapping[str, str]) -> dict[str, str]:

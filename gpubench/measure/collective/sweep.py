@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances
     from gpubench.measure.collective.paths import Counting, LoggedChoices, PathJudge, PathObservations
     from gpubench.measure.collective.report import SpeedJudge
+    from gpubench.measure.collective.soak import Soak
     from gpubench.measure.paths.observed import IdleWindow
     from gpubench.model.facts.process import GpuCondition
     from gpubench.model.facts.traffic import IdleGpu
@@ -129,7 +130,7 @@ class PathObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """The observers of a sweep, each with a stand-in that does nothing."""
+    """The observers of a sweep, each with a stand-in that does nothing; with a `soak` all rows are repeated."""
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
@@ -137,6 +138,7 @@ class Observers:
     recorder: Recorder = NO_RECORDER
     make_speed_judge: MakeSpeedJudge = _judging_no_speed
     measures_again: bool = True
+    soak: "Soak | None" = None
 
 
 NO_OBSERVERS = Observers()

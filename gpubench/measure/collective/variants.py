@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpubench.collectives.record import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, slow_unexplained
+from gpubench.measure.collective.soak import Soak
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
 from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Report, Section, Table
@@ -90,6 +91,10 @@ def measure_variants(
     return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
 
 
+_NUMBERS_A_CYCLE = 1 << 16
+"""By how much the numbers of rows, by which their data differ, are further in each cycle."""
+
+
 def measure_runs(
     preparation: "VariantPreparation",
     runs: "Sequence[VariantRun]",
@@ -107,6 +112,7 @@ def measure_runs(
         run.sweep.warm_up(run.cases)
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
+    soak = observers.soak
     at_work: Backend | None = None
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
@@ -122,7 +128,36 @@ def measure_runs(
             # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
             tries.append(run.sweep.row(number + len(tries) * len(plan), case))
         rows.append(collector.add(case, _chosen(tries), observers.progress, observed=observed))
+        if soak is not None:
+            soak.begin(case, rows[-1])
+    if soak is not None:
+        _repeat(plan, runs[0], group, soak, collector, observers)
     return collector, rows
+
+
+def _repeat(
+    plan: "Sequence[tuple[VariantRun, Case]]",
+    first: "VariantRun",
+    group: Group,
+    soak: Soak,
+    collector: RowCollector,
+    observers: Observers,
+) -> None:
+    """Measure all rows again and again; only those with wrong data are kept."""
+    at_work: Backend | None = None
+    while True:
+        soak.cycle += 1
+        for number, (run, case) in enumerate(plan):
+            if group.broadcast(group.rank == 0 and soak.is_over()):
+                return
+            if run.sweep.backend is not at_work:
+                at_work = run.sweep.backend
+                run.sweep.set_to_work(case)
+            measured = run.sweep.row(soak.cycle * _NUMBERS_A_CYCLE + number, case)
+            soak.add(case, measured.row)
+            if measured.row.wrong:
+                observed = run.sweep.backend is first.sweep.backend
+                collector.add(case, measured, observers.progress, observed=observed)
 
 
 def finished(collector: RowCollector, observers: Observers) -> Report:

@@ -52,9 +52,12 @@ class Library:
 
 
 class Backend:
-    """Adopts what it is given."""
+    """Adopts what it is given, and aborts what is dropped."""
 
     allocations = BUFFERS
+
+    def drop(self, communicator: ConfiguredCommunicator) -> None:
+        communicator.abort()
 
     def adopt(self, communicator: object) -> object:
         return communicator
@@ -115,8 +118,10 @@ def test_a_null_handle_is_no_registration_and_nothing_to_give_back() -> None:
 
 
 def test_a_refusal_is_raised_as_cupy_raises_it() -> None:
+    library = Library(status=5)
     with pytest.raises(RefusedError, match="5"):
-        opened(Library(status=5), register="user")
+        opened(library, register="user")
+    assert library.calls[-1] == ("ncclCommAbort", 0xC0)
 
 
 def test_an_aborted_communicator_is_not_asked_to_deregister() -> None:
