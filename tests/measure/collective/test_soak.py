@@ -5,10 +5,23 @@ from typing import Any, cast
 
 import pytest
 
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.alltoall import skewed
+from gpubench.hardware.cuda import open_device
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.soak import SECONDS_BETWEEN_LINES, Soak
+from gpubench.measure.collective.sweep import Observers
+from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
+from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.backend import Array
+from tests.fakes import cupy_on_numpy, faults
+from tests.fakes.one_variant import measure
+from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.sample import ROW
+from tests.measure.collective.test_sweep import ReceivedRows, identity, request_for, run_sweep
 
 CASES = [Case(DataType.FLOAT32, ReduceOp.SUM, Placement.OUT_OF_PLACE, Layout(size, size, size)) for size in (256, 512)]
 
@@ -60,3 +73,45 @@ def test_a_line_a_minute_names_the_slowest_since_the_last() -> None:
     assert said[0].endswith("2.50 ms, 10.0 µs in the first cycle")
     assert said[1].endswith("11.0 µs, 10.0 µs in the first cycle")
     assert "2.50 ms" not in "".join(said[1:])
+
+
+@pytest.mark.parametrize("cycles_until_wrong", [2, 10])
+def test_wrong_data_in_a_later_cycle_are_shown_and_fail_the_run(
+    monkeypatch: pytest.MonkeyPatch, cycles_until_wrong: int
+) -> None:
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
+    request = request_for(ALLREDUCE, sizes=(65536,), placements=(Placement.OUT_OF_PLACE,), warmup=2)
+    timed_before = 1 + cycles_until_wrong - 1  # a discarded row comes before the first cycle
+    timed: list[int] = []
+
+    def late(data: Array) -> None:
+        timed.append(1)
+        if len(timed) == timed_before + 1:
+            faults.wrong_block(data)
+
+    def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
+        device = open_device(group.rank, 2, "n0", Driver(version="580.1"))
+        backend = NcclBackend(group, device, NcclLibrary())
+        spoilt = faults.FaultyBackend(backend, late if group.rank == 0 else None, timed=3)
+        recorder, soak = ReceivedRows(), Soak(4, lambda _line: None)
+        identities = [identity(rank) for rank in range(2)]
+        report = measure(request, group, spoilt, identities, recorder, Observers(soak=soak))
+        backend.close()
+        assert soak.rows == 4
+        return report, recorder.rows
+
+    report, rows = run_ranks(2, body)[0]
+    if cycles_until_wrong > 4:
+        assert (report.verdict, len(rows)) == (Verdict.PASS, 1)
+        return
+    assert report.verdict is Verdict.FAIL
+    assert [bool(row.wrong) for row in rows] == [False, True]
+    assert report.findings[0].id == "wrong-data"
+
+
+def test_unequal_blocks_arrive_whatever_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks in (1, 2, 5):
+        request = request_for(skewed(0.5), dtypes=(DataType.INT8, DataType.FLOAT64))
+        report, rows, _ = run_sweep(monkeypatch, ranks, request)
+        assert {(row.collective, row.wrong) for row in rows} == {("alltoallv", 0)}
+        assert report.verdict in (Verdict.PASS, Verdict.SKIP)
