@@ -641,4 +641,4 @@ def plan(
     output: Several = None,
     save_baseline: One | None = None,
 ) -> RunResult:
-    """Predict the time of a training step on this fabric; compare bucket sizes and parallel layouts."""
+    """Predict what this fabric, or a fault in it, costs a training step."""

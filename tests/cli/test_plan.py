@@ -334,3 +334,38 @@ def test_what_is_measured_now_is_announced_and_read(tmp_path: Path, monkeypatch:
     assert seconds > 10, "so that it is said where there is no terminal, too"
     assert list(commands[0][1:3]) == ["--np", "2"]
     assert {row.size_bytes for row in rows} == set(SIZES)
+
+
+def test_a_measured_step_on_few_gpus_predicts_many(tmp_path: Path) -> None:
+    """7 B of llm-foundry: 10,643 tokens a second and GPU on 8 H100s, 9,670 on 512."""
+    file = tmp_path / "mpt-7b.toml"
+    shape = "layers = 32\nhidden = 4096\nheads = 32\nvocabulary = 50368\ntied_embeddings = true\nsequence = 2048\n"
+    file.write_text(shape)
+    command = ("plan", str(file), "--batch", "6", "--layout", "fsdp", "--simulate", "hgx-h100-8*64")
+    measured = ("--tokens-per-second", str(8 * 10643), "--measured-on", "8")
+    found = json.loads(gpubench(*command, *measured, "--format", "json").stdout)
+    (row,) = found["layouts"]
+    assert row["tokens_per_second"] / 512 == pytest.approx(9670, rel=0.05)
+    assert row["step_least_ms"] == row["step_most_ms"] == row["step_ms"]
+    step = 1e3 * 6 * 2048 / 10643
+    by_time = json.loads(gpubench(*command, "--step", f"{step}ms", "--measured-on", "8", "--format", "json").stdout)
+    assert by_time["layouts"][0]["step_ms"] == pytest.approx(row["step_ms"], rel=1e-3)
+    asked = json.loads(gpubench(*command, "--format", "json").stdout)["layouts"][0]
+    assert asked["step_least_ms"] < row["step_ms"] < asked["step_most_ms"]
+
+
+def test_tensor_parallelism_beyond_the_nvlinks_is_priced_and_said() -> None:
+    command = ("plan", "--parameters", "7B", "--simulate", "hgx-h100-8*4", "--format", "json", "--layout")
+    within, beyond = (json.loads(gpubench(*command, each).stdout) for each in ("tp8 ddp", "tp16 ddp"))
+    assert beyond["layouts"][0]["exposed_ms"] > 2 * within["layouts"][0]["exposed_ms"]
+    said = "tp16 crosses nodes, whose NVLink joins 8 GPUs: it is priced over the NICs"
+    assert said in beyond["metadata"]["options"]["notes"]
+    assert said not in within["metadata"]["options"]["notes"]
+
+
+def test_the_largest_pipelines_are_answered(tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text("layers = 1024\nhidden = 8192\nheads = 64\nsequence = 4096\n")
+    command = ("plan", str(file), "--simulate", "hgx-h100-8*1024", "--layout", "tp8 pp1024", "--microbatches", "512")
+    (row,) = json.loads(gpubench(*command, "--format", "json").stdout)["layouts"]
+    assert row["bubble_ms"] > 0.5 * row["step_ms"]

@@ -93,10 +93,8 @@ class PlanOptions:
         common=True,
         group=MEASURE,
     )
-    forward_ms: float | None = option(
-        "MS", "Measured time of the forward pass of one microbatch on one GPU.", min=1e-6, common=True
-    )
-    backward_ms: float | None = option("MS", "Measured time of the backward pass.", min=1e-6, common=True)
+    forward_ms: float | None = option("MS", "Measured time of the forward pass of one microbatch on one GPU.", min=1e-6)
+    backward_ms: float | None = option("MS", "Measured time of the backward pass.", min=1e-6)
     tflops: float | None = option("N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True)
     step: str | None = option(
         "412ms", "Measured time of a step with the first --layout: everything else follows from it.", common=True

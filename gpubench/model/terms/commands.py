@@ -136,7 +136,7 @@ OVERLAP = Command(
 )
 PLAN = Command(
     "plan",
-    "Predict the time of a training step on this fabric; compare bucket sizes and parallel layouts.",
+    "Predict what this fabric, or a fault in it, costs a training step.",
     "plan",
     _ALONE,
     page="plan",
