@@ -43,7 +43,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert "806 M parameters: 16 layers" in result.stdout
     assert "contention between compute and communication was not measured: as on two H200s" in result.stdout
     assert re.match(
-        r"SKIP: a step of ddp takes 8\d\.\d ms of which communication costs", result.stdout.splitlines()[-1]
+        r"SKIP: a step of ddp takes 8\d\.\d ms, of which communication costs", result.stdout.splitlines()[-1]
     )
     found = json.loads(document.read_text())
     assert set(SECTIONS) <= found.keys()
@@ -86,7 +86,7 @@ def test_a_profile_stands_for_a_machine_and_is_labelled() -> None:
     assert "on 8 GPUs (NVIDIA H200)  (SIMULATED)" in result.stdout
     computed = re.sub(r"\s+", " ", result.stdout)
     assert "products at 48% to 66% of the 989 TFLOP/s of the data sheet of NVIDIA H200" in computed
-    assert re.search(r"a step of \S+ takes \d+ to \d+ ms of which communication costs \d+ %", result.stdout)
+    assert re.search(r"a step of \S+ takes \d+ to \d+ ms, of which communication costs \d+ %", result.stdout)
     assert "collectives expected: profile hgx-h200-8" in result.stdout
     assert re.search(r"link0-1:staged=yes +a pair that goes through host memory", result.stdout)
     assert re.search(r"gpu0:nvlink=9 +a GPU with 9 NVLinks", result.stdout)
@@ -368,4 +368,4 @@ def test_the_largest_pipelines_are_answered(tmp_path: Path) -> None:
     file.write_text("layers = 1024\nhidden = 8192\nheads = 64\nsequence = 4096\n")
     command = ("plan", str(file), "--simulate", "hgx-h100-8*1024", "--layout", "tp8 pp1024", "--microbatches", "512")
     (row,) = json.loads(gpubench(*command, "--format", "json").stdout)["layouts"]
-    assert row["bubble_ms"] > 0.5 * row["step_ms"]
+    assert row["bubble_ms"] + row["exposed_ms"] > 0.6 * row["step_ms"]

@@ -86,7 +86,7 @@ class PlanOptions:
     )
     gpus: int | None = option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
     results: list[str] | None = option("DIR|FILE", "Stored results of collectives. Repeatable.", common=True)
-    overlap: list[str] | None = option("FILE", "Stored results of gpubench overlap. Repeatable.", common=True)
+    overlap: list[str] | None = option("FILE", "Stored results of gpubench overlap. Repeatable.")
     other_machine: bool = flag("Use results of another machine.")
     measure: bool = flag(
         "Measure the model's computation here: its blocks with PyTorch, otherwise its matrix products with CuPy.",

@@ -436,7 +436,7 @@ def _sentence(outcome: PlanOutcome, origin: str) -> str:
         )
         worst = worst if why is None else f"{case.what} would cost nothing"
     parts = [
-        part(f"{took} {fabric}"),
+        part(f"{took}, {fabric}"),
         part(waits if best.host > 0 else "", importance=LATER),
         part(slower if lost > _WORTH_SAYING_PERCENT else "", importance=SOON),
         part(worst, importance=SOON),
