@@ -432,6 +432,9 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
 
 def copies_of_report(report: Report) -> Iterator[Block]:
     """The copies that a report of one node holds in a section of its own, as a check does; nothing of many nodes."""
+    table = report.sections.get(PAIRS_SECTION)
+    if isinstance(table, Table) and table.parts is not None and len(list(islice(table.parts(), 2))) > 1:
+        return
     rows = [row for row in report.rows(PAIRS_SECTION, PairRow) if row.bandwidth_gb_s is not None]
     if rows and len({row.source_node for row in rows}) == 1:
         yield from _copies(rows)

@@ -7,7 +7,16 @@ from itertools import chain, repeat
 from typing import Any, TextIO
 
 from gpubench.formats.registry import Style, Target
-from gpubench.model.results.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
+from gpubench.model.results.report import (
+    FINDING_COLUMNS,
+    FINDINGS_SECTION,
+    Matrix,
+    Metadata,
+    Report,
+    Row,
+    RowsOfNode,
+    Table,
+)
 from gpubench.model.results.result_file import WIDE_COLUMNS, marked_text, wide_cells
 
 
@@ -35,21 +44,48 @@ class CsvWriter:
         """One line."""
         if self._columns:
             record = row.to_record()
-            self._write([[*(record[column] for column in self._columns), *self._own_cells]])
+            self._write([[_cell(each) for each in (*(record[column] for column in self._columns), *self._own_cells)]])
 
     def end(self, report: Report) -> None:
         """A section that the report brings, and the end of a file of our own."""
         if not self._columns:
-            own = chain([self._own_heads], repeat(self._own_cells))
-            self._write([*line, *cells] for line, cells in zip(lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
+            own = chain([self._own_heads], repeat(list(map(_cell, self._own_cells))))
+            self._write([*line, *cells] for line, cells in zip(_lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
         if self._stream is not None and self._target.path is not None:
             self._stream.close()
 
     def _write(self, lines_of_cells: Iterable[Sequence[Any]]) -> None:
         if self._stream is not None:
             writer = csv.writer(self._stream, lineterminator="\n")
-            writer.writerows(map(_cell, line) for line in lines_of_cells)
+            writer.writerows(lines_of_cells)
             self._stream.flush()
+
+
+def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
+    """The cells of a section's header and lines; of nodes with equal rows these are made once."""
+    section = report.sections.get(name)
+    if not isinstance(section, Table) or section.parts is None:
+        yield from ([*map(_cell, line)] for line in lines(report, name))
+        return
+    yield section.columns
+    made: dict[int, tuple[RowsOfNode, list[list[object]]]] = {}
+    for part in section.parts():
+        if id(part.rows) not in made:
+            records = (row.to_record() for row in part.rows)
+            cells = [[_cell(record[column]) for column in section.columns] for record in records]
+            made[id(part.rows)] = part, cells
+            if len(made) > _MOST_KINDS:
+                del made[next(iter(made))]
+        host, places = _cell(part.host), [section.columns.index(name) for name in part.host_fields]
+        for line in made[id(part.rows)][1]:
+            own = list(line)
+            for place in places:
+                own[place] = host
+            yield own
+
+
+_MOST_KINDS = 32
+"""Kinds of nodes whose lines are kept for others."""
 
 
 def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:

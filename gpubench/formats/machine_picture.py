@@ -113,7 +113,8 @@ class Machine:
 def machines(run: DocumentRun) -> list[Machine]:
     """The machines of a run, as far as it tells: none where it knows no tree of devices."""
     trees = grouped(run.report.rows(TREE_SECTION, TreeRow), lambda row: row.node)
-    rows = [row for row in (*run.rows, *run.report.rows(PAIRS_SECTION, PairRow)) if isinstance(row, PairRow)]
+    pairs = run.report.rows(PAIRS_SECTION, PairRow, trees)
+    rows = [row for row in (*run.rows, *pairs) if isinstance(row, PairRow)]
     several = len(set(run.metadata.hosts)) > 1
     found = [_machine(node, tree, rows, run.report.findings, several=several) for node, tree in trees.items()]
     return [each for each in found[:_MOST_MACHINES] if any(part.is_gpu for part in each.parts)]

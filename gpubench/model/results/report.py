@@ -6,7 +6,7 @@ one section as they are measured; other commands have all their sections at the 
 Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
@@ -117,6 +117,10 @@ class Table:
     def of_nodes(cls, columns: Sequence[str], parts: Callable[[], Iterable[RowsOfNode]]) -> "Table":
         """A section of the rows of nodes."""
         return cls(columns, lambda: chain.from_iterable(parts()), parts)
+
+    def of(self, nodes: Container[str]) -> Iterator[Row]:
+        """The rows of these nodes, where rows are by node."""
+        return chain.from_iterable(part for part in (self.parts or tuple)() if part.host in nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +333,16 @@ class Report:
     sentence: str = ""
     duration_s: float | None = None
 
-    def rows(self, section: str, kind: type[R]) -> list[R]:
-        """The rows of a section; none where the report has no such table."""
+    def rows(self, section: str, kind: type[R], nodes: Container[str] | None = None) -> list[R]:
+        """The rows of a section; none where the report has no such table.
+
+        `nodes` are those whose rows are wanted, where the section has them by node.
+        """
         table = self.sections.get(section)
-        return [row for row in table.rows() if isinstance(row, kind)] if isinstance(table, Table) else []
+        if not isinstance(table, Table):
+            return []
+        found: Iterable[object] = table.rows() if nodes is None or table.parts is None else table.of(nodes)
+        return [row for row in found if isinstance(row, kind)]
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as plain data, without the sections."""
