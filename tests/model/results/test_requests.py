@@ -86,6 +86,14 @@ def test_of_one_that_had_an_effect_nothing_is_said(
     assert without_effect(measured) == ()
 
 
+@pytest.mark.parametrize(("share", "found"), [(0.51, 0), (0.97, 1)])
+def test_sends_between_windows_that_are_faster_had_an_effect(share: float, found: int) -> None:
+    """Figures of an alltoall of 16 MiB between two ranks that shared an H100."""
+    own, again = rows(None, None, "alltoall"), rows(AGAIN, None, "alltoall")
+    way = [replace(row, time_us=share * row.time_us) for row in rows(SYMMETRIC, None, "alltoall", "symmetric")]
+    assert len(without_effect([*own, *way, *again])) == found
+
+
 def test_both_requests_of_a_setting_are_judged() -> None:
     found = without_effect([*rows(None, "RING", "allgather"), *rows(ZERO, "RING", "allgather")])
     assert [each.subject for each in found] == ["--register symmetric in allgather", "--cta-policy zero in allgather"]
