@@ -30,7 +30,6 @@ MOST_DEPTH = 16
 MOST_FILES = 1000
 """Of a folder of a user's own, which is read by every command that looks for a profile."""
 
-
 KeyPath = tuple[str | int, ...]  # Keys and positions that lead to a value: ('expected', 4, 'value')
 _TABLE = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<name>[\w.-]+)\s*\]\]?\s*(#.*)?", re.ASCII)
 _KEY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=", re.ASCII)

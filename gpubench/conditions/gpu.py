@@ -159,7 +159,6 @@ def _hot(run: Circumstances) -> Found:
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 
-
 GPU = Family.of(
     "gpu",
     "GPUs",
@@ -319,7 +318,6 @@ GPU = Family.of(
     ),
     link=_SMI,
 )
-
 
 _MOST_USED_SHARE = 0.02  # Share of an unused GPU's memory; the driver's own part is not counted as used
 _HOST_BOUND_SHARE = 0.9  # Of an operation's time; healthy small ones need 5.3 to 6.7 of 8.8 µs on the host

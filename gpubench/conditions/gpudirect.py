@@ -187,7 +187,6 @@ _log_refused = remark_in_log(
     "NCCL's log: {.text}",
 )
 
-
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
 _COMPARE = "ib_write_bw with and without --use_cuda; /GDRDMA in NCCL's log"

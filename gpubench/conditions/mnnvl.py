@@ -223,9 +223,7 @@ _log_mnnvl = remark_in_log(
     "NCCL's log: {.text}",
 )
 
-
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
-
 
 MNNVL = Family.of(
     "mnnvl",

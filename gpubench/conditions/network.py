@@ -190,7 +190,6 @@ _log_no_verbs = remark_in_log(
     "sockets between nodes: {.text}",
 )
 
-
 _RDMA_INTERFACE = re.compile(r"(?:hsn|ib|efa|mlx|roce|opa)\w*\d", re.ASCII)
 """Interfaces of RDMA networks: HPE Slingshot, IP over InfiniBand, and other usual names."""
 
@@ -243,7 +242,6 @@ def _log_despite(staged: Staged) -> LoggedReason | None:
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
-
 
 NETWORK = Family.of(
     "network",
@@ -345,7 +343,6 @@ NETWORK = Family.of(
     ),
     link=_ENV,
 )
-
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Names of states without data (Linux, infiniband/core/sysfs.c)

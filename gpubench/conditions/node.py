@@ -127,7 +127,6 @@ DRIVER = Family.of(
     ),
 )
 
-
 _MOST_CPUS = 65_536
 
 

@@ -218,11 +218,9 @@ _log_nvlink_refused = remark_in_log(
     "systemctl status nvidia-fabricmanager. NVLinks without peer access are a fault; `gpubench topo` shows the state",
 )
 
-
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 _FOLLOWS = (_NOT_READY, "cuda-nvml-disagree", "bar1-small", _REFUSED)
-
 
 NVLINK = Family.of(
     "nvlink",

@@ -240,7 +240,6 @@ PCIE = Family.of(
     ),
 )
 
-
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _DIRECT = "direct_translated"
 _TRANSLATES = ("DMA", "DMA-FQ")

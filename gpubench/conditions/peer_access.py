@@ -162,7 +162,6 @@ def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
 
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
 
-
 PEER_ACCESS = Family.of(
     "peer_access",
     "Peer access",
@@ -304,7 +303,6 @@ PEER_ACCESS = Family.of(
     ),
 )
 
-
 _CUDA_REFUSES = "0"
 _SHOWS_REASON = "gpubench topo. It shows the driver's reason"
 
@@ -399,7 +397,6 @@ def _log_refused(staged: Staged) -> LoggedReason | None:
 
 
 _OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if each.id == "fabric-not-ready"))
-
 
 DISPUTED_ACCESS = Family.of(
     "disputed_access",

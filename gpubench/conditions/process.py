@@ -268,11 +268,9 @@ CONTAINER = Family.of(
     ),
 )
 
-
 _WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
 """Share of its time that a rank was ready to run and waited for a CPU: below 1 % if each rank has a free CPU, 75 % with
 three busy loops on each rank's CPU."""
-
 
 _WIDER = (
     "mpirun --bind-to none. Start the job without taskset, numactl -C and --cpuset-cpus; with Slurm: "
@@ -380,7 +378,6 @@ CORES = Family.of(
         look=_oversubscribed,
     ),
 )
-
 
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -219,7 +219,6 @@ _MODEL = Condition(
 )
 SURPLUS = replace(_MODEL, look=_surplus)  # More GPUs than were asked for, which every command reports
 
-
 PROFILE = Family.of(
     "profile",
     "Machines beside their profile",

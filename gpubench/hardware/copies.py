@@ -212,7 +212,6 @@ class ManagedPages(PinnedMemory):
 
 CopyMemory = GpuMemory | PageableMemory | PinnedMemory
 
-
 _STAGED_PLACES = 4
 _STAGED_PIECE_BYTES = 64 * 1024  # A copy through host memory is several operations; how many, CUDA does not say
 _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory

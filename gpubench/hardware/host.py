@@ -285,7 +285,6 @@ _GROUPS = {
     "slurm": "slurm",
 }
 
-
 RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}  # Signs that a container's runtime leaves
 
 

@@ -370,7 +370,6 @@ _LINE = re.compile(
 )
 _PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # What srun may speak to MPI, the best first; pmix_v4 counts too
 
-
 _MOST_LINES_KEPT = 200
 _SECONDS_FOR_LAST_LINES = 2.0  # Somebody whom the launcher left behind may hold its stderr open for ever
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"

@@ -1,10 +1,8 @@
 """Timed loops in Python and in native code, their clocks, and marks that show the progress of a stream.
 
-A small collective takes an H200 about 5 µs, and the host about as long to launch it. There, a loop in Python measures
-itself: up to 16 KiB it read 0.4 to 1.2 µs more than nccl-tests (medians of five collectives on 4 H200s). So the calls
-of a timed loop, with all their arguments, stand in a table, and a few dozen bytes of machine code walk it. They are
-what a compiler makes of this function, for the two processors that GPU servers have; on any other, or where the
-system forbids such code, Python makes the calls.
+A loop in Python read up to 16 KiB 0.4 to 1.2 µs more than nccl-tests (medians of five collectives on 4 H200s), so calls
+with all their arguments stand in a table, which machine code walks: what a compiler makes of this function, for the two
+processors that GPU servers have. On any other, or where the system forbids such code, Python makes the calls.
 
     long run(const long *call, long count) {
         for (long i = 1; i <= count; ++i, call += 9) {
@@ -15,10 +13,7 @@ system forbids such code, Python makes the calls.
         return 0;
     }
 
-With Python between a barrier and the first call behind it, ranks began 20 operations on an H200 up to 50 µs apart.
-
-An event after every operation costs 2.1 µs each on an H200, so there is one after every 20 ms of work, and none in a
-loop shorter than that. What 20 ms are is known from the warm-up of the same operations.
+An event costs 2.1 µs on an H200, so there is one after every 20 ms of work.
 """
 
 import ctypes

@@ -392,7 +392,6 @@ class SimulatedMeasurer:
 
 FILE = "check.jsonl"  # The measurements of a check, in a recording
 
-
 _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 

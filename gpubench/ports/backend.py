@@ -49,8 +49,6 @@ class IssueClock(Protocol):
 
 
 Array = Any  # A NumPy or CuPy array
-
-
 ArrayNamespace = Any  # The module of an array: `numpy` or `cupy`
 
 

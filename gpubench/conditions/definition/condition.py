@@ -17,8 +17,6 @@ from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)  # Reported although they do not explain host staging
-
-
 NONE_EXPECTED = "none"  # What a condition expects that does not say what is healthy: none of it
 _MOST_SUBJECTS = 4
 _MOST_SEEN = 3

@@ -138,7 +138,6 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
 EXPLAINS: Mapping[str, Explains] = {id_: row for row, ids in _ROWS for id_ in ids.split()}
 """By the id of a condition. A condition without a row explains nothing of paths: it is a check, or ends jobs."""
 
-
 FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKIP
 
 

@@ -5,14 +5,11 @@ It follows from what is set in the environment or in one of NCCL's configuration
 - NCCL_DEBUG unset, VERSION or WARN: a private file. Version and warnings, where asked for, are given to the user.
 - INFO, ABORT or TRACE without a file: a private file with the user's subsystems, forwarded to stdout as it is written;
   no log of NCCL before 2.24.3, which could not go back to stdout.
-- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: the user's file is read, and nothing is changed. Not where it is one file
-  for several ranks, which overwrite each other there.
+- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: the user's file is read, unless several ranks overwrite it.
 - INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: no log.
 
-NCCL reads its variables at its first call, and opens its log with fopen(3). Here the log is a file in this process's
-own memory, by its name in /proc: nobody else reads it, nothing of it is left however the process ends, and it needs no
-disk. NCCL 2.24.3 and later read the variables again on request, which ends the log; since that empties the user's own
-file, the lines for it from before are added at the end. debug_plan.py has the rules where the user has set NCCL_DEBUG.
+A private file is in this process's memory, by its name in /proc. NCCL 2.24.3 and later read the variables again on
+request, which ends the log and empties the user's file: lines from before are added at its end.
 """
 
 import os

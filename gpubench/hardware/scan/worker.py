@@ -34,7 +34,6 @@ _SECONDS_OF_COPYING, _LEAST_SECONDS = 0.3, 1e-6
 _TIMES_AROUND = 50
 _MOST_REPEATS = 2**14
 
-
 PAIR = 2  # Workers of a pair, which is the smallest ring
 
 
@@ -182,7 +181,6 @@ _MOST_ROWS = 0x7FFFFFFF
 _HOST_BYTES = 64 * 2**20
 _HOST_SAMPLES = 5
 _SECONDS_BETWEEN_LOOKS = 50e-6
-
 
 _Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
 """Puts an operation of a communicator on a stream, from the first address to the second."""

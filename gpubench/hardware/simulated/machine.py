@@ -292,13 +292,10 @@ _SILENCED: Mapping[str, Callable[[Snapshot], Snapshot]] = {
     "sysfs": _without_sysfs,
 }
 
-
 MOST_NODES = 16384
 
 _MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
 _IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")  # Made up once, so that equal seeds give equal machines
-
-
 OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that only nodes of an NVLink domain of several nodes have
 
 

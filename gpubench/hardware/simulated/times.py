@@ -1,20 +1,11 @@
 """Times of collectives on a simulated machine, alone and beside computation: a model, never a measurement.
 
-All channels carry equal shares of the bytes, so that the slowest decides (NVIDIA/nccl#438). NCCL 2.28's search takes
-the most channels × bandwidth, and gives up below 0.49 of a bandwidth at which it found some (src/graph/search.cc); then
-all nodes have as many channels as the node with the fewest (src/init.cc). Its steps of bandwidth are left out: channels
-here have what a NIC of the node carries, or half of it, and take the NICs in turns. Kind: derived.
+Inside a node they are the profile's expected values, stretched by faulty links and host-staged pairs; across nodes
+those of `collectives.expected`, over channels with equal shares, as many as the node with the fewest has
+(NVIDIA/nccl#438, src/graph/search.cc and src/init.cc of NCCL 2.28; its steps of bandwidth are left out). Kind: derived.
 
-Inside a node the times are those of the profile's expected values, straight lines between them; for another number of
-GPUs scaled by the ratio of the busbw factors. A faulty link stretches what is above the latency, and since every rank
-waits for the slowest, it stretches the whole collective; a pair that goes through host memory makes it as slow as
-that. Across nodes the times are those of `collectives.between_nodes`, over NICs among which NCCL's channels divide the
-bytes, with GPUDirect RDMA assumed.
-
-The collective alone takes what the profile says (`simulated.times`). What a cap on its CTAs makes of that was fitted by
-hand to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's own 24 CTAs, 16, 8, 4 and 2 took 1.233,
-1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing are those that docs/overlap.md has of 2 H200s. Of other machines
-all this is a guess.
+A cap on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's own 24 CTAs, 16, 8, 4
+and 2 took 1.233, 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing are those that docs/overlap.md has of 2 H200s.
 """
 
 import math

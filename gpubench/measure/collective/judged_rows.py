@@ -39,7 +39,6 @@ _LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
 _MOST_OF_LIMIT = 2.5
 
 _PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as a time is printed with
-
 _MOST_OFF = 2.0  # Size over time against algbw: both are rounded, a wrong unit makes 8 or 1,000 of it
 
 

@@ -31,7 +31,6 @@ _GPU = 0
 ReadCondition = Callable[[], "GpuCondition | None"]  # Of this rank's GPU; None where there is none
 ReadCircumstances = Callable[[], "Circumstances | None"]  # On the first rank; every rank has to call it
 
-
 MakeSpeedJudge = Callable[["Circumstances | None"], "SpeedJudge | None"]
 """Makes the judge of speed on the first rank, from what is known of machines; None where nobody judges."""
 

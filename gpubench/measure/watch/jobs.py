@@ -233,7 +233,6 @@ _WITHOUT_NCCL = Explanation(
 
 _UNREAD = "the environment and files of its processes cannot be read: {}"
 
-
 Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Senders and receivers through host memory; empty: all may
 
 

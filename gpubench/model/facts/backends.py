@@ -6,30 +6,21 @@ from gpubench.model.terms.operation import DataType, NumberKind, Placement, Redu
 
 TORCH = "torch:"  # Before the name of torch.distributed's own backend
 
-
 TORCH_NCCL, TORCH_GLOO = "torch:nccl", "torch:gloo"
-
 
 NCCL, MPI, HOST = "nccl", "mpi", "host"
 
-
 NCCL_ALONE = "NCCL without torch"  # What the nccl backend would load if torch were not first
-
 
 BACKEND_NAMES = (NCCL, TORCH_NCCL, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
 """Those that can be asked for; of several in one table the first in this order is what the others are held against."""
 
-
 ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Of other programs' results or a model too
-
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """Collectives of torch.distributed that leave their result in the buffer that they read."""
 
-
 _ENQUEUED = (NCCL, TORCH_NCCL)  # They wait in a stream, so that a gate can hold them
-
-
 GATE = "gate"  # In the metadata, the clock of a table in which operations that can wait behind a gate do so
 
 

@@ -429,30 +429,21 @@ class Rule:
 
 _DIRECT_PROVEN = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.PROVEN)
 
-
 _DIRECT_LIKELY = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.LIKELY)
-
 
 _DIRECT_WEAK = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.WEAK)
 
-
 _DISPUTED = Judgement(Conclusion.DISPUTED, Verdict.WARN, Confidence.WEAK)
-
 
 _STAGED_PROVEN = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.PROVEN)
 
-
 _STAGED_LIKELY = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.LIKELY)
-
 
 _STAGED_WEAK = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.WEAK)
 
-
 _WRONG = Judgement(Conclusion.WRONG, Verdict.FAIL, Confidence.PROVEN)
 
-
 _UNKNOWN = Judgement(Conclusion.UNKNOWN, Verdict.ERROR, Confidence.NONE)
-
 
 RULES = (
     Rule("PAC PAC PAC C", _WRONG, "wrong data arrived: however fast the path is, it is worthless"),

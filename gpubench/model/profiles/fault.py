@@ -121,7 +121,6 @@ def keys_of_parts(command: str) -> Iterator[tuple[str, str]]:
 _SHORT_VALUES = 30
 """The length up to which values stay in one line: more break between them."""
 
-
 FAULT_PARTS = {
     Subject.GPU: "[nodeI.]gpuJ",
     Subject.NIC: "[nodeI.]nicJ",

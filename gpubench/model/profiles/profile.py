@@ -1,7 +1,6 @@
 """A machine type: the facts of a healthy machine, the figures it reaches, and the rules its profile file obeys.
 
-The fields are the keys of the file, as docs/profile-keys.md has them; `model.profiles.rules` says what holds between
-them. GB/s is 1e9 bytes/s, one direction.
+The fields are the keys of the file, as docs/profile-keys.md has them; GB/s is 1e9 bytes/s, one direction.
 """
 
 import math

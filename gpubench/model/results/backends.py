@@ -68,16 +68,7 @@ class MpiTrialRow(Record):
 
 def trial_rows(support: MpiSupport) -> list[MpiTrialRow]:
     """The rows of all trials."""
-    return [
-        MpiTrialRow(
-            operation=each.operation,
-            size_bytes=each.size_bytes,
-            outcome=each.outcome,
-            seconds=each.seconds,
-            said=each.said,
-        )
-        for each in support.trials
-    ]
+    return [made_of(MpiTrialRow, each) for each in support.trials]
 
 
 def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:

@@ -253,7 +253,6 @@ class Measurements:
 QUICK = Measurements(left_out=dict.fromkeys([need for need in Need if need is not Need.FACTS], "--quick"))
 """Nothing was measured, on purpose."""
 
-
 BY_CPU = "cpu"  # The engine of copies within host memory
 
 

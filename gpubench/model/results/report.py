@@ -206,7 +206,6 @@ class CollectiveRow(Record):
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
-
 SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only the pairs beside it tell
 
 

@@ -13,13 +13,11 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_
 from gpubench.model.terms.verdict import Verdict, overall
 
 _NEAR_SHARE = 0.1  # Of the slowest time that is not slow: nearer rows are measured again
-
 _ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H200, from 5 to 20 on others
 
 _JUDGED_FROM_BYTES = 2**10
 
 ONE_RANK = "one rank: nothing is communicated"  # Why such rows are SKIP: a copy in its own memory
-
 LARGE_BYTES = 64 * 2**20  # From this size on a row is told by its bandwidth, below by its time
 
 _FEW_US = 8.0
@@ -95,9 +93,7 @@ OVER_LINKS = Tolerance(3.0, warn=0.8, microseconds=1000.0, warned_from=4 * 2**20
 cores. Eight hosts with links of 200 Mb/s took 1.3 times as long as expected for 8 MiB, and 2.6 times for 1 MiB."""
 
 OF_THE_PAST = Tolerance(0.25)  # Of what this machine reached before, and more where it varies
-
 AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)  # At the same time: below half of theirs fails
-
 LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)  # The least of any healthy machine on record
 
 

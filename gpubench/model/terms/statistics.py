@@ -86,7 +86,6 @@ class Effort:
 
 AUTO = "auto"
 
-
 FALSE_ALARMS = 0.01  # The probability that a comparison in which nothing changed names a row, all its rows together
 _MOST_VALUES = 400
 _NORMAL = 2.2219

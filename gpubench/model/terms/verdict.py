@@ -54,7 +54,6 @@ STRAGGLER = "straggler"  # The finding that names the rank that the others wait 
 _DRAINING = (Verdict.FAIL, Verdict.ERROR)
 _MOST_CONSEQUENCES = 3  # Consequences of a finding that people are shown; files have all
 
-
 FIGURES = (
     *(HOST_STAGED, "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
     *(SLOW_UNEXPLAINED, STRAGGLER),

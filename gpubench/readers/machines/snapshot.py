@@ -23,7 +23,6 @@ _SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs
 _MAY_BE_UNKNOWN = (".numa_node", ".iommu_group")
 _NVLINK_PATH = re.compile(r"NV\d{1,3}", re.ASCII)
 
-
 _MOST = {
     "gpus": "MOST_GPUS",
     "nics": "MOST_NICS",
