@@ -80,19 +80,15 @@ def _severities(conditions: Iterable[Condition]) -> list[str]:
     return [_SEVERITY_HEAD, *rows, ""]
 
 
-def _severity(condition: Condition) -> str:
-    grade = SEVERITIES.get(condition.id)
-    return "" if grade is None else "; ".join(filter(None, (grade.severity, grade.degrees)))
-
-
 def _entry(condition: Condition) -> str:
     known = {"by design": condition.by_design, "log": condition.in_log is not None}
     marks = [mark for mark, holds in known.items() if holds]
     if condition.look is nothing_in_facts:
         marks.append("log alone")
+    grade = SEVERITIES.get(condition.id)
     lines = {
         "check": f"`{condition.check}`" if condition.check else "",
-        "severity": _severity(condition),
+        "severity": "" if grade is None else "; ".join(filter(None, (grade.severity, grade.degrees))),
         "seen as": ", ".join(f"`{each}`" for each in condition.seen_as),
         "explains": "; ".join(condition.effects),
         "slows down": ", ".join(condition.explains.slows),

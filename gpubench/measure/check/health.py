@@ -315,7 +315,8 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     """The report of `gpubench check`: all checks judge always."""
     outcomes = [_Outcome.of(check, facts) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
-    every += in_the_way(facts, every)
+    explained = survey(facts.nodes, facts.kinds, facts.ranks)
+    every += list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, every))
     hosts = [node.snapshot.host for node in facts.nodes]
     nvlinked = any(gpu.nvlinks for node in facts.nodes for gpu in node.gpus)
     found = _gravest_first(folded(merged(every), hosts, nvlinked=nvlinked))
@@ -345,12 +346,6 @@ def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
         if len(facts.nodes) > 1 and any(node.snapshot.host in each.subject.split() for each in found)
     ]
     return list(dict.fromkeys((*told[: _MOST_TREES - 1], *facts.nodes[:1])))
-
-
-def in_the_way(facts: Facts, told: Sequence[Finding]) -> list[Finding]:
-    """Findings of what keeps NCCL off direct paths that no check reports."""
-    explained = survey(facts.nodes, facts.kinds, facts.ranks)
-    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, told))
 
 
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
