@@ -524,7 +524,7 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
 _SCALE = (
     '<ul class="legend scale"><li><span class="h"></span>95 % and more</li>',
     '<li><span class="h near"></span>90 to 95 %</li>',
-    '<li><span class="h alike"></span>90 % and more of the best alone</li>',
+    '<li><span class="h alike"></span>90 % and more of the best, where nothing is expected</li>',
     *(
         f'<li><span class="h far" style="--s:{share}"></span>{share:.0%}</li>'.replace("%<", " %<")
         for share in (0.8, 0.5, 0.1)
