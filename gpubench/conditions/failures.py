@@ -275,29 +275,66 @@ _RESULTS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.
 _DIAGNOSTICS = "NCCL DIAG "
 """The prefix of remarks by NCCL's own checks."""
 
-_HARMLESS = re.compile(
-    r"^(?:Failed to open lib(?:ibverbs|mlx5)|NET/Plugin|TUNER/Plugin|PROFILER/Plugin|Could not find: lib"
-    r"|Could not find real path of|Missing \"?(?:iommu=pt|amd_iommu)|NUMA auto balancing|NET/IB ?: No device found"
-    r"|NET/IB : Unable to (?:open|query)|(?:\S+ )?lib wrapper not initialized|Cannot initialize CollNet"
-    r"|NET/OFI (?:Only \w+ provider|Failed to initialize|Could not find ncclGetVersion|aws-ofi-nccl init)"
-    r"|NET/OFI (?:Initializing plugin failed|No eligible)|SHARP .*datatypes? not supported"
-    r"|NET/IB ?: (?:\S+ )?Got (?:non-fatal )?async event ?: (?:communication established|send queue drained|last WQE"
-    r"|path migrated\b|port active|LID change|P_Key change|SM change|client reregistration|GID table change|SRQ limit)"
-    r"|NET/IB : \S+ GID table changed|Detected mixed local Net device counts"
-    r"|(?:RMA|GIN)/Socket : \w+ requires GDRCopy"
-    r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
-    r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
-    r"|NCCL_WORK_FIFO_\w+=\d+ is being ignored|CollNet is not supported or fails to initialize, ignoring"
-    r"|graphStreamOrdering=0 with graphUsageMode=2|Warning: remote FLID configured as zero"
-    r"|NCCL_DEVICE_UNPACK plugin has incompatible version|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
-    re.ASCII | re.IGNORECASE,
+_EVENTS = (
+    r"communication established|send queue drained|last WQE|path migrated\b|port active|LID change|P_Key change"
+    r"|SM change|client reregistration|GID table change|SRQ limit"
 )
-"""Warnings after which NCCL goes on, another way or just so: by their beginnings, since the same words end others.
-
-NCCL 2.32 tries one-sided operations over sockets whenever it has no other network, and warns where GDRCopy is not
-installed (its ncclRmaSocketProxyInit); collectives do not need them. Of settings that it leaves out it warns in
-init.cc (2.18 to 2.30) and goes on with its own: the size of the FIFO, CollNet, graphStreamOrdering.
+_OF_OFI = (
+    r"Only \w+ provider|Failed to initialize|Could not find ncclGetVersion|aws-ofi-nccl init"
+    r"|Initializing plugin failed|No eligible"
+)
+HARMLESS: tuple[tuple[str, str], ...] = (
+    (r"Failed to open lib(?:ibverbs|mlx5)", "src/misc/ibvwrap.cc:63 of 2.10.3; 2.3 to 2.10, later an INFO"),
+    (
+        r"(?:NET|TUNER|PROFILER)/Plugin|Could not find: lib",
+        "src/net.cc:438 of 2.22.3: its own follow",
+    ),
+    (r"Could not find real path of", "src/graph/xml.cc:403 of 2.22.3; 2.3 to 2.30: the device stays unplaced"),
+    (r"Attribute \w+ of node nic not found", "src/graph/xml.h:101 of 2.22.3; 2.6 to 2.30"),
+    (r"unknown CPU", ""),
+    (r"(?:NUMA auto balancing|Missing \"?(?:iommu=pt|amd_iommu))", "src/init.cc:142 and 163 of RCCL: advice"),
+    (r"MSCCL\+\+: Cannot enable", "src/init.cc:2065 of RCCL: collectives go without MSCCL++"),
+    (r"(?:Linux )?kernel version", ""),
+    (r"NET/IB ?: No device found", "src/transport/net_ib/init.cc:470 of 2.30.7: the next network is tried"),
+    (
+        r"NET/IB : Unable to (?:open|query)",
+        "src/transport/net_ib.cc:463 of 2.22.3; 2.3 to 2.30: it is left out",
+    ),
+    (r"(?:Call to )?ibv_open_device failed", "src/misc/ibvwrap.cc:131 of 2.30.7: the device is left out"),
+    (r"(?:\S+ )?lib wrapper not initialized", "src/misc/gdrwrap.cc:106 of 2.22.3; 2.3 to 2.30: GDRCopy is not used"),
+    (
+        rf"NET/IB ?: (?:\S+ )?Got (?:non-fatal )?async event ?: (?:{_EVENTS})",
+        "src/transport/net_ib.cc:103 of 2.22.3; 2.3 to 2.30: events that end nothing, by their names",
+    ),
+    (r"NET/IB : \S+ GID table changed", "src/transport/net_ib/common.cc:153 of 2.30.7; 2.28 to 2.30"),
+    (r"Warning: remote FLID configured as zero", "src/transport/net_ib.cc:996 of 2.22.3; 2.22 to 2.30: DLID instead"),
+    (r"NCCL_IB_\w+ is set", ""),
+    (r"Detected mixed local Net device counts", "src/init.cc:1339 of 2.30.7; nccl-nics-differ tells of it"),
+    (
+        r"(?:RMA|GIN)/Socket : \w+ requires GDRCopy",
+        "ncclRmaSocketProxyInit of 2.32.3: tried wherever there is no other network; collectives do not need it",
+    ),
+    (r"NET/Socket : NCCL_\w+ is greater", "src/transport/net_socket.cc:241 of 2.22.3; 2.4 to 2.30: the most it allows"),
+    (r"\w*: wrong magic", "src/misc/socket.cc:484 of 2.26.6; 2.16 to 2.26: a stranger's connection is closed"),
+    (r"Cannot initialize CollNet", "src/transport.cc:360 of 2.22.3; 2.6 to 2.30: point to point instead"),
+    (r"CollNet is not supported or fails to initialize, ignoring", "src/graph/tuning.cc:276 of 2.19.4; 2.8 to 2.19"),
+    (r"SHARP .*datatypes? not supported", "src/sharp_plugin.c:457 of nccl-rdma-sharp-plugins: NCCL reduces them"),
+    (
+        rf"NET/OFI (?:{_OF_OFI})",
+        "",
+    ),
+    (r"NCCL_WORK_FIFO_\w+=\d+ is being ignored", "src/init.cc:434 of 2.22.3; 2.13 to 2.30: the default size"),
+    (r"graphStreamOrdering=0 with graphUsageMode=2", "src/init.cc:2460 of 2.30.7: it is taken for 1"),
+    (r"NCCL_DEVICE_UNPACK plugin has incompatible version", "src/net.cc:558 of 2.22.3; 2.19 to 2.30: not used"),
+    (r"ignoring\b", "src/transport/shm.cc:298 of 2.30.7"),
+    (r"NCCL_\w+ (?:is|environment variable is) deprecated", ""),
+)
+"""Warnings after which NCCL goes on, another way or just so: their beginnings, since the same words end others, and the
+line of NCCL's source (or of RCCL's of 2024) after which it does, with the versions that have it; '' where the source
+that prints it was not found, and logs of jobs that went on are the reason.
 """
+
+_HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re.ASCII | re.IGNORECASE)
 
 
 def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:

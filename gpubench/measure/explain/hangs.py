@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from statistics import median
+from statistics import median, median_low
 
 from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
 from gpubench.model.paths.inspected import InspectedOperation
@@ -16,6 +16,7 @@ _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
 
 _SLOW_SECONDS = 1.0
 _TIMES_SLOWER = 10
+_LAST_CALLS, _FEWEST_LATE = 8, 3
 _FEWEST_BEFORE = 2
 _NS = 1e9
 
@@ -144,7 +145,7 @@ def _in_group(
         return _slowest(group, calls)
     ended = {at for own in calls.values() for at, call in own.items() if call.done}
     # A call that ended on another rank was joined by all.
-    first = min(set(waiting.values()) - ended or waiting.values())
+    first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     shown = _most(there)
     odd = [rank for rank, call in there.items() if _difference(call, shown) is not None]
@@ -179,12 +180,23 @@ def _in_group(
             *((HangReason.ELSEWHERE, sorted(others)) if others else (HangReason.TOGETHER, sorted(waiting))), theirs
         )
     others = _elsewhere(group, by_group)
+    # Of some that wait in another group and some that wait nowhere, these keep the others.
+    absent = [rank for rank in absent if rank not in others] or absent
     elsewhere = [others[rank] for rank in absent if rank in others]
     last = [calls[rank][max(calls[rank])] for rank in absent if calls.get(rank)]
     theirs = f"last called {_described(last[0])}{_at(last[0].place)}" if last else "called nothing of this group"
     if len(elsewhere) == len(absent):
         return hang(HangReason.ELSEWHERE, absent, f"{_described(elsewhere[0])} of group {elsewhere[0].group}")
     return hang(HangReason.ABSENT, absent, theirs)
+
+
+def _first_other(calls: Calls, waited: int) -> int:
+    """The number of the first call in which ranks called different operations, else of the one that they wait in.
+
+    A gather, a scatter or a broadcast may end on some ranks though others called something else.
+    """
+    numbers = sorted({at for own in calls.values() for at in own if at < waited})
+    return next((at for at in numbers if len({own[at].operation for own in calls.values() if at in own}) > 1), waited)
 
 
 def _elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:
@@ -251,21 +263,25 @@ def _since(there: Mapping[int, RecordedCall], waiting: Mapping[int, int], first:
 
 
 def _slowest(group: str, calls: Calls) -> Hang | None:
-    """The rank that came much later to the last collective than to those before, where all came to its end.
+    """The rank that comes much later than the others to the last collectives again and again.
 
-    Clocks of ranks differ: a rank's lateness is held against its own before.
+    Once is no sign of a slow rank: a checkpoint or a look at the data looks the same. Clocks of ranks differ, so what
+    a rank is late by is held against its most punctual call.
     """
-    common = sorted(set.intersection(*(set(each) for each in calls.values())))[-8:]
+    common = sorted(set.intersection(*(set(each) for each in calls.values())))
     if len(calls) < _FEWEST_BEFORE or len(common) <= _FEWEST_BEFORE:
         return None
-    late: dict[int, float] = {}
-    usual: list[float] = []
+    punctual = {at: median_low(own[at].called_ns for own in calls.values()) for at in common}
+    late: dict[int, list[float]] = {}
     for rank, own in calls.items():
-        offsets = [(own[at].called_ns - median(each[at].called_ns for each in calls.values())) / _NS for at in common]
-        late[rank] = offsets[-1] - median(offsets[:-1])
-        usual += [abs(each - median(offsets[:-1])) for each in offsets[:-1]]
-    slowest = max(late, key=lambda rank: late[rank])
-    if late[slowest] < max(_SLOW_SECONDS, _TIMES_SLOWER * median(usual)):
+        offsets = [(own[at].called_ns - punctual[at]) / _NS for at in common]
+        late[rank] = [each - min(offsets) for each in offsets]
+    last = range(-min(len(common), _LAST_CALLS), 0)
+    slowest = max(late, key=lambda rank: median(late[rank][at] for at in last))
+    others = [late[rank][at] for rank in late if rank != slowest for at in last]
+    by = [late[slowest][at] for at in last]
+    times = sum(1 for each in by if each >= _SLOW_SECONDS)
+    if times < _FEWEST_LATE or times * 2 <= len(last) or median(by) < _TIMES_SLOWER * median(others):
         return None
     call = calls[slowest][common[-1]]
     return Hang(
@@ -275,7 +291,7 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
         waiting=len(calls) - 1,
         operation=_described(call),
         place=call.place,
-        theirs=f"came {late[slowest]:.1f} s after the others to the last call, which a checkpoint does too",
+        theirs=f"came {median(by):.1f} s after the others (median) to {times} of the last {len(last)} calls",
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.conditions.failures import HARMLESS
 from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
@@ -425,6 +426,15 @@ def test_a_line_of_source_in_a_traceback_is_not_what_nccl_reported() -> None:
     source = 'raise RuntimeError(f"NCCL error: {error}")\n'
     text = f"{source}RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
     assert report_of(*JOB.logs(), text).findings[0].seen.startswith("RuntimeError: NCCL error: unhandled system")
+
+
+def test_every_benign_warning_has_a_form_of_its_own() -> None:
+    """No row of the table is in another, and none is empty, which would make every warning benign."""
+    forms = [re.compile(form, re.IGNORECASE) for form, _ in HARMLESS]
+    assert not any(form.match("") for form in forms)
+    assert len({form.pattern for form in forms}) == len(HARMLESS)
+    rccl = f"{WARNED}MSCCL++: Cannot enable MSCCL++; environment is not MSCCL compatible\n"
+    assert report_of(*JOB.logs(), rccl).verdict is Verdict.PASS
 
 
 def test_what_is_a_doubt_by_itself_is_the_reason_where_the_job_failed() -> None:

@@ -110,6 +110,60 @@ def reasons(*records: RankRecord) -> list[tuple[HangReason, tuple[str, ...]]]:
     return [(each.reason, each.ranks) for each in hangs_of(records, ())]
 
 
+def test_another_operation_that_ended_on_some_ranks_is_where_the_hang_began() -> None:
+    """A gather ends on a rank that only sends."""
+    own = [
+        (call("gather", done=True), call("all_reduce", 2)),
+        (call("gather"),),
+        (call("scatter", done=True), call("all_reduce", 2)),
+    ]
+    assert reasons(*(record(rank, *calls) for rank, calls in enumerate(own))) == [(HangReason.TYPE, ("rank 2",))]
+
+
+def test_of_absent_ranks_those_that_wait_in_another_group_are_not_blamed() -> None:
+    other = replace(call("all_gather"), group="1")
+    records = [record(0, call("all_reduce")), record(1, call("barrier", 0, done=True)), record(2, other)]
+    assert (HangReason.ABSENT, ("rank 1",)) in reasons(*records)
+
+
+def late(seconds: dict[int, tuple[float, ...]], calls: int = 10) -> list[tuple[HangReason, tuple[str, ...]]]:
+    """Ranks that call at the same times but for these, which are late by so much in the last calls."""
+    return reasons(
+        *(
+            record(
+                rank,
+                *(
+                    replace(
+                        call("all_reduce", number, done=True),
+                        called_ns=10**18 + int(1e9 * (20 * number + 0.01 * rank + by)),
+                    )
+                    for number, by in enumerate((*((0.0,) * (calls - len(own))), *own))
+                ),
+            )
+            for rank in range(3)
+            for own in (seconds.get(rank, ()),)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named"),
+    [
+        ({1: (2.0,) * 6}, 1),
+        ({1: (2.0,)}, None),
+        ({1: (2.0, 0.0, 2.0)}, None),
+        ({1: (0.5,) * 6}, None),
+        ({0: (2.0, 0.0) * 3, 1: (0.0, 2.0) * 3}, None),
+        ({1: (50.0,) * 10}, None),
+    ],
+    ids=["again and again", "once", "twice", "by little", "each in turn", "its clock differs"],
+)
+def test_a_rank_is_slow_where_it_comes_late_again_and_again(
+    seconds: dict[int, tuple[float, ...]], named: int | None
+) -> None:
+    assert late(seconds) == ([] if named is None else [(HangReason.SLOW, (f"rank {named}",))])
+
+
 def test_everybody_in_the_same_operation_is_nobodys_fault() -> None:
     everybody = tuple(f"rank {rank}" for rank in range(3))
     assert reasons(*(record(rank, call("all_reduce")) for rank in range(3))) == [(HangReason.TOGETHER, everybody)]
