@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Protocol
 
 from gpubench.measure.scan.judging import (
@@ -17,13 +18,16 @@ from gpubench.measure.scan.judging import (
     round_yardstick,
     scores,
     screening_yardstick,
+    smallest_sure_loss,
     threshold,
 )
 from gpubench.measure.scan.leaves import (
+    LEAST_LEAVES,
     LEAST_NODES,
     LeafLevel,
     deviation_between_leaves,
     leaf_levels,
+    members_of,
     still_slow_leaves,
     with_slow_leaves,
     without_slow_leaves,
@@ -282,6 +286,9 @@ class EndOfRoundsError(Exception):
 
 NOTHING_BEFORE = BeforeRounds()
 
+_SURE_LOSSES = 2.0
+"""Losses of so many times that which is found for sure show which nodes of a leaf are slow and which are not."""
+
 Keep = Callable[[PlannedRound, RoundOutcome], None]
 """Takes every round as it ends, to keep it."""
 
@@ -338,6 +345,23 @@ class ScanCourse:
     def confirmation_figures(self, cell: NodeRail) -> int:
         """Figures of a suspect in the confirmation."""
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
+
+    def unjudged_leaves(self) -> Iterator[LeafLevel]:
+        """Rails of leaves that are too small or too few to be judged, and of which half of the nodes or more are slow.
+
+        A loss that is much larger than noise tells the slow nodes from the others.
+        """
+        leaves, judged = self.fabric.leaves, members_of(self.fabric)
+        living = Counter(leaves[node] for node in self.living())
+        slow: dict[tuple[str, int], list[float]] = {}
+        for cell, each in self.confirmed.items():
+            leaf = leaves[cell.node]
+            if leaf is not None and (leaf not in judged or len(judged) < LEAST_LEAVES):
+                slow.setdefault((leaf, cell.rail), []).append(each.score)
+        least = 1 - _SURE_LOSSES * smallest_sure_loss(self.yardstick.deviation)
+        for (leaf, rail), own in slow.items():
+            if len(own) >= max(2, living[leaf] / 2) and median(own) > least:
+                yield LeafLevel(leaf, rail, median(own), None, is_sure=False)
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
         """The figures that are missing, by every cell that may be to blame; of phase 0 they have no other node."""

@@ -486,7 +486,7 @@ def unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
 def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
     """Slow cells that are as slow as their leaf may be, too little to tell whether it is the leaf or they are."""
     least = 1 - threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
-    levels = {(each.leaf, each.rail): each for each in course.doubtful_leaves}
+    levels = {(each.leaf, each.rail): each for each in (*course.unjudged_leaves(), *course.doubtful_leaves)}
     found = {}
     for cell, each in course.confirmed.items():
         level = levels.get((course.fabric.leaves[cell.node] or "", cell.rail))

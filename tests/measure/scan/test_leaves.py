@@ -7,7 +7,7 @@ from gpubench.measure.scan.judging import screening_yardstick
 from gpubench.measure.scan.leaves import deviation_between_leaves
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import PartKind, decode
-from gpubench.model.results.rounds import ScanFabric
+from gpubench.model.results.rounds import NodeRail, ScanFabric
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
@@ -91,3 +91,16 @@ def test_leaves_that_are_slow_beside_no_majority_take_a_known_rate_to_be_named(
         assert [part.leaf for part in parts] == ([f"leaf{leaf}" for leaf in bad] if rates else [])
         said = {name for each in report.findings for name in each.subjects}
         assert rates or said == {f"leaf{leaf}" for leaf in bad}
+
+
+def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_loss_tells_them_apart() -> None:
+    """Of three leaves with 15 nodes up to five healthy NICs behind a slow one were named."""
+    of = leaves_of((3, 5, 7))
+    cells = [(node, rail) for node in (8, 9, 10, 11) for rail in (2,)]
+    for share, named in ((0.92, 0), (0.5, 4)):
+        model = SimulatedFabric(USUAL_GB_S, cells={NodeRail(*cell): share for cell in cells})
+        found = course(of, model, 931)
+        parts = decode(found, {})
+        verdict = report_of(ScanResult(found, parts), 1).verdict
+        assert len(parts) == named
+        assert verdict is (Verdict.FAIL if named else Verdict.INCONCLUSIVE)
