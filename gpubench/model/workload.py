@@ -214,7 +214,8 @@ _HEAD = 128
 def model_of_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
     """A model of blocks alone with about so many parameters: 12 · layers · hidden², hidden = 128 · layers."""
     ideal = (parameters * _ASPECT / 12) ** (1 / 3)
-    hidden = max(_HIDDEN_STEP, round(ideal / _HIDDEN_STEP) * _HIDDEN_STEP)
+    step = 8 * _HEAD if ideal > 4 * 8 * _HEAD else _HIDDEN_STEP  # large models are split over eight GPUs by their heads
+    hidden = max(step, round(ideal / step) * step)
     layers = max(1, round(parameters / (12 * hidden * hidden)))
     layers = layers if layers < 8 else round(layers / 4) * 4
     return TransformerModel(

@@ -422,33 +422,37 @@ def timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
 def _sentence(outcome: PlanOutcome, origin: str) -> str:
     best = outcome.best
     cost = best.exposed + best.times.slowed
-    took = f"a step of {outcome.ranked[0].layout} takes {milliseconds(best.least, best.most)}"
+    took = f"a step of {outcome.ranked[0].layout} takes {_spanned(best.least, best.most)}"
     fabric = f"of which communication costs {100 * cost / best.seconds:.0f} %"
     lost = 0.0 if outcome.as_expected is None else _slower(best, outcome.as_expected)
     slower = f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects"
-    waits = f"{_ms(best.host)} of it waits for the host, which issues a step in {_ms(best.job.host_seconds)}"
-    worst = ""
+    waits = f"{_spanned(best.host)} of it waits for the host, which issues a step in {_spanned(best.job.host_seconds)}"
+    worst: tuple[str, ...] = ()
     if outcome.faults:
         case, prediction = outcome.faults[0].case, outcome.faults[0].prediction
-        why = _why_no_slower(prediction, best)
-        worst = (
-            f"{case.what} would cost {_ms(prediction.seconds - best.seconds)} more (+{_slower(prediction, best):.0f} %)"
-        )
-        worst = worst if why is None else f"{case.what} would cost nothing"
+        more, percent = prediction.seconds - best.seconds, _slower(prediction, best)
+        worst = (f"{case.what} would cost nothing", f"{case.text} would cost nothing")
+        if _why_no_slower(prediction, best) is None:
+            worst = (
+                f"{case.what} would cost {_spanned(more)} more (+{percent:.0f} %)",
+                f"{case.what} would cost +{percent:.0f} %",
+                f"{case.text} would cost +{percent:.0f} %",
+            )
     parts = [
         part(f"{took}, {fabric}"),
         part(waits if best.host > 0 else "", importance=LATER),
         part(slower if lost > _WORTH_SAYING_PERCENT else "", importance=SOON),
-        part(worst, importance=SOON),
+        part(*worst, importance=SOON),
     ]
     return last_line(Verdict.SKIP, origin, parts)
 
 
-def _ms(seconds: float) -> str:
-    return milliseconds(seconds, seconds)
+def _spanned(least: float, most: float | None = None) -> str:
+    """A time as a range, or as one number where both ends read alike: '355 to 418 ms', '12.3 ms', '21.9 to 29.3 s'."""
+    most = least if most is None else most
+    scale, unit = (1.0, "s") if most >= _LONG_SECONDS else (_MILLISECONDS, "ms")
+    low, high = (f"{each * scale:,.{0 if most * scale >= 100 else 1}f}" for each in (least, most))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
 
 
-def milliseconds(least: float, most: float) -> str:
-    """A time as a range, or as one number where both ends read alike: '355 to 418 ms', '12.3 ms'."""
-    low, high = (f"{each * _MILLISECONDS:,.{1 if most * _MILLISECONDS < 100 else 0}f}" for each in (least, most))
-    return f"{low} ms" if low == high else f"{low} to {high} ms"
+_LONG_SECONDS = 10.0

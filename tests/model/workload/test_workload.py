@@ -62,6 +62,7 @@ def test_a_number_of_parameters_makes_a_model_of_about_as_many(billions: float) 
     model = model_of_parameters(round(billions * 1e9), sequence=2048, batch=1)
     assert model.parameters == pytest.approx(billions * 1e9, rel=0.2)
     assert model.hidden % model.heads == 0
+    assert billions < 7 or not misfit(model, parse_layout("tp8 sp", 8))
 
 
 @pytest.mark.parametrize("text", ["ddp", "fsdp", "tp2 dp4 ddp", "tp2 sp pp2 dp2 zero1", "pp4 v2 dp2 ddp", "tp8"])
