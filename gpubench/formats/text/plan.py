@@ -66,7 +66,7 @@ class PlanView(ReportView):
             Column("compute", [f"{row.compute_ms:.1f}" for row in shown], 5, right=True),
             Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 5, right=True),
             Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], 2, right=True),
-            Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 6, right=True),
+            Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 3 if shown[0].bubble_ms else 6, right=True),
             *([] if shown[0].host_ms is None else [_host_column(shown)]),
             Column("microbatches", [str(row.microbatches) for row in shown], 7, right=True),
             Column("memory", [format_memory(row.memory_bytes) for row in shown], 1, right=True),
