@@ -16,10 +16,12 @@ from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check as check_measure
-from gpubench.jobs.check import GPU_SIZES, ChildCommands, Depth, measured
+from gpubench.jobs.check import GPU_SIZES, ChildCommands, Depth, SimulatedMeasurer, measured
+from gpubench.jobs.sources import Simulated, simulation_of
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.figures import Need
+from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.results.report import FINDING_COLUMNS
+from gpubench.model.terms.units import grouped
 from tests.cli.running import environment, gpubench
 from tests.formats.schema import VALIDATOR
 from tests.mpi import kept
@@ -329,3 +331,24 @@ def test_nodes_outside_the_clique_of_their_rack_are_named(small: int, verdict: s
     result = gpubench("check", "--quick", "--simulate", "gb200-nvl72", *faults)
     assert f"{verdict} mnnvl-clique-differs: node0" in result.stdout
     assert result.stdout.count("mnnvl-clique-differs\n") == (small if small == 1 else 18)
+
+
+def test_copies_of_healthy_simulated_nodes_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was made with all nodes of its cluster, and a check of 2,048 took longer than seven minutes."""
+    made: list[int] = []
+    own = SimulatedMeasurer._node_copies
+
+    def counted(self: SimulatedMeasurer, number: int, node: Topology) -> Measurements:
+        made.append(number)
+        return own(self, number, node)
+
+    monkeypatch.setattr(SimulatedMeasurer, "_node_copies", counted)
+    simulation = simulation_of("hgx-h100-8*5", ["node2.gpu1:nvlink=9"], 1)
+    nodes = Simulated(simulation).machines().nodes
+    found = SimulatedMeasurer(simulation, nodes, Depth.DEFAULT).copies()
+    assert made == [0, 2]
+    rows = grouped(found.pairs, lambda row: row.source_node)
+    assert list(rows) == [f"node{number}" for number in range(5)]
+    assert len({len(own) for own in rows.values()}) == 1
+    assert [row.bandwidth_gb_s for row in rows["node4"]] == [row.bandwidth_gb_s for row in rows["node0"]]
+    assert [row.bandwidth_gb_s for row in rows["node2"]] != [row.bandwidth_gb_s for row in rows["node0"]]
