@@ -14,6 +14,15 @@ from gpubench.model.terms.units import counted
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
 """Operations whose sizes may differ between ranks, by their beginnings."""
 
+_ALL_RANKS = "0"
+"""PyTorch's name of the group of all ranks."""
+
+_NOT_NAMED = "operation"
+"""The watchdog tells numbers of operations that it does not name."""
+
+_OF_ALL = (_NOT_NAMED, "all", "_all", "barrier", "reduce_scatter", "_reduce_scatter", "reducescatter")
+"""Operations that end nowhere before every rank has joined, by their beginnings."""
+
 _SLOW_SECONDS = 1.0
 _TIMES_SLOWER = 10
 _LAST_CALLS, _FEWEST_LATE = 8, 3
@@ -25,11 +34,17 @@ Calls = Mapping[int, Mapping[int, RecordedCall]]
 
 
 def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> tuple[Hang, ...]:
-    """The collectives that did not end, root causes first."""
+    """The collectives that did not end, root causes first.
+
+    Ranks that wait in another group are named only where nothing else keeps the others waiting.
+    """
     answers: dict[str, list[RasCommunicator]] = {}
     for answer in ras:
         answers.setdefault(answer.id, []).append(answer)
-    found = [*_in_records(records), *(hang for each in answers.values() for hang in _in_ras(each))]
+    recorded = tuple(_in_records(records)) or _lost_dumps(records)
+    found = [*recorded, *(hang for each in answers.values() for hang in _in_ras(each))]
+    if any(each.reason not in (HangReason.ELSEWHERE, HangReason.SLOW) for each in found):
+        found = [each for each in found if each.reason is not HangReason.ELSEWHERE]
     return tuple(sorted(found, key=lambda each: each.reason in (HangReason.ELSEWHERE, HangReason.SLOW)))
 
 
@@ -126,11 +141,31 @@ def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
     listed = {name: ranks for record in records for name, ranks in record.groups.items()}
     for number, (group, calls) in enumerate(by_group.items()):
         # The group of all ranks has at least those of which there are dumps, and all numbers between them.
-        every = range(max(have_dumps) + 1) if number == 0 and group == "0" else sorted(calls)
+        every = range(max(have_dumps) + 1) if number == 0 and group == _ALL_RANKS else sorted(calls)
         members = listed.get(group, tuple(every))
         hang = _in_group(group, members, calls, have_dumps, by_group)
+        if hang is not None and hang.reason is HangReason.TOGETHER and group not in listed:
+            several = len(hang.ranks) > 1
+            theirs = "all that have a dump, which do not say how many there are"
+            hang = replace(hang, theirs=theirs, is_sure=False) if several else None
         if hang is not None:
             yield hang
+
+
+def _lost_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
+    """The ranks below the last one that left no dump, where the others wait in no collective: they may have died."""
+    have = {record.rank for record in records}
+    lost = [rank for rank in range(max(have, default=0)) if rank not in have]
+    if lost and len(have) > 1 and any(call.group == _ALL_RANKS for record in records for call in record.calls):
+        yield Hang(
+            group=_ALL_RANKS,
+            reason=HangReason.NO_DUMP,
+            ranks=tuple(f"rank {rank}" for rank in lost),
+            waiting=0,
+            operation="",
+            theirs="the others wait in no collective",
+            is_sure=False,
+        )
 
 
 def _in_group(
@@ -143,8 +178,10 @@ def _in_group(
     }
     if not waiting:
         return _slowest(group, calls)
-    ended = {at for own in calls.values() for at, call in own.items() if call.done}
-    # A call that ended on another rank was joined by all.
+    ended = {
+        at for own in calls.values() for at, call in own.items() if call.done and call.operation.startswith(_OF_ALL)
+    }
+    # A call that ended on another rank was joined by all, if none can end before that, as a broadcast's root does.
     first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     shown = _most(there)
@@ -175,6 +212,8 @@ def _in_group(
         return hang(HangReason.NO_DUMP, lost, "")
     if not absent:
         others = _elsewhere(group, by_group) if len(there) == 1 else {}
+        # Of a group that is not listed, those who wait in that of all ranks are hardly members.
+        others = {rank: call for rank, call in others.items() if call.group != _ALL_RANKS}
         theirs = "; ".join(f"{_described(call)} of group {call.group}" for call in others.values())
         return hang(
             *((HangReason.ELSEWHERE, sorted(others)) if others else (HangReason.TOGETHER, sorted(waiting))), theirs
@@ -196,7 +235,11 @@ def _first_other(calls: Calls, waited: int) -> int:
     A gather, a scatter or a broadcast may end on some ranks though others called something else.
     """
     numbers = sorted({at for own in calls.values() for at in own if at < waited})
-    return next((at for at in numbers if len({own[at].operation for own in calls.values() if at in own}) > 1), waited)
+    for at in numbers:
+        named = {own[at].operation for own in calls.values() if at in own} - {_NOT_NAMED}
+        if len(named) > 1:
+            return at
+    return waited
 
 
 def _elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:

@@ -120,6 +120,27 @@ def test_another_operation_that_ended_on_some_ranks_is_where_the_hang_began() ->
     assert reasons(*(record(rank, *calls) for rank, calls in enumerate(own))) == [(HangReason.TYPE, ("rank 2",))]
 
 
+def test_a_broadcast_ends_on_its_root_before_all_have_joined() -> None:
+    records = [
+        record(0, call("broadcast", done=True), call("all_reduce", 2)),
+        record(1, call("broadcast")),
+        record(2, call("all_reduce", 0, done=True)),
+    ]
+    assert reasons(*records) == [(HangReason.ABSENT, ("rank 2",))]
+
+
+def test_a_rank_without_a_dump_among_others_that_wait_for_nothing_is_a_doubt() -> None:
+    """Their connections broke when it died, and their calls ended with that error."""
+    (found,) = hangs_of([record(rank, call("all_reduce", done=True)) for rank in (0, 2)], ())
+    assert (found.reason, found.ranks, found.is_sure) == (HangReason.NO_DUMP, ("rank 1",), False)
+
+
+def test_all_that_wait_in_a_group_that_no_dump_lists_may_not_be_all() -> None:
+    unlisted = [RankRecord(rank, (call("all_reduce"),), {}) for rank in range(2)]
+    (found,) = hangs_of(unlisted, ())
+    assert (found.reason, found.is_sure) == (HangReason.TOGETHER, False)
+
+
 def test_of_absent_ranks_those_that_wait_in_another_group_are_not_blamed() -> None:
     other = replace(call("all_gather"), group="1")
     records = [record(0, call("all_reduce")), record(1, call("barrier", 0, done=True)), record(2, other)]
