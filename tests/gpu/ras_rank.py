@@ -4,7 +4,7 @@ The folder has the id of the communicator, what each rank is doing and how far i
 fails says so and stays as it is.
 """
 
-import json
+import pickle
 import sys
 import time
 from pathlib import Path
@@ -22,13 +22,13 @@ def main(rank: int, ranks: int, folder: Path, fault: str) -> None:
     cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
     id_file = folder / "id"
     if rank == 0:
-        (folder / "id.new").write_text(json.dumps([nccl.get_version(), nccl.get_unique_id()]))
+        (folder / "id.new").write_bytes(pickle.dumps((nccl.get_version(), nccl.get_unique_id())))
         (folder / "id.new").rename(id_file)
     say("waits for rank 0's id")
     while not id_file.exists():
         time.sleep(0.05)
     say("initializes NCCL")
-    communicator = nccl.NcclCommunicator(ranks, tuple(json.loads(id_file.read_text())[1]), rank)
+    communicator = nccl.NcclCommunicator(ranks, pickle.loads(id_file.read_bytes())[1], rank)
     say("reduces")
     data, stream = cupy.ones(2**16, dtype="f4"), cupy.cuda.Stream()
     done = 0
