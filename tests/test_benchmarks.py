@@ -22,6 +22,7 @@ SMALL = {
     "published_collectives": [],
     "nvml_costs": ["--help"],
     "plan_faults": [],
+    "plan_published": ["--set", "practice"],
     "plan_steps": ["--help"],
     "plan_validation": [],
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],

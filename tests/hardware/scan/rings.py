@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 from gpubench.hardware.scan.worker import PAIR, Ring
@@ -23,4 +23,13 @@ def everywhere(size: int, does: Callable[[Ring], T]) -> list[T]:
             found = [Ring(place, PAIR, end, end) for place, end in enumerate(pairs[0])]
         else:
             found = [Ring(place, size, pairs[place - 1][1], pairs[place][0]) for place in range(size)]
-        return list(threads.map(does, found))
+
+        def until_done(ring: Ring) -> T:
+            try:
+                return does(ring)
+            finally:
+                with suppress(OSError):  # of one that has left already
+                    for own in {ring.before, ring.after}:
+                        own.shutdown(socket.SHUT_WR)
+
+        return list(threads.map(until_done, found))
