@@ -1,6 +1,7 @@
 """A RAS service of NCCL: the protocol and the answers of src/ras/client_support.cc, as text or JSON, by version."""
 
 import json
+import re
 import socket
 import threading
 from collections import Counter
@@ -37,7 +38,7 @@ class FakeRank:
 
 
 def as_json(ranks: Sequence[FakeRank], id_: str = "0xae", communicators: int = 1) -> str:
-    """As rasDumpCommsToJSON writes it."""
+    """As rasDumpCommsToJSON of NCCL 2.28.9 writes it: without a comma before the status of a missing rank."""
 
     def where(each: FakeRank) -> dict[str, object]:
         return {"rank": each.number, "host": "10.0.0.1", "pid": each.pid, "cuda_dev": each.number, "nvml_dev": 0}
@@ -69,10 +70,8 @@ def as_json(ranks: Sequence[FakeRank], id_: str = "0xae", communicators: int = 1
         ],
     }
     head = {"nccl_version": "2.28.9", "timestamp": "2026-11-24 12:00:00", "communicators_count": communicators}
-    return (
-        json.dumps(head | {"communicators": [communicator] * communicators, "ras": {"timeouts_count": 0}}, indent=2)
-        + "\n"
-    )
+    whole = json.dumps(head | {"communicators": [communicator] * communicators, "ras": {"timeouts_count": 0}}, indent=2)
+    return re.sub(r',(?=\s+"status": \{\s+"unresponsive")', "", whole) + "\n"
 
 
 def as_text(ranks: Sequence[FakeRank], version: str = "2.27.7") -> str:

@@ -1,7 +1,7 @@
 """`watch --hang` beside a real job of NCCL's: a rank that is stopped, killed, late, or calls something else is named.
 
 Each rank is a host of its own for NCCL, so that any version runs four of them on one GPU. With GPUBENCH_TEST_ANSWERS
-the raw answers are kept in that folder.
+the raw answers are kept in that folder; GPUBENCH_TEST_BLAMED is another rank to have the fault.
 """
 
 import os
@@ -25,7 +25,8 @@ from tests.gpu.machine import has_gpu, preloaded
 
 pytestmark = [pytest.mark.gpu, has_gpu, pytest.mark.timeout(150)]
 
-RANKS, BLAMED = 4, 2
+RANKS = 4
+BLAMED = int(os.environ.get("GPUBENCH_TEST_BLAMED", "2"))
 SECONDS_TO_START = 45
 SECONDS_TO_STAND_STILL = 20
 SECONDS_TO_END = 10

@@ -13,6 +13,9 @@ _BEFORE = re.compile(r"(?:\s*(?:OK|SERVER PROTOCOL \d+|ERROR: [^\n]{0,200})\r?\n
 """What the service says before an answer: to the time-out and format that were asked for."""
 
 _HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')
+"""NCCL 2.28.7 to 2.28.9 leave a comma out of every missing rank (jsonWriteMissingRank); 2.29.2 has it."""
+
 _JSON_WORDS = ('"nccl_version"', '"communicators')
 _GROUP = re.compile(
     r"^(?P<group>\d+) +\d+ +\d+ +\d+(?:-\d+)? +(?P<size>\d+) +\d+"
@@ -68,7 +71,7 @@ def read(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
             answer.add(line.strip())
         return answer.communicators
     try:
-        return tuple(_of_json(each) for each in load_json(text)["communicators"])
+        return tuple(_of_json(each) for each in load_json(_NO_COMMA.sub(r"\1,", text))["communicators"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{name} is no answer of NCCL's RAS that can be read: {error}",

@@ -301,6 +301,14 @@ def test_two_answers_of_ras_tell_a_hang_from_progress() -> None:
     assert hangs_of((), (replace(first, ranks=(moved,)), first)) == ()
 
 
+@pytest.mark.parametrize(("plant", "pid"), [("ras-killed", 601), ("ras-stopped", 494)])
+def test_a_rank_without_an_answer_is_named_from_what_nccl_2_28_9_wrote(plant: str, pid: int) -> None:
+    """Two answers of a job of four ranks on one H100, JSON in which a comma is missing."""
+    report = report_of(DUMPS / plant)
+    assert (report.verdict, ids(report)) == (Verdict.FAIL, ["rank-is-gone"])
+    assert report.findings[0].subjects == (f"rank 2 (192.0.2.2:{pid})",)
+
+
 PY_SPY = b"""Process 4711: /usr/bin/python train.py --epochs 3
 Python v3.11.4 (/usr/bin/python3.11)
 
