@@ -454,7 +454,8 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
     choice and settings that had jobs of their own: of two independent values with deviation s the difference has √2 s,
     and a mean of two against one value √1.5 s; the nearest sizes count, of both placements, and further ones where
     those are too few. Sizes of one job may all be fast together, so jobs count as whole values too. Bonferroni's share
-    is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open.
+    is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open, or than the
+    difference between the own choice's two times at this size: of few sizes nothing else is known.
     """
     away = sorted(drifts, key=lambda each: each.away(place.own.size_bytes))
     near = [
@@ -469,7 +470,7 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
     if fastest.ci95_percent is not None and None not in owns:
         own = math.hypot(*(each for each in owns if each is not None)) / len(owns)
         bounds.append(math.hypot(own, fastest.ci95_percent) / 100)
-    return max(bounds, default=None)
+    return max(*bounds, abs(place.drift or 0.0)) if bounds else None
 
 
 def _noise_of_jobs(drifts: Sequence[_Drift]) -> Noise:

@@ -180,6 +180,15 @@ def test_intervals_are_noise_too() -> None:
     assert winners([known(None, 10.2), alone, known(AGAIN, 10.2)])[0].time_us == 5.0, "alone, the median counts"
 
 
+def test_what_the_own_choice_differs_by_itself_is_no_win() -> None:
+    """All-to-all of 128 MiB on four H200s: intervals of half a percent, and 5 % between two times of the same."""
+    times = ((None, 328.84, 0.57), ("register=symmetric", 331.12, 0.38), (AGAIN, 346.53, 0.61))
+    rows = [replace(row(2**27, setting, time_us), ci95_percent=width) for setting, time_us, width in times]
+    (found,) = winners(rows)
+    assert (found.loss_percent, found.noise_percent) == (pytest.approx(1.98, abs=0.01), pytest.approx(5.38, abs=0.01))
+    assert found.beyond_noise is False
+
+
 JOBS = ("NCCL_MAX_NCHANNELS=4", "NCCL_MAX_NCHANNELS=8")
 
 
