@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -86,24 +86,29 @@ def waiting(torch: Any, rank: int) -> Step:
     return step
 
 
-def copies(peer_access: bool) -> None:  # noqa: FBT001
-    """One process copies from GPU 0 to GPU 1 with CuPy, with peer access or without."""
+def copies(ways: Sequence[tuple[int, int]], staged: Sequence[tuple[int, int]]) -> None:
+    """One process copies from GPU to GPU with CuPy, the staged ways without peer access."""
     cupy: Any = import_module("cupy")
     size_bytes = 2 * ELEMENTS
-    memory = []
-    for gpu in (0, 1):
-        with cupy.cuda.Device(gpu):
-            memory.append(cupy.cuda.runtime.malloc(size_bytes))
-    with cupy.cuda.Device(0):
-        if peer_access:
-            cupy.cuda.runtime.deviceEnablePeerAccess(1)
-        stream = cupy.cuda.Stream(non_blocking=True)
+    issued = []
+    for source, destination in (*ways, *staged):
+        memory = []
+        for gpu in (source, destination):
+            with cupy.cuda.Device(gpu):
+                memory.append(cupy.cuda.runtime.malloc(size_bytes))
+        with cupy.cuda.Device(source):
+            if (source, destination) in ways:
+                cupy.cuda.runtime.deviceEnablePeerAccess(destination)
+            stream = cupy.cuda.Stream(non_blocking=True)
+        issued.append((stream, (memory[1], destination, memory[0], source, size_bytes, stream.ptr)))
 
-        def step() -> None:
-            cupy.cuda.runtime.memcpyPeerAsync(memory[1], 1, memory[0], 0, size_bytes, stream.ptr)
+    def step() -> None:
+        for _, arguments in issued:
+            cupy.cuda.runtime.memcpyPeerAsync(*arguments)
+        for stream, _ in issued:
             stream.synchronize()
 
-        repeat(step)
+    repeat(step)
 
 
 JOBS: dict[str, Callable[[Any, int], Step]] = {
@@ -113,7 +118,12 @@ JOBS: dict[str, Callable[[Any, int], Step]] = {
     "checkpoint": checkpoint,
 }
 ALONE: dict[str, Callable[[Any, int], Step]] = {"inference": inference}
-COPIES = {"copies": True, "copies-without-peer-access": False}
+COPIES: dict[str, tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]] = {
+    "copies": ([(0, 1)], []),
+    "copies-without-peer-access": ([], [(0, 1)]),
+    "ring-with-a-staged-copy": ([(0, 1), (1, 2), (2, 3)], [(3, 0)]),
+}
+"""Direct and staged ways from GPU to GPU."""
 
 
 def main() -> None:
@@ -125,7 +135,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["TRAFFIC_SECONDS"] = str(arguments.seconds)
     if arguments.kind in COPIES:
-        copies(COPIES[arguments.kind])
+        copies(*COPIES[arguments.kind])
     elif "RANK" in os.environ:
         be_a_rank(arguments.kind)
     else:

@@ -84,6 +84,13 @@ def test_copies_of_one_process_without_peer_access_are_staged_and_may_be_its_wis
     assert "may be its wish" in told
 
 
+@pytest.mark.skipif(DRIVER.visible < 4, reason="a ring of four GPUs")
+def test_a_ring_with_one_staged_copy_is_named_with_both_its_gpus() -> None:
+    _, told = beside(copies("ring-with-a-staged-copy"))
+    assert "host-staged" in told, told
+    assert "  staged  GPU0-3" in told, told
+
+
 @pytest.mark.skipif(DRIVER.visible != 1, reason="several GPUs: their ranks share none")
 def test_ranks_of_one_gpu_send_nothing_over_links_and_are_not_called_staged() -> None:
     code, told = beside(("-m", "gpubench", "allreduce", *launch(4), "--sizes", "64M", "--no-check", "--iters", "4000"))

@@ -12,7 +12,7 @@ from gpubench.model.facts.backends import NCCL, TORCH_NCCL
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, NcclSetting, first_time, taken_name
+from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, PER_COMMUNICATOR, NcclSetting, first_time, taken_name
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
 from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict
@@ -398,7 +398,7 @@ def _drift(row: CollectiveRow, second: CollectiveRow) -> float:
 
 def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
     """True of a setting of nothing but the algorithm and the protocol that NCCL took by itself."""
-    if NcclSetting.of(row.setting).of_process.values:
+    if dict(NcclSetting.of(row.setting).values).keys() - PER_COMMUNICATOR:
         return False
     taken = taken_name(own.algorithm, own.protocol)
     return row.backend == own.backend and taken is not None and taken == taken_name(row.algorithm, row.protocol)
@@ -454,8 +454,8 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
     choice and settings that had jobs of their own: of two independent values with deviation s the difference has √2 s,
     and a mean of two against one value √1.5 s; the nearest sizes count, of both placements, and further ones where
     those are too few. Sizes of one job may all be fast together, so jobs count as whole values too. Bonferroni's share
-    is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open, or than the
-    difference between the own choice's two times at this size: of few sizes nothing else is known.
+    is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open,
+    or than the difference between the own choice's two times at this size: of few sizes nothing else is known.
     """
     away = sorted(drifts, key=lambda each: each.away(place.own.size_bytes))
     near = [

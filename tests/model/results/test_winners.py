@@ -231,3 +231,10 @@ def test_a_setting_that_took_what_nccl_takes_by_itself_is_still_another_way() ->
     heard = [replace(each, algorithm="RING", protocol="LL") for each in rows]
     assert {each.candidates for each in winners(heard)} == {3}
     assert {each.time_us for each in winners(heard)} == {8.0}
+
+
+def test_registered_memory_is_another_way_where_nccl_takes_the_same_algorithm() -> None:
+    """All-gather of 128 MiB on four H200s: NCCL took ring/simple each time, and nccl-tests gains as much by `-R 1`."""
+    times = ((None, 346.7), ("register=user", 314.8), (AGAIN, 348.7))
+    (found,) = winners([row(2**27, name, time, algorithm="RING", protocol="SIMPLE") for name, time in times])
+    assert (found.fastest, found.time_us, found.own_time_us) == ("register=user", 314.8, pytest.approx(347.7))
