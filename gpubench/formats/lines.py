@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from gpubench.model.facts.backends import GATE, gated
+from gpubench.model.facts.backends import GATE, KERNELS, gated
 from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.backends import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
@@ -254,7 +254,8 @@ def way_names(metadata: Metadata) -> list[str]:
     own = [name for name in (None, *names, AGAIN) if name not in beside]
     ways = [way_name(backend, name, several=bool(beside)) for name in own]
     for other in beside:
-        ways += [other, *([f"{other} {HIERARCHICAL}"] if HIERARCHICAL in names else [])]
+        more = (*KERNELS.get(other, ()), *((HIERARCHICAL,) if HIERARCHICAL in names else ()))
+        ways += [other, *(f"{other} {each}" for each in more)]
     return ways
 
 
@@ -263,11 +264,14 @@ def backends_beside(metadata: Metadata) -> list[str]:
     return [each for each in metadata.options.get("settings") or () if each in BACKENDS and each != metadata.backend]
 
 
+_BOTH = 2
+
+
 def winner_lines(report: Report, width: int) -> Iterator[str]:
     """Tables by type, reduction and placement, each with its cross-overs; then what could not run."""
     best = report.rows(WINNERS_SECTION, WinnerRow)
-    if all(row.setting is None for row in best):
-        best = []  # whole backends alone have a table of their own, by size
+    if all(row.setting is None and row.candidates <= _BOTH for row in best):
+        best = []  # two backends have a table of their own, by size
     for _, series in groupby(best, key=lambda row: (row.dtype, row.op, row.placement)):
         yield from ("", *_series(list(series), width))
     if best:

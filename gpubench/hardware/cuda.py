@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 from gpubench import errors
-from gpubench.errors import UsageError
 from gpubench.hardware.host import mps_serves
 from gpubench.hardware.node.drivers import (
     MPS_ENABLED,
@@ -27,7 +26,14 @@ from gpubench.hardware.node.drivers import (
     version_text,
 )
 from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.timing import SECONDS_BETWEEN_MARKS, Pace, in_order, no_garbage_collection
+from gpubench.hardware.timing import (
+    SECONDS_BETWEEN_MARKS,
+    MarkedLaunch,
+    Marks,
+    Pace,
+    in_order,
+    no_garbage_collection,
+)
 from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import Array, BatchedLaunch, Launch
@@ -414,34 +420,34 @@ class GatedLaunch:
 
 
 class GatedClock:
-    """Times operations on a stream from the opening of a gate, by the GPU's clock."""
+    """Times operations on a device's stream from the opening of a gate, by the GPU's clock; graphs by the host's."""
 
     def __init__(
         self,
-        cupy: Any,
-        stream: Any,
+        device: CudaDevice,
         group: Group,
         progress: Progress,
         in_one: Callable[[Sequence[Launch]], Launch] = in_order,
         until_idle: Callable[[Callable[[], object]], None] | None = None,
     ) -> None:
-        self._cupy, self._stream = cupy, stream
+        self._cupy, self._stream, self._capture = device.cupy, device.stream, device.capture
         self._ranks, self._reports = group, progress
         self._in_one, self._until_idle = in_one, until_idle or self._poll
-        self._gate = StreamGate(cupy.cuda.runtime)
-        self._events = cupy.cuda.Event(), cupy.cuda.Event()
+        self._gate = StreamGate(self._cupy.cuda.runtime)
+        self._events = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         self._pace = Pace(SECONDS_BETWEEN_MARKS)
+        self._marks = Marks(self._cupy, self._stream, progress)
         self._ended = False
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
         """One operation made of several; the stream keeps their order."""
         return in_order(launches)
 
-    def bind(self, launches: Sequence[Launch], graph_replays: int) -> GatedLaunch:
-        """All launches in order; UsageError where replays are asked for: this loop captures no graph."""
-        if graph_replays:
-            raise UsageError("--graph: operations behind a gate are not captured", next_step="--backend nccl")
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+        """All launches in order, or a captured graph of them, which needs no gate: no operation waits for the host."""
         self._stream.synchronize()
+        if graph_replays:
+            return self._marks.replays(launches, graph_replays, partial(self._capture, self._in_one(launches)))
         return GatedLaunch(launches, [len(launches)], self._in_one(launches))
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
@@ -457,20 +463,25 @@ class GatedClock:
 
     def seconds(self, launch: Launch) -> float:
         """Wall time until the stream is idle, with what the host takes to issue operations."""
-        self._pace.groups(launch.launches if isinstance(launch, GatedLaunch) else [launch])
         with no_garbage_collection():
             start = perf_counter()
             launch()
-            self._wait()
+            self._wait(launch.look if isinstance(launch, MarkedLaunch) else None)
             seconds = perf_counter() - start
+        if not isinstance(launch, GatedLaunch):
+            self._marks.measured(seconds)
+            return seconds
+        self._pace.groups(launch.launches)
         self._pace.measured(seconds)
-        self._reports.completed(len(launch.launches) if isinstance(launch, GatedLaunch) else 1)
+        self._reports.completed(len(launch.launches))
         return seconds
 
     def together(self, launch: Launch) -> float:
         """Seconds of the GPU for all operations, each portion of them issued before it begins on any rank."""
         if not isinstance(launch, GatedLaunch):
-            raise TypeError("what is timed together is bound before")
+            self._stream.synchronize()
+            self._ranks.barrier()
+            return self.seconds(launch)
         launch.seconds, launch.issued = [0.0] * len(launch.batches), 0.0
         self._stream.synchronize()
         with no_garbage_collection():
@@ -496,7 +507,7 @@ class GatedClock:
             self._stream.record(end)
             self._ranks.barrier()
             held.open()  # at once: what else ends a hold would keep the ranks apart
-        self._wait(marks)
+        self._wait(partial(self._report, marks))
         milliseconds: float = self._cupy.cuda.get_elapsed_time(begin, end)
         self._reports.completed(self._pace.measured(milliseconds / 1e3))
         return milliseconds / 1e3
@@ -521,12 +532,12 @@ class GatedClock:
         """Give the gate's memory back."""
         self._gate.free()
 
-    def _wait(self, marks: "deque[tuple[int, Any]] | None" = None) -> None:
+    def _report(self, marks: deque[tuple[int, Any]]) -> None:
+        while marks and marks[0][1].done:
+            self._reports.completed(marks.popleft()[0])
 
-        def look() -> None:
-            while marks and marks[0][1].done:
-                self._reports.completed(marks.popleft()[0])
-
+    def _wait(self, look: Callable[[], object] | None = None) -> None:
+        look = look or (lambda: None)
         self._until_idle(look)
         look()
         if self._ended:

@@ -45,15 +45,17 @@ class GpuNeed(StrEnum):
 class BackendKind:
     """A backend: what it needs, what it can do, and how a rank opens it.
 
-    `lacks` has the reason for each option that it cannot follow; `check_types` raises UsageError, `check_installed`
-    CouldNotMeasureError; `load` comes before NCCL; `logs_to_nccl`, `no_log`: whether NCCL's log tells of it;
-    `by_design`: why bytes pass through host memory; `refusals` are its exceptions.
+    `collectives` are those that it has, empty for all; `lacks` has the reason for each option that it cannot follow;
+    `check_types` raises UsageError, `check_installed` CouldNotMeasureError; `load` comes before NCCL; `logs_to_nccl`,
+    `no_log`: whether NCCL's log tells of it; `by_design`: why bytes pass through host memory; `refusals` are its
+    exceptions.
     """
 
     name: str
     summary: str
     gpus: GpuNeed
     default_sizes: str
+    collectives: tuple[str, ...] = ()
     open: Callable[[BackendSetup], MultiGroupBackend]
     check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None
     check_installed: Callable[[], None] = lambda: None
@@ -118,6 +120,12 @@ def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
     return open_backend(name, setup.group, setup.progress, setup.device, setup.ranks_on_node, setup.local_rank)
 
 
+def _check_symmetric_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    from gpubench.hardware.torch.symmetric import check_types
+
+    check_types(dtypes, ops)
+
+
 def _check_torch() -> None:
     from gpubench.hardware.torch.distributed import check_installed
 
@@ -134,7 +142,7 @@ _NO_NCCL = "MPI moves the data, not NCCL"
 _TO_NCCL = ("--allocator nccl", "--algo", "--proto", "--set", "--register", "--cta-policy", "--max-ctas")
 _NCCL_OPTIONS = ("--nccl-library", *_TO_NCCL)
 _SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
-_NO_GRAPHS = "only NCCL's own operations are captured in a CUDA graph"
+_NO_GRAPHS = "only operations that wait in a stream of an NVIDIA GPU are captured in a CUDA graph"
 _TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
 _REFUSED_BY_TORCH = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
@@ -146,6 +154,8 @@ def _torch(
     default_sizes: str,
     lacks: Mapping[str, str],
     *,
+    collectives: tuple[str, ...] = (),
+    check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None,
     logs_to_nccl: bool = False,
     no_log: str = "",
     by_design: str = "",
@@ -153,13 +163,15 @@ def _torch(
     name = f"{TORCH}{word}"
     return BackendKind(
         name=name,
+        collectives=collectives,
+        check_types=check_types,
         summary=summary,
         gpus=gpus,
         default_sizes=default_sizes,
         open=partial(_open_torch, name),
         check_installed=_check_torch,
         load=partial(_load_torch, name),
-        lacks={"--graph": _NO_GRAPHS, **lacks},
+        lacks=lacks,
         refusals=_REFUSED_BY_TORCH,
         logs_to_nccl=logs_to_nccl,
         no_log=no_log,
@@ -168,7 +180,8 @@ def _torch(
 
 
 _TORCH_LACKS = dict.fromkeys(_TO_NCCL, _TORCH_CHOOSES)
-_OTHER_GPUS = dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")
+_NOT_BY_NCCL = "PyTorch's kernels move the data, not NCCL"
+_OTHER_GPUS = {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")}
 
 BACKENDS = (
     BackendKind(
@@ -180,6 +193,16 @@ BACKENDS = (
         logs_to_nccl=True,
     ),
     _torch("nccl", "torch:nccl is PyTorch over NCCL", GpuNeed.NEEDED, "8:4G", _TORCH_LACKS, logs_to_nccl=True),
+    _torch(
+        "symm",
+        "torch:symm is all-reduce by PyTorch's symmetric memory",
+        GpuNeed.NEEDED,
+        "8:64M",
+        dict.fromkeys(_NCCL_OPTIONS, _NOT_BY_NCCL),
+        collectives=("allreduce",),
+        check_types=_check_symmetric_types,
+        no_log=f"{_NOT_BY_NCCL}, and log no paths",
+    ),
     _torch("rccl", "torch:rccl on AMD GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
     _torch("xccl", "torch:xccl on Intel GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
     BackendKind(
@@ -197,7 +220,7 @@ BACKENDS = (
         "torch:gloo is PyTorch over Gloo, on GPUs through host memory",
         GpuNeed.TAKEN,
         "8:16M",
-        dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL"),
+        {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL")},
         no_log="Gloo moves the data, not NCCL, and logs no paths",
         by_design="Gloo copies CUDA tensors to host memory, sends them over TCP and copies them back",
     ),

@@ -317,6 +317,12 @@ class Marks:
         """Note what the last loop took in all."""
         self._progress.completed(self._pace.measured(seconds))
 
+    def replays(self, launches: Sequence[Launch], replays: int, capture: Callable[[int], Launch]) -> Launch:
+        """So many replays of one captured graph of all launches; `capture` gives the launch of some replays."""
+        groups = self.groups(launches, replays)
+        graphs = {count: capture(count) for count in set(groups)}
+        return self.between([(graphs[count], count * len(launches)) for count in groups])
+
     def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
         """Parts of a loop in order, each with the number of its operations, and, of several, a mark behind each."""
         if len(parts) == 1:

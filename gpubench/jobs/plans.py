@@ -214,9 +214,15 @@ class CollectivePlan(RankOptions):
             raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")
 
     def refuse_what_backend_lacks(self) -> None:
-        """Raise UsageError where an option was given that a backend which was asked for cannot follow."""
+        """Raise UsageError where a backend that was asked for cannot follow an option, or lacks the collective."""
         asked = [] if self.backend is None else [backend_named(self.backend)]
         for kind in (*asked, *(backend_named(each) for each in self.variants.beside)):
+            if kind.collectives and self.collective.name not in kind.collectives:
+                raise UsageError(
+                    f"{self.collective.name} with --backend {kind.name}",
+                    expected=f"{' or '.join(kind.collectives)}, all that this backend has",
+                    next_step=f"leave {kind.name} out, or gpubench {kind.collectives[0]} --backend {kind.name}",
+                )
             # With several backends, options that only NCCL has are NCCL's.
             own = self._nccl_options if len(asked) == 1 and not self.variants.beside else ("--graph",)
             for option in (each for each in own if each in self._nccl_options and each in kind.lacks):

@@ -217,6 +217,14 @@ class MultiGroupBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class SeveralKernels(Protocol):
+    """A backend that has kernels of its own, of which it takes one by size."""
+
+    def with_kernel(self, kernel: str) -> CollectiveCalls:
+        """The collectives of all ranks, by that kernel at every size."""
+
+
+@runtime_checkable
 class AbortableBackend(Protocol):
     """A backend whose communicators a thread can abort while operations wait in them."""
 

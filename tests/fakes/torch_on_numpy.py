@@ -2,6 +2,7 @@
 
 What its operations do is written from PyTorch's documentation, apart from gpubench's own formulas. Its Gloo has the
 manners of the real one: it reduces in every rank's tensor, averages no integers, and ends where a CUDA tensor is sent.
+What works on GPU memory waits in the stream that torch was given, and is captured there.
 """
 
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.fakes.cupy_on_numpy import Stream
 from tests.fakes.ranks import SECONDS_TO_MEET, ThreadGroup
 
 Array = npt.NDArray[Any]
@@ -29,32 +31,49 @@ _REDUCE: dict[str, Callable[..., Any]] = {
 }
 
 
+OnStream = Callable[[Callable[[], None]], None]
+
+
+def _at_once(operation: Callable[[], None]) -> None:
+    operation()
+
+
 class Tensor:
-    def __init__(self, array: Array, *, is_cuda: bool = False) -> None:
+    def __init__(self, array: Array, *, is_cuda: bool = False, on_stream: OnStream = _at_once) -> None:
         self.array = array
         self.is_cuda = is_cuda
+        self.on_stream = on_stream
+
+    def _part(self, array: Array) -> "Tensor":
+        return Tensor(array, is_cuda=self.is_cuda, on_stream=self.on_stream)
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
 
     def __float__(self) -> float:
         return float(self.array)
 
     def __getitem__(self, where: "slice | int") -> "Tensor":
-        return Tensor(self.array[where], is_cuda=self.is_cuda)
+        return self._part(self.array[where])
 
     def __setitem__(self, where: slice, value: int) -> None:
         self.array[where] = value
 
     def view(self, dtype: str) -> "Tensor":
-        return Tensor(self.array.view("uint16" if dtype == "bfloat16" else dtype), is_cuda=self.is_cuda)
+        return self._part(self.array.view("uint16" if dtype == "bfloat16" else dtype))
 
     def copy_(self, other: "Tensor") -> None:
-        self.array[:] = other.array
+        self.on_stream(lambda: self.set(other.array))
+
+    def set(self, values: Array) -> None:
+        self.array[:] = values
 
     def div_(self, number: int, rounding_mode: str | None) -> None:
         divided = self.array // number if rounding_mode == "floor" else self.array / number
         self.array[:] = divided.astype(self.array.dtype)
 
     def chunk(self, parts: int) -> list["Tensor"]:
-        return [Tensor(each, is_cuda=self.is_cuda) for each in np.split(self.array, parts)]
+        return [self._part(each) for each in np.split(self.array, parts)]
 
     def tolist(self) -> list[float]:
         found: list[float] = self.array.tolist()
@@ -72,6 +91,7 @@ class ProcessGroup:
         self._group = group
         self.backend = backend
         self.aborted = False
+        self.group_name = f"group {id(group)}"
 
     def rank(self) -> int:
         return self._group.rank
@@ -240,7 +260,7 @@ class Distributed:
             self.group.WORLD = None
 
     def all_reduce(self, tensor: Tensor, op: str, *, group: ProcessGroup) -> None:
-        tensor.array[:] = group.reduced(tensor, op)
+        tensor.on_stream(lambda: tensor.set(group.reduced(tensor, op)))
 
     def reduce(self, tensor: Tensor, root: int, op: str, *, group: ProcessGroup) -> None:
         total = group.reduced(tensor, op)
@@ -299,6 +319,61 @@ class Distributed:
         return [SimpleNamespace(wait=wait)]
 
 
+class SymmetricMemory:
+    """`torch.distributed._symmetric_memory`, and `torch.ops.symm_mem` for float32.
+
+    `refuses` is what the driver says where GPUs do not reach each other's memory.
+    """
+
+    def __init__(self, on_stream: OnStream) -> None:
+        self._on_stream = on_stream
+        self._groups: dict[str, ProcessGroup] = {}
+        self._shared: list[tuple[int, int]] = []
+        self.refuses = ""
+        self.calls: list[str] = []
+
+    def empty(self, size_bytes: int, *, dtype: str, device: object) -> Tensor:
+        assert dtype == "uint8"
+        return Tensor(np.zeros(size_bytes, "uint8"), is_cuda=True, on_stream=self._on_stream)
+
+    def rendezvous(self, tensor: Tensor, group: ProcessGroup) -> None:
+        assert len(set(group.exchanged_values(len(tensor.array)))) == 1, "the same size on every rank"
+        if self.refuses:
+            raise RuntimeError(f"{self.refuses}\nand more lines")
+        self._groups[group.group_name] = group
+        self._shared.append((tensor.data_ptr(), tensor.data_ptr() + len(tensor.array)))
+
+    def one_shot_all_reduce_out(self, given: Tensor, op: str, group: str, out: Tensor) -> None:
+        self._check(given, op)
+        assert not np.shares_memory(given.array, out.array), "a rank would read what another one overwrites"
+        self.calls.append("one_shot_all_reduce_out")
+        self._on_stream(lambda: out.set(self._groups[group].reduced(given, "SUM")))
+
+    def one_shot_all_reduce_copy_out(self, shared: Tensor, given: Tensor, op: str, group: str, out: Tensor) -> None:
+        self._check(shared, op)
+        assert not np.shares_memory(shared.array, out.array)
+        self.calls.append("one_shot_all_reduce_copy_out")
+
+        def run() -> None:
+            shared.set(given.array)
+            out.set(self._groups[group].reduced(shared, "SUM"))
+
+        self._on_stream(run)
+
+    def two_shot_all_reduce_(self, tensor: Tensor, op: str, group: str) -> None:
+        self._check(tensor, op)
+        self.calls.append("two_shot_all_reduce_")
+        self._on_stream(lambda: tensor.set(self._groups[group].reduced(tensor, "SUM")))
+
+    def _check(self, tensor: Tensor, op: str) -> None:
+        if op != "sum":
+            raise RuntimeError("one_shot_all_reduce: only sum is supported for now.")
+        if tensor.array.dtype != "float32":
+            raise NotImplementedError("\"one_shot_all_reduce\" not implemented for 'Half'")
+        if not any(start <= tensor.data_ptr() < end for start, end in self._shared):
+            raise RuntimeError("one_shot_all_reduce: input must be allocated with empty_strided_p2p().")
+
+
 class Torch:
     """`torch` on one rank, built for this CUDA, or for none."""
 
@@ -310,8 +385,10 @@ class Torch:
         for name in _TYPES:
             setattr(self, name, name)
         self.version = SimpleNamespace(cuda=cuda, hip=None, xpu=None)
-        self.distributed = Distributed(group, lacks)
+        self.distributed: Any = Distributed(group, lacks)
         self.streams: list[int] = []
+        self.distributed._symmetric_memory = SymmetricMemory(self._on_stream)
+        self.ops = SimpleNamespace(symm_mem=self.distributed._symmetric_memory)
         self.cuda = SimpleNamespace(
             is_available=lambda: cuda is not None,
             set_device=lambda _index: None,
@@ -329,8 +406,12 @@ class Torch:
     def device(self, kind: str, index: int) -> Any:
         return SimpleNamespace(type=kind, index=index)
 
+    def _on_stream(self, operation: Callable[[], None]) -> None:
+        Stream.of(self.streams[-1]).submit(operation)
+
     def as_tensor(self, array: Array, device: str) -> Tensor:
-        return Tensor(array, is_cuda=device == "cuda")
+        is_cuda = device == "cuda"
+        return Tensor(array, is_cuda=is_cuda, on_stream=self._on_stream if is_cuda else _at_once)
 
     def from_numpy(self, array: Array) -> Tensor:
         return Tensor(array)

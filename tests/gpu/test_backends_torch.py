@@ -54,6 +54,47 @@ def test_other_collectives_of_torch(collective: str) -> None:
 
 
 @with_torch
+@pytest.mark.parametrize("replays", [(), ("--iters", "5", "--graph", "3")], ids=["plain", "in a graph"])
+def test_symmetric_memory_by_both_kernels(replays: tuple[str, ...]) -> None:
+    types = "float32,bfloat16"
+    document = measured("allreduce", "--sizes", "8,8K,1M", "--backend", "torch:symm", "--dtype", types, *replays)
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    ways = {(row["size_bytes"], row["setting"], row["algorithm"]) for row in document["rows"]}
+    assert {(8192, None, "one-shot"), (8192, "two-shot", "two-shot")} < ways
+    assert {(2**20, None, "two-shot"), (2**20, "one-shot", "one-shot")} < ways
+    assert document["refused"] == []
+    assert document["verdict"] in ("PASS", "WARN"), document["findings"]
+
+
+@with_torch
+@pytest.mark.skipif(SHARES, reason="torch's NCCL does not get through a collective of ranks that share a GPU")
+def test_one_table_names_the_fastest_by_size_in_graphs() -> None:
+    asked = ("--sizes", "8K:8M", "--backend", "nccl,torch:nccl,torch:symm", "--graph", "10")
+    document = measured("allreduce", *asked)
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    assert {row["graph"] for row in document["rows"]} == {10}
+    assert "clock" not in document["metadata"]["options"], "all are timed by the host, which replays a graph"
+    best = document["winners"]
+    assert {row["candidates"] for row in best} == {4}
+    assert len(best) == 2 * len({row["size_bytes"] for row in best}) == 2 * 11
+    for row in best:
+        times = f"{row['time_us']:.2f} µs, nccl {row['own_time_us']:.2f}"
+        print(row["size_bytes"], row["placement"], row["fastest"], times)  # noqa: T201
+
+
+@with_torch
+def test_what_symmetric_memory_cannot_do_is_refused_in_one_message() -> None:
+    for asked, said in {
+        ("allgather",): "allgather with --backend torch:symm",
+        ("allreduce", "--dtype", "float16"): "--dtype float16 with --backend torch:symm",
+        ("allreduce", "--op", "max"): "--op max with --backend torch:symm",
+    }.items():
+        result = gpubench(*asked, "--sizes", "1K", "--backend", "torch:symm", *launch(), env=launched())
+        assert (result.returncode, result.stderr.count("gpubench: error")) == (2, 1), result.stderr
+        assert said in result.stderr
+
+
+@with_torch
 def test_gloo_goes_through_the_host_by_design() -> None:
     document = measured("allreduce", "--sizes", "1M,16M", "--backend", "torch:gloo", "--iters", "5")
     assert document["verdict"] == "PASS"

@@ -81,6 +81,7 @@ def test_a_recording_of_several_backends_is_told_again_as_it_was(tmp_path: Path)
     ("asked", "said"),
     [
         (("--backend", "mpi", "--graph", "3"), "--graph with --backend mpi"),
+        (("--backend", "nccl,torch:gloo", "--graph", "3"), "--graph with --backend torch:gloo"),
         (("--backend", "mpi", "--algo", "ring"), "--algo with --backend mpi"),
         (("--backend", "mpi", "--dtype", "bfloat16"), "--dtype bfloat16 with the mpi backend"),
         (("--backend", "torch:gloo", "--nccl-library", "README.md"), "--nccl-library with --backend torch:gloo"),

@@ -168,7 +168,7 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
         (("--backend", "host", "--hierarchical"), 2, "--hierarchical, but all 2 ranks are on one node"),
         (("--hierarchical", "--split", "node"), 2, "--hierarchical with --split"),
         (("--algo", "ring", "--simulate", "hgx-h200-4"), 2, "--algo with --simulate"),
-        (("--backend", "nccl,host", "--graph", "3"), 2, "--backend nccl,host with --graph"),
+        (("--backend", "nccl,host", "--graph", "3"), 2, "--graph with --backend host"),
         (("--register", "symmetric"), 2, "--register needs GPUs, and this host shows none"),
         (("--cta-policy", "none"), 2, "--cta-policy 'none' is not known"),
         (("--max-ctas", "0"), 2, "--max-ctas 0"),

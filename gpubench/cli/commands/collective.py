@@ -449,7 +449,6 @@ class CollectiveOptions:
             {
                 "--split": plan.split is not None,
                 "--simulate": isinstance(plan.source, Simulated),
-                "--graph": bool(plan.variants.beside) and plan.request.graph_replays > 0,
             },
         )
         if any(each.format is TUNER for each in plan.presentation.outputs) and not plan.variants.settings:

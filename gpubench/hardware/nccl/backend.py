@@ -483,12 +483,10 @@ class NcclBackend:
         """All launches in order on the stream, or a captured graph of them."""
         # What fills and poisons the buffers runs on the same stream: neither a capture nor a timing may begin under it.
         self._device.stream.synchronize()
-        groups = self._marks.groups(launches, graph_replays)
         if graph_replays:
             calls = partial(self._library.issue, call_table(launches))
-            graphs = {replays: self._device.capture(calls, replays) for replays in set(groups)}
-            return self._marks.between([(graphs[replays], replays * len(launches)) for replays in groups])
-        rest = iter(launches)
+            return self._marks.replays(launches, graph_replays, partial(self._device.capture, calls))
+        groups, rest = self._marks.groups(launches), iter(launches)
         return self._marks.between([(call_table(list(islice(rest, count))), count) for count in groups])
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
@@ -587,7 +585,7 @@ class GatedNccl(NcclBackend):
     ) -> None:
         super().__init__(group, device, library, allocator, progress)
         until_idle = partial(self.wait_for, device.stream)
-        self._clock = GatedClock(device.cupy, device.stream, group, progress, self._in_one, until_idle)
+        self._clock = GatedClock(device, group, progress, self._in_one, until_idle)
 
     def _in_one(self, launches: Sequence[Launch]) -> Launch:
         return partial(self.issue, call_table(launches))
@@ -597,7 +595,7 @@ class GatedNccl(NcclBackend):
         return {**super().libraries(), **self._clock.gate_words()}
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order on the stream; UsageError where replays are asked for."""
+        """All launches in order on the stream, or a captured graph of them, which no gate holds."""
         return self._clock.bind(launches, graph_replays)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:

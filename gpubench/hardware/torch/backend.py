@@ -10,7 +10,7 @@ from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.hardware.timing import BlockingClock, in_order
 from gpubench.hardware.torch import distributed
 from gpubench.hardware.torch.distributed import TorchDistributed, load_torch, torch_without
-from gpubench.model.facts.backends import TORCH, divides
+from gpubench.model.facts.backends import TORCH, TORCH_SYMM, divides
 from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, MultiGroupBackend, Region
@@ -226,7 +226,7 @@ class TorchGroups:
         self._tensors = Tensors(found.torch)
         self._settle: Launch | None = None
         self._device: Any = None
-        self._process_group: Any = None
+        self.process_group: Any = None
         self._all: TorchCalls | None = None
 
     def settle_with(self, settle: Launch) -> None:
@@ -241,9 +241,16 @@ class TorchGroups:
     def calls(self) -> TorchCalls:
         """The collectives of all ranks, which are connected at first use: every rank comes here at the same time."""
         if self._all is None:
-            group = distributed.open_group(self._found, self._group, one_node=self._one_node, device=self._device)
-            self._process_group, self._all = group, self._calls(group)
+            self._all = self._calls(self.connect())
         return self._all
+
+    def connect(self) -> Any:
+        """The process group of all ranks, which every rank opens at the same time."""
+        if self.process_group is None:
+            self.process_group = distributed.open_group(
+                self._found, self._group, one_node=self._one_node, device=self._device
+            )
+        return self.process_group
 
     def open(self, group: Group) -> TorchCalls:
         """The collectives of a new process group of these ranks."""
@@ -259,14 +266,14 @@ class TorchGroups:
 
     def abort(self) -> None:
         """Abort the communicators, where torch can. For a thread."""
-        abort = getattr(self._process_group, "abort", None)
+        abort = getattr(self.process_group, "abort", None)
         if abort is not None:
             abort()
 
     def end(self) -> None:
         """Destroy the process group of all ranks."""
-        distributed.close(self._found, self._process_group)
-        self._process_group = None
+        distributed.close(self._found, self.process_group)
+        self.process_group = None
 
     def _calls(self, process_group: Any) -> TorchCalls:
         return TorchCalls(self._found, self.name, process_group, self._tensors, self._settle)
@@ -379,19 +386,36 @@ class _OnCuda(_Opening):
         return self._device.allocate(size_bytes)
 
 
-class TorchNccl(_OnCuda, GatedClock):
+class EnqueuedOnCuda(_OnCuda, GatedClock):
+    """Operations of torch's that wait in the stream, where the GPU's clock times them."""
+
+    def __init__(
+        self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
+    ) -> None:
+        super().__init__(device, group, progress)
+        self._groups, self._device = groups, device
+        self._torch_device = self._share_stream(found)
+
+    def libraries(self) -> Mapping[str, str]:
+        """Torch and its NCCL, driver, CUDA, CuPy, and whether there is a gate."""
+        return {**super().libraries(), **self.gate_words()}
+
+    def close(self) -> None:
+        """End the process groups, then free the buffers."""
+        self._device.stream.synchronize()
+        self._groups.end()
+        self.free_gate()
+        self._device.close()
+
+
+class TorchNccl(EnqueuedOnCuda):
     """torch.distributed over NCCL on NVIDIA GPUs."""
 
     def __init__(
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
     ) -> None:
-        super().__init__(device.cupy, device.stream, group, progress)
-        self._groups, self._device = groups, device
-        groups.bind_to(self._share_stream(found))
-
-    def libraries(self) -> Mapping[str, str]:
-        """Torch and its NCCL, driver, CUDA, CuPy, and whether there is a gate."""
-        return {**super().libraries(), **self.gate_words()}
+        super().__init__(groups, found, device, group, progress)
+        groups.bind_to(self._torch_device)
 
     def trouble(self) -> str:
         """Nothing: torch does not tell NCCL's asynchronous errors."""
@@ -401,13 +425,6 @@ class TorchNccl(_OnCuda, GatedClock):
         """Abort the communicators, wherever they wait. For a thread."""
         self.end_waiting()
         self._groups.abort()
-
-    def close(self) -> None:
-        """End the process groups, then free the buffers."""
-        self._device.stream.synchronize()
-        self._groups.end()
-        self.free_gate()
-        self._device.close()
 
 
 class TorchGlooOnCuda(_OnCuda, BlockingClock):
@@ -434,7 +451,13 @@ _DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 def load(name: str, driver_cuda: int) -> TorchDistributed:
     """Torch with a backend by gpubench's name; load it first, as a process has one libnccl. `driver_cuda` 0: CPUs."""
     word = name.removeprefix(TORCH)
-    return load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
+    found = load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
+    if name == TORCH_SYMM:
+        from gpubench.hardware.torch.symmetric import check_operations
+
+        distributed.import_symmetric_memory(found)
+        check_operations(found)
+    return found
 
 
 def open_backend(
@@ -448,6 +471,10 @@ def open_backend(
     """A backend by gpubench's name on this rank's GPU, else on torch's device. Raises CouldNotMeasureError."""
     found = load(name, 0 if device is None else device.driver_cuda)
     groups = TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
+    if device is not None and name == TORCH_SYMM:
+        from gpubench.hardware.torch.symmetric import TorchSymmetric
+
+        return TorchSymmetric(groups, found, device, group, progress)
     if device is not None and found.word == "gloo":
         return TorchGlooOnCuda(groups, found, device, group, progress)
     if device is not None:

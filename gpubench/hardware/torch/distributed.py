@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from time import monotonic, perf_counter, sleep
 from typing import Any, NoReturn, TypeVar
@@ -178,6 +179,16 @@ def import_torch() -> Any:
     return torch
 
 
+def import_symmetric_memory(found: "TorchDistributed") -> None:
+    """Load `torch.distributed._symmetric_memory`. Raises CouldNotMeasureError: this torch has none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import_module("torch.distributed._symmetric_memory")
+    except ImportError as error:
+        raise torch_without(found.version, "torch.distributed._symmetric_memory") from error
+
+
 def import_fully_shard() -> Any:
     """`fully_shard`, FSDP2. Raises ImportError: this torch has none (2.6 or later has)."""
     with warnings.catch_warnings():
@@ -186,10 +197,14 @@ def import_fully_shard() -> Any:
     return fully_shard
 
 
+_CARRIED_BY = {"rccl": "nccl", "symm": "gloo"}
+"""torch's names of the process groups; Gloo only makes ranks of symmetric memory known to each other."""
+
+
 def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
     """Torch with that backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raises CouldNotMeasureError."""
     torch = import_torch()
-    found = TorchDistributed(torch, "nccl" if word == "rccl" else word)
+    found = TorchDistributed(torch, _CARRIED_BY.get(word, word))
     if not torch.distributed.is_available():
         raise torch_without(found.version, "torch.distributed")
     if for_cuda:

@@ -81,6 +81,7 @@ def open_kind(
     """A backend on this rank; with `connect`, connected. Raises AgreedError: it cannot reduce a type, or begin."""
     request = plan.request
     ops = request.ops if request.collective.reduces else None
+    alone, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
     agree(rank.group, lambda: _check_mpi(kind, rank.group))
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
     setup = BackendSetup(
@@ -91,7 +92,7 @@ def open_kind(
         library=library,
         allocator=plan.allocator,
         local_rank=rank.identity.local_rank,
-        gated=bool(gated((kind.name, *plan.variants.backends), alone=request.sampling.mode is Mode.LATENCY)),
+        gated=bool(gated((kind.name, *plan.variants.backends), alone=alone, graph=graph)),
     )
     if not kind.refusals:
         return kind.open(setup)

@@ -45,7 +45,7 @@ from gpubench.measure.collective.report import NO_RECORDER, Recorder
 from gpubench.measure.collective.soak import Soak
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.model.facts.backends import NCCL_ALONE
+from gpubench.model.facts.backends import KERNELS, NCCL_ALONE
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
@@ -303,10 +303,11 @@ class CollectiveRankJob:
         dropped: Sequence[DroppedSize],
     ) -> DescribedCollective:
         backend = opened.backend
+        names = self._plan.variants.names(backend.name)
         return described_collective(
             self._plan,
             request,
-            settings=self._plan.variants.names(backend.name),
+            settings=(*(KERNELS.get(backend.name, ()) if self._part is None else ()), *names),
             split=self._plan.split,
             backend=backend.name,
             origin=Origin.MEASURED,

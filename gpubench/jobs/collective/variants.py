@@ -1,6 +1,6 @@
 """The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,12 +11,14 @@ from gpubench.hardware.environment import environment_set
 from gpubench.hardware.registry import BackendKind
 from gpubench.jobs.plans import AskedVariants
 from gpubench.jobs.rank import agree
+from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
+from gpubench.model.facts.backends import KERNELS, kernel_of
 from gpubench.model.terms.operation import TwoLevels
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting, Registration
-from gpubench.ports.backend import MultiGroupBackend
+from gpubench.ports.backend import MultiGroupBackend, SeveralKernels
 from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
@@ -43,6 +45,14 @@ class BesideBackend:
     refused: str = ""
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _takes_another(backend: str, kernel: str, case: Case) -> bool:
+    return kernel_of(backend, case.size_bytes) != kernel
+
+
 @dataclass(frozen=True)
 class VariantMaker:
     """Makes the variants of one rank; every rank has to make the same ones."""
@@ -62,7 +72,7 @@ class VariantMaker:
 
         Raises AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
         """
-        variants = [SweepVariant(setting=None, backend=backend)]
+        variants = [SweepVariant(setting=None, backend=backend), *self._kernels(backend)]
         if library is not None:
             variants += [self._setting(each, backend, library) for each in asked.settings]
         levels = self._levels() if asked.hierarchical else None
@@ -70,6 +80,8 @@ class VariantMaker:
             variants.append(self._hierarchical(backend, levels, library))
         for each in beside:
             variants.append(self._beside(each))
+            if each.backend is not None:
+                variants += self._kernels(each.backend, each.kind.refusals)
             if levels is not None and each.backend is not None:
                 variants.append(self._hierarchical(each.backend, levels, None, each.kind.refusals))
         return variants
@@ -78,13 +90,34 @@ class VariantMaker:
         """Another backend, whose ranks are connected as it is tried out, so that NCCL's log of that is its own."""
         if each.backend is None:
             return SweepVariant(setting=None, backend=NamedBackend(each.kind.name), refused=each.refused)
+        backend = each.backend
         return SweepVariant(
             setting=None,
-            backend=each.backend,
+            backend=backend,
+            open=(lambda: partial(self.request.collective.issue, backend.calls)) if each.kind.refusals else None,
             refusals=(*each.kind.refusals, CouldNotMeasureError) if each.kind.refusals else (),
-            explain=lambda error: str(error).strip().partition("\n")[0],
+            explain=_first_line,
             logs_choices=each.kind.logs_to_nccl,
         )
+
+    def _kernels(
+        self, backend: MultiGroupBackend, refusals: tuple[type[Exception], ...] = ()
+    ) -> Iterator[SweepVariant]:
+        """Every kernel of the backend's own, at the sizes at which the backend takes another one."""
+        if not isinstance(backend, SeveralKernels):
+            return
+        for kernel in KERNELS[backend.name]:
+            yield SweepVariant(
+                setting=kernel,
+                backend=backend,
+                open=partial(self._by_kernel, backend, kernel),
+                fits=partial(_takes_another, backend.name, kernel),
+                refusals=refusals,
+                explain=_first_line,
+            )
+
+    def _by_kernel(self, backend: SeveralKernels, kernel: str) -> Issue:
+        return partial(self.request.collective.issue, backend.with_kernel(kernel))
 
     def _setting(self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""

@@ -7,7 +7,7 @@ from statistics import fmean
 from time import perf_counter
 
 from gpubench.collectives.record import Asked, SweepRequest
-from gpubench.model.facts.backends import composed
+from gpubench.model.facts.backends import composed, kernel_of
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Section, Table, Verified
@@ -114,7 +114,8 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
     else:
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
     batches, percentiles = times.batches, times.percentiles
-    made_of = composed(job.backend, collective.name, case.dtype, case.op, case.placement)
+    kernel = kernel_of(job.backend, case.size_bytes, case.setting)
+    made_of = composed(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
     return CollectiveRow(
         collective=collective.row_name or collective.name,
         backend=job.backend,
@@ -142,6 +143,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, made_of))) or None,
         ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
+        algorithm=kernel,
         registered=case.registered,
         skew=request.skew,
         ci95_percent=None if times.interval is None else 100 * times.interval,

@@ -212,6 +212,7 @@ class VariantPreparation:
     observers: Observers
     refused: "list[RefusedRow]" = field(default_factory=list)
     _buffers: list[tuple[Backend, Buffers]] = field(default_factory=list)
+    _unusable: "list[Backend | NamedBackend]" = field(default_factory=list)
 
     def prepare(self, variants: Sequence[SweepVariant]) -> list[VariantRun]:
         """Open every variant, and run every operation once in it. The first has to work."""
@@ -242,6 +243,7 @@ class VariantPreparation:
     def _run(self, variant: SweepVariant, every_case: Sequence[Case]) -> VariantRun | None:
         if variant.refused:
             self._refuse(variant, None, variant.refused)
+        if variant.refused or variant.backend in self._unusable:
             return None
         sweep, usable = self._tried(variant, [case for case in every_case if variant.fits(case)])
         if sweep is None or not usable:
@@ -287,6 +289,8 @@ class VariantPreparation:
         if reason:
             _drop(variant, issue)
             self._refuse(variant, None, reason)
+            if variant.setting is None:
+                self._unusable.append(variant.backend)
             return None
         return self._sweep(variant, issue)
 

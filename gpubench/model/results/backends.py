@@ -8,7 +8,7 @@ from itertools import takewhile
 from statistics import fmean, median
 from typing import Annotated, NamedTuple
 
-from gpubench.model.facts.backends import NCCL, TORCH_NCCL
+from gpubench.model.facts.backends import KERNELS, NCCL, TORCH_NCCL
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
@@ -407,7 +407,7 @@ def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
 def _name(row: CollectiveRow, *, several: bool) -> str:
     if not several:
         return row.setting or OWN_CHOICE
-    return " ".join(filter(None, (row.backend, row.setting)))
+    return " ".join(filter(None, (row.backend, row.algorithm if row.backend in KERNELS else row.setting)))
 
 
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:

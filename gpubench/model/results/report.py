@@ -170,7 +170,7 @@ class CollectiveRow(Record):
     p50_us: float | None = None  #: median of single operations
     p95_us: float | None = None  #: 95th percentile
     p99_us: float | None = None  #: 99th percentile
-    algorithm: str | None = None  #: as NCCL names it
+    algorithm: str | None = None  #: as NCCL names it; of torch:symm the kernel
     protocol: str | None = None  #: as NCCL names it
     channels: int | None = None  #: as NCCL counts them
     transport: str | None = None  #: as NCCL names it

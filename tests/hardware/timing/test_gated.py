@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.cuda import MOST_HELD, GatedClock, GatedLaunch
+from gpubench.hardware.cuda import MOST_HELD, GatedClock, GatedLaunch, open_device
 from gpubench.hardware.mpi.group import AloneGroup
+from gpubench.hardware.node.nvml import Driver
 from gpubench.model.terms.ranks import Phase
 from gpubench.ports.backend import Launch
 from tests.fakes import cupy_on_numpy
@@ -20,11 +21,12 @@ class GatedBench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gate: bool = True) -> None:
         self.runtime = Runtime(1)
-        cupy = cupy_on_numpy.install(monkeypatch, self.runtime, cuda=Cuda(self.runtime, status=0 if gate else 801))
-        self.stream = Stream(non_blocking=True)
+        cupy_on_numpy.install(monkeypatch, self.runtime, cuda=Cuda(self.runtime, status=0 if gate else 801))
+        device = open_device(0, 1, "n0", Driver(version="580.1"))
+        self.stream: Stream = device.stream
         self.progress = FakeProgress()
         self.progress.enter(Phase.OPERATION, "", 1000)
-        self.clock = GatedClock(cupy, self.stream, AloneGroup(), self.progress)
+        self.clock = GatedClock(device, AloneGroup(), self.progress)
         self.done = 0
 
     def launches(self, count: int) -> list[Launch]:
@@ -79,10 +81,14 @@ def test_long_operations_are_progress_one_by_one(monkeypatch: pytest.MonkeyPatch
     assert [each for each in reported if each] == [1] * 12
 
 
-def test_what_was_not_bound_is_not_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_captured_once_and_replayed_by_the_clock_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = GatedBench(monkeypatch)
-    with pytest.raises(TypeError, match="bound before"):
-        bench.clock.together(lambda: None)
+    launch = bench.clock.bind(bench.launches(5), 3)
+    assert bench.done == 0, "captured, not run"
+    assert bench.clock.together(launch) > 0
+    assert bench.done == 15
+    assert bench.progress.state().done == 15
+    assert bench.clock.issue_seconds(launch, 15) is None, "the host issues no operation of a graph"
 
 
 def test_alone_an_operation_is_timed_with_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def rows_of(backend: Any, group: ThreadGroup, request: SweepRequest) -> list[Col
     rows = Rows()
     identities = [RankIdentity(rank=rank, host="h", node=0, local_rank=rank, pid=1) for rank in range(group.size)]
     report = measure(request, group, backend, identities, cast("Any", rows))
-    assert report.verdict == "PASS"
+    assert report.verdict != "FAIL", "a rank of a busy machine may be late, which is a WARN"
     return rows.rows
 
 
@@ -171,16 +171,25 @@ def test_torch_that_cannot_begin_says_so_in_its_own_words() -> None:
     run_ranks(1, body)
 
 
-def test_graphs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), cupy_on_numpy.Nccl(1))
-
+def test_graphs_of_gloo_are_refused() -> None:
     def body(group: ThreadGroup) -> None:
-        device = open_device(0, 1, "n0", Driver(version="580"))
-        for backend in (opened("torch:nccl", group, device), opened("torch:gloo", group)):
-            with pytest.raises(UsageError, match="--graph"):
-                backend.bind([], 3)
+        with pytest.raises(UsageError, match="--graph"):
+            opened("torch:gloo", group).bind([], 3)
 
     run_ranks(1, body)
+
+
+def test_replays_of_a_captured_graph_give_right_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
+
+    def body(group: ThreadGroup) -> list[CollectiveRow]:
+        backend = opened("torch:nccl", group, open_device(group.rank, 2, "n0", Driver(version="580")))
+        request = request_of(COLLECTIVES[0], dtypes=(DataType.FLOAT32,), ops=(ReduceOp.SUM,), graph_replays=3)
+        return rows_of(backend, group, request)
+
+    rows = run_ranks(2, body)[0]
+    assert {(row.wrong, row.graph, row.iterations) for row in rows} == {(0, 3, 4)}
+    assert {row.issue_us for row in rows} == {None}
 
 
 def test_a_device_that_only_torch_drives_is_filled_and_checked_by_way_of_the_host() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.facts.backends import composed, divides, gated
+from gpubench.model.facts.backends import composed, divides, gated, kernel_of
 from gpubench.model.results.backends import (
     BackendRow,
     against_first,
@@ -237,6 +237,16 @@ def test_what_can_wait_behind_a_gate_does_so_where_one_of_a_table_has_to() -> No
     assert gated(("nccl", "host")) == (), "nccl-tests' clock, which both can be timed by"
     assert gated(("nccl",)) == ()
     assert gated(four, alone=True) == (), "operations alone are timed with their launch"
+    assert gated(four, graph=True) == (), "a graph is replayed without a host that issues operations"
+    assert gated(("nccl", "torch:symm", "host")) == ("nccl", "torch:symm")
+
+
+def test_pytorchs_compiler_takes_the_one_shot_kernel_up_to_128_kib() -> None:
+    assert kernel_of("torch:symm", 2**17) == "one-shot"
+    assert kernel_of("torch:symm", 2**17 + 4) == "two-shot"
+    assert kernel_of("torch:symm", 2**17, "two-shot") == "two-shot"
+    assert kernel_of("torch:symm", 2**17, "again") == "one-shot"
+    assert kernel_of("torch:nccl", 2**17) is None
 
 
 def test_averages_are_divided_where_there_are_none() -> None:
