@@ -115,7 +115,7 @@ def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
 
 
 def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
-    from gpubench.hardware.torch.backend import open_backend
+    from gpubench.hardware.torch.opening import open_backend
 
     return open_backend(name, setup.group, setup.progress, setup.device, setup.ranks_on_node, setup.local_rank)
 
@@ -133,7 +133,7 @@ def _check_torch() -> None:
 
 
 def _load_torch(name: str, driver_cuda: int) -> object:
-    from gpubench.hardware.torch.backend import load
+    from gpubench.hardware.torch.opening import load
 
     return load(name, driver_cuda)
 

@@ -173,6 +173,7 @@ class Distributed:
         self.group = SimpleNamespace(WORLD=None)
         self.opened: list[ProcessGroup] = []
         self.device: Any = None
+        self._symmetric_memory: SymmetricMemory | None = None
 
     def is_available(self) -> bool:
         return True
@@ -385,7 +386,7 @@ class Torch:
         for name in _TYPES:
             setattr(self, name, name)
         self.version = SimpleNamespace(cuda=cuda, hip=None, xpu=None)
-        self.distributed: Any = Distributed(group, lacks)
+        self.distributed = Distributed(group, lacks)
         self.streams: list[int] = []
         self.distributed._symmetric_memory = SymmetricMemory(self._on_stream)
         self.ops = SimpleNamespace(symm_mem=self.distributed._symmetric_memory)

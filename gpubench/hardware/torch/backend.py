@@ -2,22 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpubench.hardware import host as host_memory
 from gpubench.hardware.cuda import CudaDevice, CudaMemory, GatedClock
 from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.hardware.timing import BlockingClock, in_order
 from gpubench.hardware.torch import distributed
-from gpubench.hardware.torch.distributed import TorchDistributed, load_torch, torch_without
-from gpubench.model.facts.backends import TORCH, TORCH_SYMM, divides
+from gpubench.hardware.torch.distributed import TorchDistributed
+from gpubench.model.facts.backends import divides
 from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Progress
-from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, MultiGroupBackend, Region
+from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, Region
 from gpubench.ports.group import Group
-
-if TYPE_CHECKING:
-    from gpubench.hardware.watchdog.rank import RankProgress
 
 
 class DeviceMemory:
@@ -443,50 +440,3 @@ class TorchGlooOnCuda(_OnCuda, BlockingClock):
         self._device.stream.synchronize()
         self._groups.end()
         self._device.close()
-
-
-_DEVICES = {"rccl": "cuda", "xccl": "xpu"}
-
-
-def load(name: str, driver_cuda: int) -> TorchDistributed:
-    """Torch with a backend by gpubench's name; load it first, as a process has one libnccl. `driver_cuda` 0: CPUs."""
-    word = name.removeprefix(TORCH)
-    found = load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
-    if name == TORCH_SYMM:
-        from gpubench.hardware.torch.symmetric import check_operations
-
-        distributed.import_symmetric_memory(found)
-        check_operations(found)
-    return found
-
-
-def open_backend(
-    name: str,
-    group: "Group",
-    progress: "RankProgress",
-    device: "CudaDevice | None",
-    ranks_on_node: int,
-    local_rank: int,
-) -> MultiGroupBackend:
-    """A backend by gpubench's name on this rank's GPU, else on torch's device. Raises CouldNotMeasureError."""
-    found = load(name, 0 if device is None else device.driver_cuda)
-    groups = TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
-    if device is not None and name == TORCH_SYMM:
-        from gpubench.hardware.torch.symmetric import TorchSymmetric
-
-        return TorchSymmetric(groups, found, device, group, progress)
-    if device is not None and found.word == "gloo":
-        return TorchGlooOnCuda(groups, found, device, group, progress)
-    if device is not None:
-        opened = TorchNccl(groups, found, device, group, progress)
-        progress.answer_watchdog(opened.trouble, opened.abort)
-        return opened
-    if found.word == "gloo":
-        return TorchOnCpu(groups, group, ranks_on_node, progress)
-    kind = _DEVICES[name.removeprefix(TORCH)]
-    of_kind = getattr(found.torch, kind)
-    if not of_kind.is_available():
-        raise torch_without(found.version, f"a GPU for {name} in this machine")
-    index = local_rank % of_kind.device_count()
-    of_kind.set_device(index)
-    return TorchOnDevice(groups, found, found.torch.device(kind, index), group, progress)

@@ -7,10 +7,13 @@ from typing import Any, cast
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.cuda import open_device
 from gpubench.hardware.environment import mapped_files
+from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.registry import BackendSetup, backend_named
-from gpubench.hardware.torch import backend, distributed
+from gpubench.hardware.torch import distributed, opening
 from gpubench.hardware.torch.distributed import TorchDistributed, check_installed, load_torch
+from tests.fakes import cupy_on_numpy
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, World
 from tests.fakes.torch_on_numpy import Torch
@@ -111,7 +114,22 @@ def test_backends_are_opened_by_what_the_rank_has(monkeypatch: pytest.MonkeyPatc
     torch.cuda.set_device = chosen.append
     opened = backend_named("torch:rccl").open(setup)
     assert (opened.name, chosen) == ("torch:rccl", [0])
-    assert backend_named("torch:gloo").load(0) == backend.load("torch:gloo", 0)
+    assert backend_named("torch:gloo").load(0) == opening.load("torch:gloo", 0)
+
+
+def test_symmetric_memory_is_opened_on_the_gpu_where_this_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = cast("Any", Torch(ThreadGroup(World(1), 0), cuda="13.0"))
+    install(monkeypatch, torch)
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1))
+    kind = backend_named("torch:symm")
+    with pytest.raises(CouldNotMeasureError, match=r"without torch\.distributed\._symmetric_memory"):
+        kind.load(13000)
+    monkeypatch.setitem(sys.modules, "torch.distributed._symmetric_memory", torch.ops.symm_mem)
+    assert cast("Any", kind.load(13000)).word == "gloo", "which only makes ranks known to each other"
+    device = open_device(0, 1, "n0", Driver(version="580", cuda=13000))
+    given = cast("Any", {"group": ThreadGroup(World(1), 0), "progress": FakeProgress(), "device": device})
+    opened = kind.open(BackendSetup(ranks_on_node=1, **given))
+    assert (opened.name, type(opened).__name__, opened.buffers) == ("torch:symm", "TorchSymmetric", 3)
 
 
 def test_libraries_that_are_mapped_are_found_by_name(tmp_path: Any) -> None:
