@@ -14,7 +14,6 @@ from typing import NamedTuple
 from gpubench.model.paths.nccl_log import ChannelSets, RankConnections, channel_code
 from gpubench.model.paths.transport import Tuning
 from gpubench.readers import limits
-from gpubench.readers.limits import ReachedLimits
 from gpubench.readers.nccl_log.lines import (
     CommunicatorLine,
     Connection,
@@ -24,6 +23,7 @@ from gpubench.readers.nccl_log.lines import (
     parse_connection,
     parse_tuning,
 )
+from gpubench.readers.nccl_log.reached import ReachedLimits
 
 _MOST_ENDS = 1024
 """Of a thread: its own end of connections is its rank in each communicator, and with each NIC."""

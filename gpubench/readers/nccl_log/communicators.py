@@ -16,9 +16,9 @@ from itertools import chain
 from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator, Connections, Member, RankConnections
 from gpubench.model.paths.transport import MULTICAST, TransportKind, Tuning
 from gpubench.readers import limits
-from gpubench.readers.limits import ReachedLimits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
 from gpubench.readers.nccl_log.lines import Connection, bus_id
+from gpubench.readers.nccl_log.reached import ReachedLimits
 
 _BETWEEN_MACHINES = "P2P/MNNVL"
 """The one kind of peer access that leaves a machine, over NVLinks between nodes."""
