@@ -4,9 +4,9 @@ import csv
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,73 +17,75 @@ from gpubench.formats.registry import FORMATS
 from gpubench.model.terms.units import error_text
 from tests.cli.running import ROOT
 from tests.formats.hostile import HOSTILE, PROBLEMS, line_problems
-from tests.together import together
 
 MACHINE = ROOT / "tests" / "machines" / "h200x4-vm"
 LOGS = ROOT / "tests" / "logs" / "h200x4-p2p-disabled"
-Way = Callable[[str, Path], tuple[str, ...]]
+Way = Callable[[Sequence[str], Path], tuple[str, ...]]
 
 
-def _snapshot(folder: Path, change: Callable[[dict[str, Any]], None]) -> tuple[str, ...]:
+def facts(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Names of a host and of its GPUs, versions of its driver, names of processes: in this order, where not empty."""
     snapshot = json.loads((MACHINE / "nodes" / "vm.json").read_text())
-    change(snapshot)
+    gpus, held = snapshot["gpus"], [{"pid": 7, "memory_bytes": 1 << 30} for _ in snapshot["gpus"]]
+    for gpu, process in zip(gpus, held, strict=True):
+        gpu["processes"] = [process]
+    driver = snapshot["driver"]
+    places = [(snapshot, "host"), *((gpu, "name") for gpu in gpus), (driver, "version"), (driver, "absent")]
+    places += [(process, "name") for process in held]
+    for (place, name), text in zip(places, texts, strict=False):
+        place |= {name: text} if text else {}
     path = folder / "snapshot.json"
     path.write_text(json.dumps(snapshot))
     return "topo", "--from", str(path)
 
 
-def host_name(text: str, folder: Path) -> tuple[str, ...]:
-    return _snapshot(folder, lambda snapshot: snapshot.update(host=text))
+NAMES, FACTS = 5, 11
+"""Of the facts, those that have to be printable, which come first; and all."""
 
 
-def gpu_name(text: str, folder: Path) -> tuple[str, ...]:
-    return _snapshot(folder, lambda snapshot: [gpu.update(name=text) for gpu in snapshot["gpus"]].clear())
+VARIABLES = ("NCCL_ALGO", "CUDA_VISIBLE_DEVICES", *(f"NCCL_{name}" for name in ("PROTO", "NET", "IB_HCA", "DEBUG")))
 
 
-def process_name(text: str, folder: Path) -> tuple[str, ...]:
-    held = {"pid": 7, "name": text, "memory_bytes": 1 << 30, "container": text}
-    return _snapshot(folder, lambda snapshot: [gpu.update(processes=[held]) for gpu in snapshot["gpus"]].clear())
-
-
-def driver_version(text: str, folder: Path) -> tuple[str, ...]:
-    return _snapshot(folder, lambda snapshot: snapshot["driver"].update(version=text, absent=text))
-
-
-def recorded_environment(text: str, folder: Path) -> tuple[str, ...]:
+def recorded_environment(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
     shutil.copytree(MACHINE, folder / "machine")
     ranks = folder / "machine" / "ranks.jsonl"
-    lines = [json.loads(line) for line in ranks.read_text().splitlines()]
-    for line in lines:
-        line["environment"] = {"NCCL_ALGO": text, "CUDA_VISIBLE_DEVICES": text}
-    ranks.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    line = json.loads(ranks.read_text()) | {"environment": dict(zip(VARIABLES, texts, strict=False))}
+    ranks.write_text(f"{json.dumps(line)}\n")
     return "topo", "--replay", str(folder / "machine")
 
 
-def path_that_is_there(text: str, folder: Path) -> tuple[str, ...]:
+def path_that_is_there(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     path = folder / text.replace("/", "").replace("\0", "")[:80]
     shutil.copytree(LOGS, path)
     return "explain", str(path)
 
 
-def path_that_is_not_there(text: str, folder: Path) -> tuple[str, ...]:
+def path_that_is_not_there(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     return "topo", "--from", str(folder / text.replace("\0", ""))
 
 
-def option_value(text: str, folder: Path) -> tuple[str, ...]:
+def option_value(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     return "topo", "--simulate", "hgx-h200-4", "--fault", text
 
 
-def xml_attribute(text: str, folder: Path) -> tuple[str, ...]:
-    shown = "".join(f"&#{ord(each)};" for each in text)
+XML_ATTRIBUTES = ("GenuineIntel", "eth0", "32.0 GT/s PCIe")
+"""Those that are shown."""
+
+
+def xml_attributes(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
     given = (ROOT / "tests" / "machines" / "h200x4-nccl-xml" / "from.xml").read_text()
-    for name in ('"GenuineIntel"', '"x86_64"', '"eth0"', '"32.0 GT/s PCIe"', '"0x406a10004657636"'):
-        given = given.replace(name, f'"{shown}"')
+    for name, text in zip(XML_ATTRIBUTES, texts, strict=False):
+        given = given.replace(f'"{name}"', '"{}"'.format("".join(f"&#{ord(each)};" for each in text)))
     path = folder / "topo.xml"
     path.write_text(given)
     return "topo", "--from", str(path)
 
 
-def log_line(text: str, folder: Path) -> tuple[str, ...]:
+def log_line(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     log = (LOGS / "p2poff.3936.log").read_bytes()
     said = text.encode("utf-8", "surrogatepass")
     more = [
@@ -97,14 +99,16 @@ def log_line(text: str, folder: Path) -> tuple[str, ...]:
     return "explain", str(path)
 
 
-def log_host(text: str, folder: Path) -> tuple[str, ...]:
+def log_host(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     for each in LOGS.iterdir():
         said = text.encode("utf-8", "surrogatepass")
         (folder / each.name).write_bytes(each.read_bytes().replace(b"vm:", said + b":"))
     return "explain", str(folder)
 
 
-def profile_description(text: str, folder: Path) -> tuple[str, ...]:
+def profile_description(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     path = folder / "mine.toml"
     profile = (ROOT / "profiles" / "hgx-h200-4.toml").read_text()
     said = json.dumps(text.replace("\ud800", "").replace("\udfff", "").replace("\x7f", "")).replace("\\ud", "x")
@@ -116,10 +120,19 @@ def profile_description(text: str, folder: Path) -> tuple[str, ...]:
     return "profiles", "show", str(path)
 
 
-def result(text: str, folder: Path) -> tuple[str, ...]:
+@cache
+def _measured() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "result.json")
+        made = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1M", "--output", str(path))
+        assert CliRunner().invoke(program.app, made).exit_code == 0
+        return path.read_text()
+
+
+def result(texts: Sequence[str], folder: Path) -> tuple[str, ...]:
+    (text,) = texts
     paths = [folder / "old.json", folder / "new.json"]
-    made = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1M", "--output", str(paths[0]))
-    assert CliRunner().invoke(program.app, made).exit_code == 0
+    paths[0].write_text(_measured())
     document = json.loads(paths[0].read_text())
     document["metadata"] |= {"hosts": [text], "source": text, "environment": {"NCCL_ALGO": text}}
     document["metadata"]["libraries"] = {"NCCL": text}
@@ -130,13 +143,12 @@ def result(text: str, folder: Path) -> tuple[str, ...]:
 
 
 WAYS: tuple[Way, ...] = (
-    *(host_name, gpu_name, process_name, driver_version, recorded_environment, xml_attribute),
-    *(path_that_is_there, path_that_is_not_there, option_value, log_line, log_host, profile_description, result),
+    *(facts, recorded_environment, xml_attributes, path_that_is_there, path_that_is_not_there),
+    *(option_value, log_line, log_host, profile_description, result),
 )
 WIDE = ("--width", "1000")
 """A line that breaks between two words is no line of another's: the length of the test's folder must not decide."""
 
-hostile = together("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
 ways = pytest.mark.parametrize("way", WAYS, ids=lambda each: each.__name__)
 
 
@@ -175,20 +187,48 @@ def _long_cells() -> Iterator[None]:
     csv.field_size_limit(before)
 
 
+def runs(way: Way) -> Iterator[Sequence[str]]:
+    """The texts of each run: every text, and every text as each of the facts."""
+    texts = list(HOSTILE.values())
+    if way is facts:
+        yield from _turns([text for text in texts if text.isprintable()], FACTS)
+        refused = [text for text in texts if not text.isprintable()]
+        yield from ([text] for text in refused)
+        yield from (["", text] for text in refused)
+        yield from ([*[""] * NAMES, *turn] for turn in _turns(refused, FACTS - NAMES))
+        return
+    together = {recorded_environment: len(VARIABLES), xml_attributes: len(XML_ATTRIBUTES)}.get(way, 1)
+    alone = [text for text in texts if way is xml_attributes and not _is_of_xml(text)]
+    rest = [text for text in texts if text not in alone]
+    yield from ([text] for text in alone)
+    yield from (rest[first : first + together] for first in range(0, len(rest), together))
+
+
+def _turns(texts: Sequence[str], places: int) -> Iterator[Sequence[str]]:
+    """Every text at every place."""
+    return ([*texts[first:], *texts[:first]][:places] for first in range(len(texts)))
+
+
+def _is_of_xml(text: str) -> bool:
+    """False for what no file of XML may hold, which is refused with all that is in it."""
+    return not any((each < " " and each not in "\t\n\r") or "\ud800" <= each <= "\udfff" for each in text)
+
+
 @ways
-@hostile
-def test_text_of_others_is_inert_by_whatever_way_it_comes(way: Way, text: str, tmp_path: Path) -> None:
-    folder = Path(tempfile.mkdtemp(dir=tmp_path))
-    (folder / "in").mkdir()
-    try:
-        arguments = way(text, folder / "in")
-    except (OSError, UnicodeEncodeError):
-        return  # no file system, no command line holds it
-    found = [
-        f"{name}: {problem}"
-        for name, written in outputs(arguments, folder / "out")
-        for problem in PROBLEMS.get(name, line_problems)(written)
-    ]
+def test_text_of_others_is_inert_by_whatever_way_it_comes(way: Way, tmp_path: Path) -> None:
+    found = []
+    for number, texts in enumerate(runs(way)):
+        folder = tmp_path / str(number)
+        (folder / "in").mkdir(parents=True)
+        try:
+            arguments = way(texts, folder / "in")
+        except (OSError, UnicodeEncodeError):
+            continue  # no file system, no command line holds it
+        found += [
+            f"{name}: {problem}, of {[text[:40] for text in texts]!a}"
+            for name, written in outputs(arguments, folder / "out")
+            for problem in PROBLEMS.get(name, line_problems)(written)
+        ]
     assert found == []
 
 
@@ -196,8 +236,16 @@ def test_text_of_others_is_inert_by_whatever_way_it_comes(way: Way, text: str, t
 def test_every_way_leads_to_an_output(way: Way, tmp_path: Path) -> None:
     """Else the test above would pass because nothing came through."""
     (tmp_path / "in").mkdir()
-    told = {name for name, text in outputs(way("Marker", tmp_path / "in"), tmp_path / "out") if "Marker" in text}
-    only: dict[Way, set[str]] = {profile_description: {"table"}}
-    only |= {each: {"stderr"} for each in (path_that_is_not_there, option_value)}
-    only |= {each: {"json", "jsonl"} for each in (process_name, recorded_environment)}
-    assert told == only.get(way, {"json", "table", "markdown"} | told), told
+    markers = [f"Marker{place:02}" for place in range(max(map(len, runs(way))))]
+    written = list(outputs(way(markers, tmp_path / "in"), tmp_path / "out"))
+    told = [{name for name, text in written if marker in text} for marker in markers]
+    shown, kept = {"json", "table"}, {"json", "jsonl"}
+    expected: dict[Way, list[set[str]]] = {
+        facts: [shown] * (FACTS - 4) + [kept] * 4,
+        recorded_environment: [kept] * len(VARIABLES),
+        profile_description: [{"table"}],
+        path_that_is_not_there: [{"stderr"}],
+        option_value: [{"stderr"}],
+    }
+    for place, formats in enumerate(expected.get(way, [shown] * len(markers))):
+        assert told[place] >= formats, (place, told)
