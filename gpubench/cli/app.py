@@ -163,7 +163,6 @@ def run_command_line(launch: LaunchedBy | None) -> int:
 
 
 def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
-    """The exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
     from gpubench.formats.delivery import forget, full_output
 
     if error is not None:
@@ -181,14 +180,12 @@ def _exit_style() -> "ExitStyle | None":
 
 
 def _command_of(error: typer.TyperException) -> str:
-    """The command whose help tells more: as it was started, else by its name."""
     path = getattr(getattr(error, "ctx", None), "command_path", None)
     named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
     return (path or f"{app.info.name} {named}").strip()
 
 
 def _style_by_default() -> "ExitStyle | None":
-    """The style that the environment or a file asks for."""
     from gpubench.cli.defaults import asked_by_default
 
     named = next((each for each in COMMANDS if each.name in sys.argv[1:2] and each.writes_reports), None)

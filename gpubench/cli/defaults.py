@@ -22,8 +22,7 @@ from gpubench.profiles import MOST_FILES, names, own_folder
 from gpubench.readers.documents import opened
 
 
-def options_of(parameters: Iterable[Any]) -> dict[str, Any]:
-    """The options among typer's parameters by name, `expect-gpus`, without --help."""
+def _options_of(parameters: Iterable[Any]) -> dict[str, Any]:
     named = ((next((name for name in each.opts if name.startswith("--")), ""), each) for each in parameters)
     return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
 
@@ -84,7 +83,7 @@ def defaults_of(
     """
     if not _are_read(environment):
         return NO_DEFAULTS
-    options = options_of(parameters)
+    options = _options_of(parameters)
     file, values = _of_file(command, folder or Path(), options)
     found = {}
     for key, option in options.items():
@@ -119,11 +118,10 @@ def _are_read(environment: Mapping[str, str]) -> bool:
 def _of_file(
     command: str, folder: Path, options: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, tuple[Any, str]]]:
-    """The file that was read, and its values for these options, each with where it stands."""
     if not any((folder / name).exists() for name in DEFAULTS_FILES):
         return None, {}
 
-    return values_of_file(command, folder, options)
+    return _values_of_file(command, folder, options)
 
 
 def _value_of_text(option: Any, text: str, source: str) -> Value:
@@ -161,13 +159,10 @@ _TABLE = "tool.gpubench"
 _EXPECTED = "TOML with options, as timeout = 60, and a table for those of one command, as [check]"
 
 
-def values_of_file(
+def _values_of_file(
     command: str, folder: Path, options: Container[str]
 ) -> tuple[str | None, dict[str, tuple[Any, str]]]:
-    """The file of a folder that has defaults, None where none has; and by option, `expect-gpus`, its value and where.
-
-    Raises UsageError where it cannot be read, may be anybody's, or names an option that there is not.
-    """
+    """The file of a folder that has defaults, if any, and by option its value and place. Raises UsageError."""
     with advising(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
         file, document = _document(folder)
     if file is None:
@@ -190,7 +185,6 @@ def values_of_file(
 
 
 def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
-    """The name and content of the first file in the folder with settings for gpubench."""
     for name in DEFAULTS_FILES:
         content = _content(folder / name, name) if (folder / name).exists() else None
         if content is None or (name == PROJECT_FILE and _TABLE not in content):
@@ -207,7 +201,6 @@ def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def _content(path: Path, name: str) -> str | None:
-    """The text of a file; None of a project's that says nothing of gpubench, whosever it is."""
     try:
         with opened(path, _EXPECTED, pipes=False) as file:
             own, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
@@ -234,7 +227,7 @@ def options_of_all_commands() -> list[str]:
     """The names of all options, which takes an import of every command."""
     apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
     commands = (typer.main.get_command(app) for app in apps)
-    return sorted({key for each in commands for key in options_of(each.params)})
+    return sorted({key for each in commands for key in _options_of(each.params)})
 
 
 def _check(word: str, known: Iterable[str], seen: str, expected: str) -> None:

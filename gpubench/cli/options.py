@@ -179,7 +179,7 @@ class PresentationOptions:
         """The format of stdout. The command line comes before a default of the other option."""
         given = self.format_name is not None and "--format" not in self.by_default
         if not self.json or (given and "--json" in self.by_default):
-            return parse_format(self.format_name or TABLE.name)
+            return _parse_format(self.format_name or TABLE.name)
         if given and self.format_name != JSON.name:
             raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
         return JSON
@@ -214,14 +214,12 @@ class PresentationOptions:
 
 
 def _refuse_under_launcher() -> None:
-    """Raise UsageError where several ranks would each end with a plugin's exit code."""
     launch = launched_by(os.environ)
     if launch is not None and launch.size > 1:
         raise exit_style_under_launcher(launch.launcher)
 
 
 def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
-    """The style of that name, which has stdout to itself: UsageError where a format stands beside it."""
     if name is None:
         return None
     style = parse_choices(OPTION, [name], ExitStyle)[0]
@@ -234,8 +232,7 @@ def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
     return style
 
 
-def parse_format(name: str) -> Format:
-    """The format of that name."""
+def _parse_format(name: str) -> Format:
     by_name = {each.name: each for each in FORMATS}
     if name not in by_name:
         raise unknown_word("--format", name, list(by_name))

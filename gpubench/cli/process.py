@@ -23,17 +23,15 @@ class _Stdout(io.TextIOWrapper):
     """stdout, whose failures are told from those of other files by their name."""
 
     def write(self, text: str, /) -> int:
-        """Write; OutputError where the disk is full, BrokenPipeError where the reader is gone."""
         with naming_output("stdout"):
             return super().write(text)
 
     def flush(self) -> None:
-        """Flush, with the same errors."""
         with naming_output("stdout"):
             super().flush()
 
 
-def prepare_streams() -> None:
+def _prepare_streams() -> None:
     """Open closed streams on /dev/null, name the errors of stdout, and spell out characters that stdout cannot encode.
 
     A shell's `>&-` closes a stream. Its number would be given to the next file that is opened, which then gets what
@@ -85,7 +83,7 @@ _OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about th
 
 def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     """Run, and exit with its code; under a launcher only the first rank speaks of wrong usage."""
-    prepare_streams()
+    _prepare_streams()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
     with contextlib.ExitStack() as stack:
@@ -100,7 +98,6 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
 
 
 def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -> int:
-    """The exit code of a run; after an unexpected exception that of CouldNotMeasureError."""
     try:
         return run(launch)
     except Exception:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement

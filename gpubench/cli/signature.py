@@ -156,7 +156,6 @@ def _names_of(parameter: Any) -> str:
 
 
 def _told_of(parameter: Any) -> str:
-    """The help of a parameter, with its default."""
     told = str(parameter.help or "")
     default = parameter.default
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
@@ -171,7 +170,6 @@ def _with_default(told: str, default: str) -> str:
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
-    """The lines of a command that can be pasted: each but the last ends in a backslash."""
     line = ""
     words = _WORD_TO_PASTE.findall(command)
     values = [index for index in range(1, len(words)) if words[index - 1][0] == "-" != words[index][0]]
@@ -218,14 +216,12 @@ class PlainValuesCommand(HelpfulCommand):
         return rest
 
 
-def defaults_in(context: Any) -> "Defaults | None":
-    """The defaults that this command has used, None without variables and files."""
+def _defaults_in(context: Any) -> "Defaults | None":
     found: Defaults | None = context.meta.get(_DEFAULTS)
     return found
 
 
 def _default_in(error: typer.TyperException, defaults: "Defaults", context: Any) -> "Default | None":
-    """The default that an error is about."""
     name = getattr(getattr(error, "param", None), "name", None)
     return defaults.by_name.get(name) if name is not None and _is_used(name, context) else None
 
@@ -244,7 +240,6 @@ def switched_off(parameters: list[Any]) -> list[Any]:
 
 
 def _process(parameter: Any, by_typer: Any, context: Any, given: Any) -> Any:
-    """The value of a parameter from its text on the command line, or from its default."""
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     is_bare = parameter.callback is None and not (parameter.required and not given)
     bounds = getattr(parameter, "min", None), getattr(parameter, "max", None)
@@ -304,7 +299,7 @@ def typer_app(
         page = help_page._replace(common=frozenset(each.name for each, _ in given if each.metadata.get(_COMMON)))
 
     def call(context: typer.Context, **given: Any) -> None:
-        defaults = defaults_in(context)
+        defaults = _defaults_in(context)
         try:
             raise typer.Exit(run(options_from(kind, {**given, "defaults": defaults})))
         except GpubenchError as error:
@@ -389,7 +384,6 @@ def option_fields(kind: Any) -> Iterator["Field[Any]"]:
 
 
 def _grouped_fields(kind: Any) -> Iterator[tuple["Field[Any]", str | None]]:
-    """The same, each with the heading of --help that its dataclass stands under: its `help_group`, if it has one."""
     for each in fields(kind):
         if is_dataclass(each.type):
             yield from _grouped_fields(each.type)

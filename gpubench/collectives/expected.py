@@ -234,7 +234,6 @@ def _algbw_gb_s(collective: Collective, algorithm: str, network: NodeNetwork, in
 
 
 def _latency_us(collective: Collective, algorithm: str, protocol: str, network: NodeNetwork, *, nvlink: bool) -> float:
-    """NCCL's latency of an algorithm and protocol, and how much more it takes."""
     nodes, local = network.nodes, network.local
     near = (_NVLINK_US if nvlink else _PCIE_US)[algorithm][protocol]
     far = _NET_US[_TREE if local == 1 else algorithm][protocol]

@@ -50,7 +50,6 @@ _LINK_LAYER = re.compile(r":\d+/(IB|RoCE)\b")
 
 
 def _devices(facts: LogFacts) -> dict[str, list[str]]:
-    """The processes by the list of RDMA devices that NCCL uses in them."""
     lists = [each for each in facts.remarks if each.note.text.startswith("NET/IB") and each.note.about[:1]]
     return {
         each.note.about[0].strip(): list(each.processes) for each in lists if each.note.kind is RemarkKind.RDMA_DEVICES
@@ -58,7 +57,6 @@ def _devices(facts: LogFacts) -> dict[str, list[str]]:
 
 
 def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
-    """Ranks with fewer RDMA devices than others, or NCCL 2.30's word for it."""
     mixed = [each for each in facts.remarks if each.note.kind is RemarkKind.NICS_MIXED]
     warned = [each for each in facts.complaints if each.processes and _MIXED in each.text]
     if mixed or warned:
@@ -79,7 +77,6 @@ def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
 
 
 def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
-    """RDMA devices that NCCL could not open, in a job that communicates between nodes."""
     found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(each.nodes != 1 for each in facts.communicators):
         names = joined(each.note.about[0] for each in found)
@@ -89,7 +86,6 @@ def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
 
 
 def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
-    """The same, with the likely reason where NCCL uses adapters of InfiniBand and of RoCE in one job."""
     mixed = [devices for devices in _devices(facts) if len(set(_LINK_LAYER.findall(devices))) > 1]
     if not mixed:
         return sighting
@@ -116,7 +112,6 @@ def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
 def _failed(
     id_: str, title: str, pattern: str, cure: str, *, likely: str, seen_as: tuple[str, ...], link: str = _TROUBLE
 ) -> Condition:
-    """A condition that prevents a job from starting."""
     return complaint(
         id_, title, pattern, cure=cure, likely=likely, expected="a job that starts", link=link, seen_as=seen_as
     )
@@ -338,7 +333,6 @@ _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re
 
 
 def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
-    """Warnings that are neither known nor harmless."""
     found = [each for each in facts.complaints if each.processes and not _HARMLESS.search(each.text)]
     found = [each for each in found if not each.text.startswith(_DIAGNOSTICS)]
     if found:
@@ -612,7 +606,6 @@ _GUIDE = "https://github.com/NVIDIA/nccl"
 
 
 def _reported(id_: str, title: str, pattern: str, *, expected: str, likely: str, cure: str) -> Condition:
-    """A condition reported by NCCL's own checks."""
     return complaint(
         id_,
         title,

@@ -34,7 +34,6 @@ _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies sl
 
 
 def _throttled(*harmful: str) -> Look:
-    """Uses the reading of the node and the reading during operations."""
 
     @in_each_node
     def look(run: Circumstances) -> Found:
@@ -50,9 +49,7 @@ def _throttled(*harmful: str) -> Look:
 
 @in_each_node
 def _held_back(run: Circumstances) -> Found:
-    """A power cap is normal on a busy GPU, but a fault on an unused one. In a sync boost group one slow GPU slows the
-    others.
-    """
+    """A power cap is normal on a busy GPU; in a sync boost group one slow GPU slows the others."""
     for position, _, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
         if _SYNC_BOOST in reasons:
@@ -413,7 +410,6 @@ def _memory_kept(run: Circumstances) -> Found:
 
 
 def _host_bound(run: Circumstances) -> Found:
-    """Rows whose time is almost entirely the host issuing operations."""
     bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
     if bound:
         worst = max(bound, key=lambda each: each.time_us)

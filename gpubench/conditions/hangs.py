@@ -10,7 +10,6 @@ from gpubench.model.terms.verdict import Verdict
 
 
 def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
-    """Finds collectives that did not end for one of these reasons."""
 
     def find(facts: LogFacts) -> Iterator[Sighting]:
         for each in facts.hangs:

@@ -35,7 +35,6 @@ _PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 
 
 def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
-    """One sighting for all variables that slow NCCL down, with the highest confidence of them."""
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     for name, weigh in weighed.items():

@@ -195,7 +195,6 @@ _RDMA_INTERFACE = re.compile(r"(?:hsn|ib|efa|mlx|roce|opa)\w*\d", re.ASCII)
 
 
 def _signs_of_rdma(staged: Staged) -> Iterator[str]:
-    """Signs of an RDMA network in a log in which NCCL found no RDMA device."""
     for name in staged.interfaces:
         if _RDMA_INTERFACE.match(name):
             yield f"the interface {name} belongs to an RDMA network"

@@ -202,7 +202,6 @@ def _flat(run: Circumstances) -> Found:
 
 
 def _node_differs(run: Circumstances) -> Found:
-    """Every node that differs from its kind, and every kind from others with the same GPU models."""
     sizes = {kind.name: len(kind.alike) for kind in run.kinds}
     for kind in run.kinds:
         if kind.differs_from is not None and kind.rivals:

@@ -87,7 +87,6 @@ def _registry_key(run: Circumstances) -> Found:
 
 @in_each_node
 def _mixed(run: Circumstances) -> Found:
-    """Pairs refused between different models, on nodes that grant access between two GPUs of one model."""
     alike = [pair for pair in run.inside if not _models_differ(run, pair)]
     granted = {run.wiring.gpus[pair[0]].node for pair in alike if run.wiring.peer_access(pair).possible}
     pairs = [
@@ -346,7 +345,6 @@ def _cure_by_wiring(run: Circumstances, pair: Pair) -> str:
 
 @in_each_node
 def _any_refusal(run: Circumstances) -> Found:
-    """One sighting for each kind of refusal on a node, with its explanation and cure."""
     found = dict[tuple[int, Refusal, str], list[Pair]]()
     for pair, refusal in run.refusals.items():
         access = run.wiring.peer_access(pair)
@@ -381,7 +379,6 @@ def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[
 
 
 def _log_refused(staged: Staged) -> LoggedReason | None:
-    """Peer access that the driver or CUDA refuses although the GPUs support it."""
     if not staged.inside or staged.network is not None:
         return None
     kinds = (RemarkKind.DRIVER_REFUSED, RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)

@@ -140,7 +140,6 @@ class Diagnosis:
 
 
 def _explained(named: Named, paths: Mapping[Pair, PathKind]) -> tuple[Named | None, list[Pair]]:
-    """The cause as far as it explains any of these, and which."""
     able = [each for each in named.sightings if not each.effects or not set(each.effects) <= set(BESIDE)]
     pairs = [
         pair

@@ -147,17 +147,16 @@ class Grid:
     lines: Mapping[str, Mapping[str, GridCell]]
 
 
-def link_kind(path_class: str) -> str:
+def _link_kind(path_class: str) -> str:
     """What cells are comparable: any number of NVLinks is one kind of link, every other path class is its own."""
     return "NVLink" if _NVLINK.fullmatch(path_class) else path_class
 
 
 def _kinds(report: Report) -> dict[tuple[str, str], str]:
-    """The kind of link between two devices of the matrices, as far as a matrix of paths says."""
     paths = report.sections.get("matrix")
     cells = paths.cells if isinstance(paths, Matrix) else {}
     kind_of = {
-        (row, column): f"{_device_kind(row)} {_device_kind(column)} {link_kind(str(path))}"
+        (row, column): f"{_device_kind(row)} {_device_kind(column)} {_link_kind(str(path))}"
         for row, columns in cells.items()
         for column, path in columns.items()
     }
@@ -168,34 +167,31 @@ def _device_kind(name: str) -> str:
     return "GPU" if name.startswith("GPU") else "NIC"
 
 
-def section_blocks(report: Report) -> Iterator[Listing | Grid]:
-    """A table or a grid of every section that a page has room for."""
+def _section_blocks(report: Report) -> Iterator[Listing | Grid]:
     kinds = _kinds(report)
     for name, section in report.sections.items():
         if name in _HIDDEN:
             continue
         if isinstance(section, Table):
-            listing = _comparison(section) if name == COMPARISON_SECTION else listing_of(name, section)
+            listing = _comparison_block(section) if name == COMPARISON_SECTION else _listing_of(name, section)
             if listing.lines:
                 yield listing
         elif section.cells:
             yield _matrix(name, section, kinds)
 
 
-def listing_of(name: str, section: Table) -> Listing:
-    """The rows of a section as a table of words, in the columns that a page has room for."""
+def _listing_of(name: str, section: Table) -> Listing:
     columns = [column for column in _SHOWN.get(name, section.columns) if column in section.columns]
     rows, more = gravest(section.rows(), MOST_LINES, name, sort=name in _FOLDED)
     records = [row.to_record() for row in rows]
-    lines = [[_word_of(column, record[column]) for column in columns] for record in records]
+    lines = [[_value_words(column, record[column]) for column in columns] for record in records]
     heads = [_words(column) for column in columns]
     verdicts = [verdict_of(record.get("verdict")) for record in records]
     title_ = _TITLES.get(name) or _words(name)[0].upper() + _words(name)[1:]
-    return without_empty(Listing(title_, heads, lines, verdicts, more, folds=name in _FOLDED))
+    return _without_empty(Listing(title_, heads, lines, verdicts, more, folds=name in _FOLDED))
 
 
-def _comparison(section: Table) -> Listing:
-    """What was compared by its name, with both sides, the difference and what that has to exceed."""
+def _comparison_block(section: Table) -> Listing:
     compared = (row for row in section.rows() if isinstance(row, ComparisonRow))
     rows, more = gravest(compared, _MOST_COMPARED, COMPARISON_SECTION, sort=True)
     heads = ("what", "before µs", "after µs", "before GB/s", "after GB/s", "% of before", "noise", "verdict", "reason")
@@ -211,18 +207,16 @@ def _comparison(section: Table) -> Listing:
         for row in rows
     ]
     verdicts = [verdict_of(row.verdict) for row in rows]
-    return without_empty(Listing("Comparison", heads, lines, verdicts, more, folds=True))
+    return _without_empty(Listing("Comparison", heads, lines, verdicts, more, folds=True))
 
 
-def _word_of(column: str, value: Any) -> str:
-    """A value of a section; sizes exactly, other amounts of memory rounded, both as people write them."""
+def _value_words(column: str, value: Any) -> str:
     if not column.endswith((_BYTES, "bytes")) or not isinstance(value, int):
         return word(value)
     return format_size(value) if column == "size_bytes" else format_memory(value)
 
 
 def _words(name: str) -> str:
-    """A column or a section as a person would write it: units as units, abbreviations as they are used."""
     for ending, unit in (("_gbit_s", " Gbit/s"), ("_gb_s", " GB/s"), ("_us", " µs")):
         name = name.replace(ending, unit)
     text = name.removesuffix(_BYTES).replace("_", " ")
@@ -247,7 +241,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     lines = {
         row: {
             column: GridCell(
-                _cell(cells[column]),
+                _cell_words(cells[column]),
                 _share(cells[column], best.get(kinds.get((row, column), column), 0.0)),
                 is_relative=True,
             )
@@ -259,8 +253,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     return Grid(_words(name)[0].upper() + _words(name)[1:] + more, "", columns, lines)
 
 
-def _cell(value: object) -> str:
-    """A cell's words; peer access says what CUDA and NVML say."""
+def _cell_words(value: object) -> str:
     if isinstance(value, Mapping):
         return " / ".join(word(each) or "?" for key, each in value.items() if key != "reason")
     return word(value)
@@ -311,8 +304,7 @@ def _verdict(row: object) -> str | None:
     return None if found is None else str(found)
 
 
-def without_empty(listing: Listing) -> Listing:
-    """Without the columns in which nothing is known."""
+def _without_empty(listing: Listing) -> Listing:
     kept = [number for number in range(len(listing.heads)) if any(line[number] for line in listing.lines)]
     return Listing(
         listing.title,
@@ -324,8 +316,7 @@ def without_empty(listing: Listing) -> Listing:
     )
 
 
-def overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Chart]:
-    """Curves; a grid of steps for every partner, by size and cap; all rows."""
+def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Chart]:
     yield from overlap_charts(rows)
     for partner, members in grouped(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}
@@ -371,7 +362,7 @@ def _overlap(rows: Sequence[OverlapRow]) -> Listing:
         )
         for row in rows
     ]
-    return without_empty(Listing("Every row", heads, lines, [verdict_of(row.verdict) for row in rows]))
+    return _without_empty(Listing("Every row", heads, lines, [verdict_of(row.verdict) for row in rows]))
 
 
 _MOST_MAPPED = 2048
@@ -404,7 +395,6 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
 
 
 def _hosts_named(hosts: Sequence[str]) -> str:
-    """All hosts, in ranges; of very many names without numbers those that a page has room for."""
     ranges = compress_names(hosts).split(", ")
     return some_of(ranges, MOST_LINES)
 
@@ -424,10 +414,10 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
         yield _collective(collectives)
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
-        yield from _copies(pairs)
-    yield from overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
+        yield from _copy_blocks(pairs)
+    yield from _overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
-    yield from section_blocks(run.report)
+    yield from _section_blocks(run.report)
 
 
 def copies_of_report(report: Report) -> Iterator[Block]:
@@ -437,7 +427,7 @@ def copies_of_report(report: Report) -> Iterator[Block]:
         return
     rows = [row for row in report.rows(PAIRS_SECTION, PairRow) if row.bandwidth_gb_s is not None]
     if rows and len({row.source_node for row in rows}) == 1:
-        yield from _copies(rows)
+        yield from _copy_blocks(rows)
 
 
 def _map(report: Report) -> Iterator[Grid]:
@@ -476,17 +466,15 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
         )
         for row in rows
     ]
-    return without_empty(Listing(_of(rows, "Every row"), heads, lines, [verdict_of(row.verdict) for row in rows]))
+    return _without_empty(Listing(_title(rows, "Every row"), heads, lines, [verdict_of(row.verdict) for row in rows]))
 
 
-def _of(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
-    """The title of rows, with where what is expected of them is from."""
+def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
     sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
     return f"{what}; expected: {sources}" if sources else what
 
 
-def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
-    """A grid for every way of copying; host memory, and pairs in more than one size, as lines."""
+def _copy_blocks(rows: Sequence[PairRow]) -> Iterator[Block]:
     between = [row for row in rows if HOST not in (row.source, row.destination)]
     series = grouped(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}
@@ -513,14 +501,14 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
             for row in shown
         ]
         verdicts = [verdict_of(row.verdict) for row in shown]
-        yield without_empty(Listing(_of(listed, "Copies"), heads, lines, verdicts, more))
+        yield _without_empty(Listing(_title(listed, "Copies"), heads, lines, verdicts, more))
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
     is_latency = (rows[0].size_bytes or 0) < 64 * 2**10
     values = {(row.source, row.destination): row.latency_us if is_latency else row.bandwidth_gb_s for row in rows}
     lines: dict[str, dict[str, GridCell]] = {}
-    for members in grouped(rows, lambda row: link_kind(row.path_class or "")).values():
+    for members in grouped(rows, lambda row: _link_kind(row.path_class or "")).values():
         known = [value for row in members if (value := values[row.source, row.destination])]
         healthy = max((row.healthy_gb_s or 0.0 for row in members), default=0.0)
         expected = most_expected(members) if is_latency else healthy

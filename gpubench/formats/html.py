@@ -111,8 +111,6 @@ _KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The scales of a picture: sizes along x, values along y."""
-
     first: float
     last: float
     low: float
@@ -120,18 +118,15 @@ class _Scale:
     logarithmic: bool
 
     def x(self, size: int) -> float:
-        """Of a size in bytes."""
         span = self.last - self.first or 1.0
         return _LEFT + (math.log2(max(size, 1)) - self.first) / span * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        """Of a value."""
         at = math.log10(max(value, 1e-12)) if self.logarithmic else value
         return _HEIGHT - _BOTTOM - (at - self.low) / (self.high - self.low or 1.0) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def curves_figure(chart: Chart) -> Iterator[str]:
-    """The picture with its caption and legend."""
+def _curves_figure(chart: Chart) -> Iterator[str]:
     scale = _scale(chart)
     yield f"<figure><figcaption>{html_text(chart.title)}, {html_text(chart.unit)}</figcaption>"
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html_text(chart.title)}">'
@@ -238,8 +233,7 @@ _TICKS = 8
 _COMPUTE, _WAITING = "compute", "waiting"
 
 
-def timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
-    """The picture, and what the step follows from; nothing of a report that has no such section."""
+def _timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
     rows = report.rows(TIMELINE_SECTION, TimelineRow)
     if not rows:
         return
@@ -276,7 +270,6 @@ def timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
 
 
 def _lanes(device: int, rows: Sequence[TimelineRow]) -> list[tuple[int, str]]:
-    """Computation, what was waited for, then what communicates."""
     streams = list(dict.fromkeys(row.stream for row in rows if row.device == device))
     order = {_COMPUTE: 0, _WAITING: 1}
     return [(device, stream) for stream in sorted(streams, key=lambda name: (order.get(name, 2), name))]
@@ -383,7 +376,6 @@ def trend_figure(trend: Trend) -> Iterator[str]:
 
 
 def _range(points: Sequence[TrendPoint]) -> tuple[float, float]:
-    """The lowest and the highest value that the picture has, both as numbers beside it: it does not begin at 0."""
     low, high = min(point.gb_s for point in points), max(point.gb_s for point in points)
     missing = max(_LEAST_SPAN * high - (high - low), 0.0)
     low = max(low - missing / 2, 0.0)
@@ -395,7 +387,6 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 def _xs(points: Sequence[TrendPoint]) -> list[float]:
-    """By time; a single run stands in the middle."""
     times = [_time(point.started_at).timestamp() for point in points]
     span = times[-1] - times[0]
     width = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT
@@ -403,7 +394,6 @@ def _xs(points: Sequence[TrendPoint]) -> list[float]:
 
 
 def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
-    """The beginning of the first and the last run: days, or times of one day."""
     first, last = (_time(points[number].started_at) for number in (0, -1))
     layout = "%Y-%m-%d" if first.date() != last.date() else "%Y-%m-%d %H:%M"
     ends = ((_TREND_LEFT, "start", first), (_TREND_WIDTH - _TREND_RIGHT, "end", last)) if first != last else ()
@@ -455,7 +445,6 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
 
 
 def _contents(pieces: Sequence[str]) -> Iterator[str]:
-    """Links to the headings of a page with more than a few."""
     heads = [head for piece in pieces for head in _HEAD.findall(piece)]
     if len(heads) >= _LEAST_HEADS:
         yield '<nav aria-label="Contents"><ul>'
@@ -469,8 +458,6 @@ _LEAST_HEADS = 4
 
 
 class _Headings:
-    """Headings with a name each, which links lead to."""
-
     def __init__(self) -> None:
         self._names: set[str] = set()
 
@@ -490,7 +477,6 @@ _PLAIN_HEAD = re.compile(r"<h2>(.*?)</h2>")
 
 
 def _sections(run: DocumentRun, past: Past) -> Iterator[str]:
-    """Everything below the findings, with headings that links lead to."""
     return map(_Headings(), _plain_sections(run, past))
 
 
@@ -505,7 +491,7 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
     yield from past.section(run)
-    yield from timeline_figure(run.metadata, run.report)
+    yield from _timeline_figure(run.metadata, run.report)
     is_explained = False
     for is_chart, members in groupby(
         chain(blocks(run), copies_of_report(run.report)), key=lambda block: isinstance(block, Chart)
@@ -549,7 +535,6 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _advice(words: str) -> str:
-    """The command that an advice begins with, and those in its sentences, as code; a click selects one."""
     command = first_command(words)
     pieces = words[len(command) :].split("`")
     told = [f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in enumerate(pieces)]
@@ -558,7 +543,7 @@ def _advice(words: str) -> str:
 
 def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Chart):
-        yield from curves_figure(block)
+        yield from _curves_figure(block)
     elif isinstance(block, Grid):
         yield from _grid(block)
     else:
@@ -595,7 +580,6 @@ def _cell(cell: GridCell) -> str:
 
 
 def _listing(listing: Listing) -> Iterator[str]:
-    """A table; where it folds, lines that pass are behind their number."""
     yield f"<h2>{html_text(listing.title)}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [each for each in lines if each[1] is Verdict.PASS] if listing.folds else []

@@ -122,7 +122,6 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 
 def _row_texts(section: Section) -> Iterator[str]:
-    """The rows of a table as JSON, a line each; of equal nodes the same text, but for their names."""
     if not isinstance(section, Table):
         return
     if section.parts is None:
@@ -148,7 +147,6 @@ def _joined(part: RowsOfNode) -> str:
 
 
 def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
-    """An array or an object, an element a line."""
     separator = f"{opening}\n    "
     for item in items:
         yield f"{separator}{item}"

@@ -179,8 +179,6 @@ def plot_lines(chart: Chart, width: int) -> Iterator[str]:
 
 
 class _Canvas:
-    """Rows of characters, the highest value first."""
-
     def __init__(self, columns: int, sizes: Sequence[int], highest: float) -> None:
         self.columns = columns
         self.rows = [[" "] * columns for _ in range(_HEIGHT)]
@@ -189,17 +187,14 @@ class _Canvas:
         self._highest = highest
 
     def column(self, size: int) -> int:
-        """The column of a size: each doubling is as far from the next."""
         return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
 
     def marks(self, points: Points, mark: str) -> None:
-        """A mark a point; where two lines meet, one that says so."""
         for size, value in points:
             row, column = self._row(value), self.column(size)
             self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
 
     def across(self, points: Points, mark: str) -> None:
-        """A level, held from each size to the next."""
         for number, (size, value) in enumerate(points):
             following = self.column(points[number + 1][0]) if number + 1 < len(points) else self.columns
             for column in range(self.column(size), following):
@@ -210,7 +205,6 @@ class _Canvas:
 
 
 def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
-    """Sizes below their columns, as many as have room."""
     cells = [" "] * canvas.columns
     free = 0
     for size in sizes:
@@ -441,7 +435,6 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
 
 
 def _clock_lines(metadata: Metadata) -> Iterator[str]:
-    """By which clock each backend is timed, where it is not the host's of all."""
     if metadata.options.get("clock") != GATE:
         return
     names = [str(metadata.backend), *backends_beside(metadata)]
@@ -482,7 +475,6 @@ def _loop(options: Mapping[str, Any]) -> str:
 
 
 def _why_counted(options: Mapping[str, Any]) -> str:
-    """Why there is nccl-tests' number of iterations, where as many as it takes are refused."""
     refused = "graphs" if options["graph"] else "groups" if options.get("split") else ""
     is_fallback = refused and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
     return f" (--iters {AUTO} is not for {refused})" if is_fallback else ""

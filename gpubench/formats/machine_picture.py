@@ -125,7 +125,7 @@ def _machine(
 ) -> Machine:
     own = [row for row in rows if row.source_node == row.destination_node == node]
     names = {row.what.split(" ")[0]: row.element for row in tree if _GPU.fullmatch(row.element)}
-    odd = _odd(findings, node, {row.element for row in tree}, several=several)
+    odd = _named_in_findings(findings, node, {row.element for row in tree}, several=several)
     host_reach = _with_host(own, names)
     parts = [
         replace(part, reach=host_reach.get(part.name, Reach()), verdict=found[0], told=found[1])
@@ -174,7 +174,6 @@ def _reach(row: PairRow) -> Reach:
 
 
 def _with_host(rows: Sequence[PairRow], names: dict[str, str]) -> dict[str, Reach]:
-    """What each GPU's way to pinned host memory reaches, by the slower way of the two."""
     found: dict[str, Reach] = {}
     for row in rows:
         bus_id = row.source_bus_id or row.destination_bus_id or ""
@@ -217,15 +216,13 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
-    """The gravest of those that are not good; None where all are."""
     bad = [each for each in verdicts if each not in _GOOD]
     return min(bad, key=gravity) if bad else None
 
 
-def _odd(
+def _named_in_findings(
     findings: Sequence[Finding], node: str, devices: Container[str], *, several: bool
 ) -> dict[Pair, tuple[Verdict, str]]:
-    """What findings name of a node: a pair of names, or a name and nothing, with severity and id."""
     found: dict[Pair, tuple[Verdict, str]] = {}
     for finding in findings:
         for subject in finding.subjects or (finding.subject,):
@@ -266,8 +263,6 @@ _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.IN
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where a part is drawn: its middle from above, and its left and right edge."""
-
     y: float
     left: float
     right: float
@@ -292,7 +287,6 @@ def machine_figure(machine: Machine) -> Iterator[str]:
 
 
 def _spots(parts: Sequence[MachinePart]) -> list[_Spot]:
-    """Devices in lines of their own, from above; what holds them beside the middle of them."""
     lines: dict[int, float] = {}
     for number, part in enumerate(parts[:_MOST_ROWS]):
         if part.is_device:
@@ -332,7 +326,6 @@ def _class(reach: Reach) -> str:
 
 
 def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
-    """PCIe: a line from each part to what is above it; that of a GPU by its copies with host memory."""
     placed = list(zip(machine.parts, spots, strict=False))
     # The worst last: where lines share a way, it is the one that is seen.
     for part, spot in sorted(placed, key=lambda each: _ORDER.index(_class(each[0].reach))):
@@ -350,7 +343,6 @@ def _host_words(part: MachinePart) -> str:
 
 
 def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
-    """One box for links that join all GPUs, with a line from each of them."""
     gpus = [(part, spot) for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu]
     top, bottom = gpus[0][1].y - _BOX / 2, gpus[-1][1].y + _BOX / 2
     for part, spot in gpus:
@@ -383,14 +375,12 @@ def _is_drawn(machine: Machine, wire: Wire) -> bool:
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
-    """True if a wire is marked: unless one of its GPUs is slow with all, whose own line tells it."""
     if wire.verdict is None:
         return False
     return not any(_class(machine.of_gpu(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
-    """A curve; the figure of an odd one stands beside it, off the `lines` of GPUs, where there are any."""
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
@@ -407,7 +397,6 @@ def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: b
 
 
 def _part(part: MachinePart, spot: _Spot) -> Iterator[str]:
-    """A box with a name, and a second line of words where it is a device."""
     kind = "gpu" if part.is_gpu else "nic" if part.is_device else "box"
     mark = f" {part.verdict} odd" if part.verdict else ""
     told = "; ".join(filter(None, (part.name, part.what, _host_words(part), part.told)))
@@ -435,7 +424,6 @@ def _short(part: MachinePart, spot: _Spot) -> str:
 
 
 def _detail(part: MachinePart) -> str:
-    """The model of a GPU without its maker, the rate of a NIC; nothing that has no room."""
     if not part.is_device:
         return ""
     words = part.what.partition(" ")[2].removeprefix("NVIDIA ")

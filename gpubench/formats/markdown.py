@@ -64,7 +64,6 @@ def _lines(grid: "Grid") -> Iterator[Sequence[str]]:
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, marked: bool = False) -> Iterator[str]:
-    """`marked` lines are Markdown already."""
     yield "| " + " | ".join(map(_text, heads)) + " |\n"
     yield "|" + " --- |" * len(heads) + "\n"
     for line in lines:

@@ -235,7 +235,7 @@ class Presenter:
 
         `columns` are those of rows that come one by one, empty for none; left out, those of the subject.
         """
-        columns = columns_of(metadata) if columns is None else columns
+        columns = _columns_of(metadata) if columns is None else columns
         options = self._options
         if options.defaults or options.defaults_file is not None:
             metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
@@ -330,12 +330,7 @@ class Presenter:
         say(text, to=sys.stderr)
 
     def _write(self, write: Callable[[Writer], None]) -> None:
-        """Have every output write.
-
-        Raises:
-            OutputError: one cannot any more, a full disk.
-            BrokenPipeError: nobody reads stdout any more.
-        """
+        """Write to every output. Raises OutputError (a full disk), BrokenPipeError (nobody reads stdout)."""
         for name, writer in self._writers.items():
             try:
                 with naming_output(name):
@@ -345,8 +340,7 @@ class Presenter:
                 raise
 
 
-def columns_of(metadata: Metadata) -> Sequence[str]:
-    """The columns of the rows that a job of ranks hands over as they are measured."""
+def _columns_of(metadata: Metadata) -> Sequence[str]:
     if metadata.subject != OVERLAP_SECTION:
         return COLLECTIVE_COLUMNS
     from gpubench.model.results.overlap import OverlapRow
@@ -393,7 +387,6 @@ def chosen_width(options: Presentation, environment: Mapping[str, str] = os.envi
 
 
 def _plain_width(environment: Mapping[str, str]) -> int:
-    """The columns that COLUMNS says, where it is a number of some; a page's where it is not."""
     return _columns(environment) or PLAIN_WIDTH
 
 

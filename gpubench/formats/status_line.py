@@ -20,8 +20,6 @@ from gpubench.model.terms.verdict import Origin
 
 
 class _Figure(NamedTuple):
-    """A performance figure: a name that says its unit, since Nagios has none for bandwidth; its least and most."""
-
     label: str
     value: float
     most: float | None = None
@@ -76,12 +74,11 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
 nagios_writer, npd_writer = documents(_nagios), documents(_npd)
 
 
-def summary_text(run: DocumentRun) -> Iterator[str]:
-    """The sentence."""
+def _summary_text(run: DocumentRun) -> Iterator[str]:
     yield printable_line(run.report.sentence or run.report.verdict) + "\n"
 
 
-summary_writer = documents(summary_text)
+summary_writer = documents(_summary_text)
 
 
 OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0"

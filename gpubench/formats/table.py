@@ -58,12 +58,12 @@ class CauseText(NamedTuple):
 
 def named_causes(report: Report) -> frozenset[str]:
     """The ids of the causes that are printed below the verdict on fallback, which need not be said in it."""
-    return frozenset(row.id for row in _top(report))
+    return frozenset(row.id for row in _root_findings(report))
 
 
 def top_causes(report: Report) -> Iterator[CauseText]:
     """The causes that explain what the verdict on fallback says, with their cures: the first few."""
-    return (_text(report, row, whole=False) for row in _top(report))
+    return (_text(report, row, whole=False) for row in _root_findings(report))
 
 
 def all_causes(report: Report) -> Iterator[CauseText]:
@@ -81,8 +81,7 @@ def unread_lines(report: Report) -> list[str]:
     return [f"not known: {', '.join(ids[reason])} on {some_of(list(subjects[reason]))}: {reason}" for reason in ids]
 
 
-def _top(report: Report) -> list[CauseRow]:
-    """Those that explain paths; of what was only looked at, those that the verdict names."""
+def _root_findings(report: Report) -> list[CauseRow]:
     blamed = {row.cause for row in report.rows(FALLBACK_SECTION, FallbackRow)}
     rows = [row for row in report.rows(CAUSES_SECTION, CauseRow) if not row.implied_by]
     return [row for row in rows if row.paths or row.id in blamed][:_MOST_CAUSES] if blamed else []
@@ -128,7 +127,7 @@ def lead(origin: str) -> str:
 def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
     """The pairs of GPUs and the nodes that would fall back, with causes; of those in `said` no cure is told."""
     rows = report.rows(FALLBACK_SECTION, FallbackRow)
-    between = list(_between(report, said))
+    between = list(_lines_between_nodes(report, said))
     alone = len(rows) == 1
     return [*((Verdict(row.verdict), _line(row, said, alone=alone, nodes=bool(between))) for row in rows), *between]
 
@@ -144,7 +143,6 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
 
 
 def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) -> str:
-    """A line of pairs inside nodes. `alone` is whether it is of all of them; `nodes` whether others are between."""
     pairs = f"all {row.count} pairs" if alone and row.count > 1 else _named(row)
     begin = lead(row.origin)
     match Conclusion(row.conclusion):
@@ -161,15 +159,13 @@ def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) 
 
 
 def _named(row: FallbackRow) -> str:
-    """The pairs of a line: by the GPU that all of them have in common, else the first few."""
     common = set[str].intersection(*(set(pair.split(_ARROW)) for pair in row.pairs))
     if len(common) == 1 and len(row.pairs) == row.count > _FEW_PAIRS:
         return f"all {row.count} pairs of {common.pop()}"
     return shown(row, _MOST_PAIRS)
 
 
-def _between(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, str]]:
-    """Lines of nodes whose way to others would be sockets, or lead through host memory."""
+def _lines_between_nodes(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, str]]:
     origin = next((row.origin for row in report.rows(FALLBACK_SECTION, FallbackRow)), "")
     for row in _causes(report):
         effects = [effect for effect in row.effects if effect in _BETWEEN_NODES]
@@ -186,7 +182,6 @@ def _between(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, s
 
 
 def _causes(report: Report) -> Sequence[CauseRow]:
-    """Those that follow from no other."""
     return [row for row in report.rows(CAUSES_SECTION, CauseRow) if not row.implied_by]
 
 
@@ -196,11 +191,10 @@ _MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
 
 def fallback_lines(report: Report) -> list[str]:
     """The lines for a report; none where the run had nothing to say of paths."""
-    return [line for _, line in judged_lines(report)]
+    return [line for _, line in _judged_lines(report)]
 
 
-def judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    """The same lines, each with its verdict. Of the causes in `said` no more is told than their names."""
+def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
     if was_looked_at(report):
         return prospect_lines(report, said)
     rows = report.rows(FALLBACK_SECTION, FallbackRow)
@@ -404,7 +398,7 @@ class Page:
     def prospects(self, report: Report) -> None:
         """The paths that would fall back, and why; all causes with their cures; what could not be read; the verdict."""
         causes = list(all_causes(report))
-        for verdict, line in (*judged_lines(report, [cause.id for cause in causes]), *other_lines(report)):
+        for verdict, line in (*_judged_lines(report, [cause.id for cause in causes]), *other_lines(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
         self.print("")
         self.all_causes(report)
@@ -414,7 +408,7 @@ class Page:
         self.closing(report)
 
     def _fallback(self, report: Report) -> None:
-        for verdict, line in judged_lines(report, named_causes(report)):
+        for verdict, line in _judged_lines(report, named_causes(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
 
     def closing(self, report: Report) -> None:
@@ -473,7 +467,7 @@ class ReportView:
 
 
 def _console(stream: TextIO, style: Style) -> "Console":
-    return pipe_console(
+    return _pipe_console(
         stream,
         width=style.width,
         force_terminal=style.color,
@@ -482,7 +476,7 @@ def _console(stream: TextIO, style: Style) -> "Console":
     )
 
 
-def pipe_console(stream: TextIO, **settings: Any) -> "Console":
+def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
     """A console that shows text as it is. Where its reader is gone, whoever runs the measurement decides."""
     from rich.console import Console
 

@@ -69,8 +69,7 @@ def tuned(rows: Sequence[CollectiveRow], best: Sequence[WinnerRow]) -> list[Tune
     return sorted(found, key=lambda size: size.size_bytes)
 
 
-def tuner_text(run: DocumentRun) -> Iterator[str]:
-    """The lines of the file, with comments on what it cannot say."""
+def _tuner_text(run: DocumentRun) -> Iterator[str]:
     rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
     sizes = tuned(rows, run.report.rows(WINNERS_SECTION, WinnerRow))
     yield _comment(
@@ -121,4 +120,4 @@ def _lines(alike: Sequence[TunedSize], start: int, end: int) -> Iterator[str]:
     yield f"{row.collective},{start},{end},{algorithm},{protocol},{channels},{row.nodes},{row.ranks},-1,-1\n"
 
 
-writer = documents(tuner_text)
+writer = documents(_tuner_text)

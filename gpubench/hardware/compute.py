@@ -112,7 +112,7 @@ def time_blocks(model: TransformerModel) -> BlockSeconds:
 def _timed(torch: Any, model: TransformerModel) -> BlockSeconds:
     dtype = getattr(torch, str(model.data_type))
     with torch.device("cuda"):
-        blocks = torch.nn.Sequential(*(block_module(torch, model) for _ in range(_BLOCKS))).to(dtype)
+        blocks = torch.nn.Sequential(*(_block_module(torch, model) for _ in range(_BLOCKS))).to(dtype)
         data = torch.randn(model.batch, model.sequence, model.hidden, dtype=dtype).requires_grad_()
         gradient = torch.randn_like(data)
     parameters = list(blocks.parameters())
@@ -147,8 +147,7 @@ def _timed(torch: Any, model: TransformerModel) -> BlockSeconds:
     )
 
 
-def block_module(torch: Any, model: TransformerModel) -> Any:
-    """A block: attention, with shared keys and values where it has them, and an MLP, of experts a token's."""
+def _block_module(torch: Any, model: TransformerModel) -> Any:
     nn, functional = torch.nn, torch.nn.functional
     hidden, heads, bias = model.hidden, model.heads, model.biases
     shared = model.key_value_heads or heads
@@ -248,7 +247,7 @@ def _seconds(torch: Any, model: TransformerModel, wrap: Callable[[Any], Any]) ->
     tiny = replace(model, hidden=hidden, intermediate=hidden, sequence=_TOKENS, batch=1)
     dtype = getattr(torch, str(model.data_type))
     with torch.device("cuda"):
-        stack = wrap(torch.nn.Sequential(*(block_module(torch, tiny) for _ in range(_HOST_BLOCKS))).to(dtype))
+        stack = wrap(torch.nn.Sequential(*(_block_module(torch, tiny) for _ in range(_HOST_BLOCKS))).to(dtype))
         data = torch.randn(1, _TOKENS, hidden, dtype=dtype).requires_grad_()
         gradient = torch.randn_like(data)
     parameters = list(stack.parameters())

@@ -127,8 +127,7 @@ _COMPONENT_FOLDERS = ("openmpi", "openmpi/lib/openmpi3", "openmpi/lib/openmpi", 
 Finder = Callable[[str, SharedObject], str | None]
 
 
-def library_of(name: str) -> str | None:
-    """The library that a file of that name is; None for any other file."""
+def _library_of(name: str) -> str | None:
     return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
@@ -139,14 +138,14 @@ def wheel_files() -> Iterator[LibraryFile]:
         if not _WHEELS.fullmatch(name):
             continue
         for file in each.files or ():
-            library = library_of(file.name)
+            library = _library_of(file.name)
             path = Path(str(each.locate_file(file)))
             if library is not None and ".so" in file.name and exists(path):
                 yield LibraryFile(library=library, path=printable(str(path)), package=f"{name} {each.version}")
                 break
 
 
-def conda_files(prefix: Path) -> Iterator[LibraryFile]:
+def _conda_files(prefix: Path) -> Iterator[LibraryFile]:
     """Those of the conda environment that this Python belongs to, which it finds by its own folder."""
     if exists(prefix / "conda-meta"):
         for library, name in _FILES.items():
@@ -154,8 +153,7 @@ def conda_files(prefix: Path) -> Iterator[LibraryFile]:
                 yield LibraryFile(library=library, path=printable(str(prefix / "lib" / name)), package="conda")
 
 
-def loader_user(search_path: str, root: Path) -> LibraryUser:
-    """What programs get that leave it to the dynamic loader."""
+def _loader_user(search_path: str, root: Path) -> LibraryUser:
     found = find_libraries(_FILES.values(), {}, search_path, root)
     loads = {library: path for library, name in _FILES.items() if (path := found[name]) is not None}
     purpose = "what leaves it to the dynamic loader, such as nccl-tests"
@@ -189,7 +187,7 @@ def torch_user(find: Finder) -> LibraryUser | None:
             continue
         own = read_shared_object(path)
         for name in own.needed:
-            library = MPI_LIB if name.startswith("libmpi.so") else library_of(name)
+            library = MPI_LIB if name.startswith("libmpi.so") else _library_of(name)
             if library is not None and (taken := find(name, own)) is not None:
                 loads.setdefault(library, printable(taken))
         if part == "libtorch_cuda.so" and own.needed and own.needs("libnccl") is None:
@@ -207,7 +205,6 @@ def torch_user(find: Finder) -> LibraryUser | None:
 
 
 def _linked_version(path: Path) -> str:
-    """The version in the words that a linked-in NCCL would print; '' where they are not found."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             found = _LINKED.search(content)
@@ -236,8 +233,7 @@ class Package(NamedTuple):
     path: str
 
 
-def package_of(module: str) -> Package | None:
-    """The distribution that brought a module, by its name with or without a suffix such as -cuda13x; None for none."""
+def _package_of(module: str) -> Package | None:
     for each in distributions():
         name = each.metadata["Name"] or ""
         if name.lower() == module or name.lower().startswith(f"{module}-cuda"):
@@ -275,15 +271,15 @@ def found(root: Path, environment: Mapping[str, str]) -> Answer:
     find = finder(search_path, root)
     torch = torch_user(find)
     return {
-        "files": [*wheel_files(), *conda_files(Path(sys.prefix))],
-        "users": [*([torch] if torch else []), loader_user(search_path, root)],
+        "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
+        "users": [*([torch] if torch else []), _loader_user(search_path, root)],
         "modules": kernel_modules(root),
     }
 
 
-def cupy_user() -> Answer:
+def _cupy_user() -> Answer:
     """CuPy and the NCCL that it loads, which gpubench's own backend then uses; no GPU is touched."""
-    package = package_of("cupy")
+    package = _package_of("cupy")
     if package is None:
         return {"user": None}
     loads, unread = {}, ""
@@ -303,9 +299,9 @@ def cupy_user() -> Answer:
     return {"user": user}
 
 
-def mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
+def _mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
     """mpi4py and the MPI that it loads, which is not started."""
-    package = package_of("mpi4py")
+    package = _package_of("mpi4py")
     if package is None:
         return {"user": None}
     user = LibraryUser(
@@ -371,9 +367,9 @@ def main(arguments: Sequence[str]) -> int:
     if task == SEARCH:
         answer = found(root, os.environ)
     elif task == CUPY:
-        answer = cupy_user()
+        answer = _cupy_user()
     elif task == MPI4PY:
-        answer = mpi4py_user(os.environ, root)
+        answer = _mpi4py_user(os.environ, root)
     else:
         answer = version_of(*rest)
     sys.stdout.write("\n" + json.dumps(to_plain(answer)) + "\n")

@@ -49,8 +49,7 @@ class PartnerWork(Protocol):
         """Elements of the result that are not what it computes alone; the stream is idle."""
 
 
-def open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: int, dtype: DataType) -> PartnerWork:
-    """A partner on a GPU, with memory of its own, whose result alone is known."""
+def _open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: int, dtype: DataType) -> PartnerWork:
     if partner is Partner.GEMM:
         return GemmWork(device, gemm_side, gemm_type(dtype))
     if partner is Partner.COPY:
@@ -131,7 +130,7 @@ class ChainWork:
 
         self._cupy, self._stream = device.cupy, stream
         count = CHAIN_BYTES // _WORD_BYTES
-        module = load_kernels(device.cupy)
+        module = _load_kernels(device.cupy)
         kernel = module.get_function("next_value")
         self._memory = device.allocate(CHAIN_BYTES)
         self._values = self._memory.array(0, count, "uint32")
@@ -164,8 +163,7 @@ class ChainWork:
         return int(self._cupy.count_nonzero(self._values != self._first * number(factor) + number(term)))
 
 
-def load_kernels(cupy: Any) -> Any:
-    """The module of overlap.cu."""
+def _load_kernels(cupy: Any) -> Any:
     return cupy.RawModule(code=files("gpubench.hardware").joinpath("overlap.cu").read_text())
 
 
@@ -190,7 +188,6 @@ class _Events(NamedTuple):
 
     @property
     def end(self) -> Any:
-        """One that ends the step, or nearly."""
         return (self.communication or self.computation or (None, None))[1]
 
 
@@ -206,14 +203,14 @@ class GpuSteps:
         self._event = cuda.Event
         self._compute = cuda.Stream(non_blocking=True)
         self._works: dict[Partner, PartnerWork] = {}
-        hold = load_kernels(device.cupy).get_function("hold_back")
+        hold = _load_kernels(device.cupy).get_function("hold_back")
         nanoseconds = numpy.uint64(round(HOLD_SECONDS * _NANOSECONDS))
         self._hold: Callable[[], object] = lambda: hold((1,), (1,), (nanoseconds,))
 
     def prepare(self, partner: Partner, gemm_side: int, dtype: DataType) -> None:
         """Take the memory of a partner, and compute once what its results are held against."""
         with self._compute:
-            self._works[partner] = open_partner(partner, self._device, self._compute, gemm_side, dtype)
+            self._works[partner] = _open_partner(partner, self._device, self._compute, gemm_side, dtype)
             self._hold()
             self._compute.synchronize()
 
@@ -278,7 +275,6 @@ class GpuSteps:
     def _compute_between(
         self, work: PartnerWork, operations: int, then: Callable[[], object], begin: Any = None
     ) -> tuple[Any, Any]:
-        """Operations with an event before and one behind; `then` enqueues what comes once the first is there."""
         start, end = begin or self._event(), self._event()
         self._compute.record(start)
         work.issue()

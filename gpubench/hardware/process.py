@@ -300,8 +300,7 @@ class UserFiles:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
-    """The contents that can be read in time. `environment` is the allow-list, `loaded` has files by library name."""
+def _read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
     answer = in_time(lambda: _read(environment, loaded, root))
     if answer is not None:
         return answer
@@ -357,7 +356,7 @@ def read_rank_facts(
     filtered = int(seccomp[1]) if seccomp else None
     hints = container_hints(root)
     libraries, device_files = mapped_libraries(root / "proc/self/maps"), _device_files(root)
-    files = read_user_files(environment, libraries, root)
+    files = _read_user_files(environment, libraries, root)
     channels = unknown.names("imex_channels", root / "dev" / _IMEX)
     driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
     shm_device, shm_bytes, shm_free_bytes = shared_memory_at(root / "dev/shm")
@@ -447,7 +446,6 @@ def _device_files(root: Path) -> tuple[str, ...]:
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
-    """True where the loaded UCX has its module for GPU memory, which it looks for beside its library."""
     if library is None:
         unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
         return None

@@ -208,7 +208,7 @@ class ChildCommands:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
         from gpubench.hardware.mpi.group import AloneGroup as OneProcessGroup
 
-        return together([measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
+        return together([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
         """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
@@ -238,8 +238,7 @@ def _visible(node: Topology) -> int:
     return sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
 
 
-def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
-    """Copies of every node in its memory at once, the fastest counts; `node` is None on other ranks."""
+def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
     if len(nodes) == 1:
         return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
     fastest = dict.fromkeys(range(len(nodes)), float("inf"))
@@ -256,7 +255,6 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
 
 
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-    """The JSON document of a command of gpubench. Raises CouldNotMeasureError: late, or without a report."""
     name = f"gpubench {arguments[0]}"
     ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
     if ended is None:
@@ -395,8 +393,7 @@ FILE = "check.jsonl"  # The measurements of a check, in a recording
 _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
-def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
-    """The profile of every node. Raises CouldNotMeasureError without any GPU, UsageError for a broken profile."""
+def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
     given = machines.given()
     has_gpus = any(node.gpus or node.snapshot.failures for node in given.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
@@ -457,14 +454,12 @@ def deliver(
 
 
 def _with_machines(report: Report, facts: Facts) -> Report:
-    """The report with what machines it is about; of one without any GPU nothing passes, since nothing was looked at."""
     no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
     verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
     return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
 
 
-def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
-    """The measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
+def _recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
@@ -506,7 +501,7 @@ class RankMeasurer:
     def copies(self) -> Measurements:
         """On every node at the same time, by a process of its own, while the other ranks wait without a context."""
         identity, own = self.identity, None
-        memory = measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
+        memory = _measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
         if identity.local_rank == 0:
             node = self.nodes[identity.node]
             commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s, self.plan.profile)
@@ -561,7 +556,7 @@ class CheckRankJob:
         place = str(self.identity)
         own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
         machines = group.broadcast(gathered(group, own, own_process(self.identity)))
-        matches = agree(group, lambda: matches_of(plan, machines))
+        matches = agree(group, lambda: _matches_of(plan, machines))
         given = machines.given().nodes
         by = RankMeasurer(group, self._progress, self.identity, given, plan)
         measurements = measured(plan.depth, given, by)
@@ -596,7 +591,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", SECONDS_TO_READ)
         machines = plan.source.machines()
-        matches = matches_of(plan, machines)
+        matches = _matches_of(plan, machines)
         measurements = _measured(plan, machines.given(), presenter.waiting if is_here else None)
         if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
             watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
@@ -607,7 +602,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
 def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:
     source = plan.source
     if isinstance(source, Replayed):
-        return recorded_measurements(source.directory, machines.nodes[0], plan.profile)
+        return _recorded_measurements(source.directory, machines.nodes[0], plan.profile)
     by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
     if isinstance(source, Simulated):
         by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)

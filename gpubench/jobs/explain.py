@@ -59,7 +59,6 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
 
 
 def _telling(presenter: "Presenter") -> ReadSoFar:
-    """Progress of logs that take a while, at every part in a hundred."""
     last = 0
 
     def tell(done: int, total: int, name: str) -> None:

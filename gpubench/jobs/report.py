@@ -73,20 +73,15 @@ _NO_FIGURE = "no figure of this pair in the file"
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadRequest(P2pRequest):
-    """A request for what a file has: of host memory the copies that it names."""
-
     with_host: tuple[HostCopy, ...] = ()
 
     def host_copies(self, gpus: int) -> Iterator[HostCopy]:
-        """Those of the file."""
         del gpus
         yield from self.with_host
 
 
 @dataclass(frozen=True)
 class _ReadBench(Bench):
-    """Hands over what a file has of each copy; nothing is measured, and nothing again."""
-
     cells: Mapping[str, Cell]
 
     def enable_peer_access(self) -> dict[Pair, str]:
@@ -94,28 +89,22 @@ class _ReadBench(Bench):
         return {}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """The cells in the order of the copies."""
         return (self.cells.get(str(copy), Cell(error=_NO_FIGURE)) for copy in copies)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """The same."""
         del copy
         return before
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """Nobody looked."""
         return ()
 
 
 @dataclass(frozen=True)
 class _WithOwnIds(NullListener):
-    """Hands rows on with the bus ids of the file, in the place of those of the machine that they are judged by."""
-
     listener: Listener[PairRow]
     bus_ids: Mapping[str, str | None]
 
     def row(self, row: Row) -> None:
-        """A row."""
         assert isinstance(row, PairRow)
         source, destination = self.bus_ids.get(row.source), self.bus_ids.get(row.destination)
         self.listener.row(replace(row, source_bus_id=source, destination_bus_id=destination))
@@ -196,7 +185,7 @@ def _series(row: PairRow) -> Series:
     )
 
 
-def judge_copies(
+def _judge_copies(
     shown: Presentation,
     file: ResultFile,
     copies: ReadCopies,
@@ -205,7 +194,6 @@ def judge_copies(
     *,
     strict: bool,
 ) -> int:
-    """Show the copies of a file, judged by a healthy machine of the kind; the exit code."""
     # What a model says of peer access is no evidence of the machine that the file is of.
     node = Topology(replace(snapshots(machine)[0], host=copies.host, pairs=()))
     gpus = [
@@ -381,13 +369,13 @@ def judge_results(plan: JudgePlan, arguments: Sequence[str]) -> int:
     try:
         file = results_in(plan.text, plan.name, plan.told)
     except NotSaidError as error:
-        raise _asking(plan, gpus=plan.machine is None, error=error) from None
+        raise _what_is_missing(plan, gpus=plan.machine is None, error=error) from None
     if file.pairs and not (file.rows or file.latencies):
         return _run_copies(plan, file, arguments)
     rows = _rows_of_one_table(plan, file)
     check_figures(rows, file.name)
     table = _table(plan, file, rows)
-    speed = table.speed_judge(file, _assumed(plan, table))
+    speed = table.speed_judge(file, _assumed_network(plan, table))
     wiring, collective = table.wiring, speed.expected.collective
     if wiring is not None:
         check_limits(rows, collective, wiring, file.name)
@@ -398,12 +386,11 @@ def judge_results(plan: JudgePlan, arguments: Sequence[str]) -> int:
 
 
 def _run_copies(plan: JudgePlan, file: ResultFile, arguments: Sequence[str]) -> int:
-    """Show copies, judged by the machine that a person names, or that the GPUs of the file are."""
     copies, models = ReadCopies.of(file), file.circumstances.gpus
     machine = plan.machine or (_machine_of(models, len(copies.names), 1) if models else None)
     if machine is None:
         raise (
-            _asking(plan, gpus=True)
+            _what_is_missing(plan, gpus=True)
             if not models
             else UsageError(
                 f"{file.name} is of {counted(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
@@ -418,11 +405,10 @@ def _run_copies(plan: JudgePlan, file: ResultFile, arguments: Sequence[str]) -> 
             f"{machine.profile.match.visible}",
             expected="the machine that the matrices are of",
         )
-    return judge_copies(plan.presentation, file, copies, machine, arguments, strict=plan.strict)
+    return _judge_copies(plan.presentation, file, copies, machine, arguments, strict=plan.strict)
 
 
-def _assumed(plan: JudgePlan, table: JudgedTable) -> str:
-    """What joins several nodes, where neither the file nor a person tells it."""
+def _assumed_network(plan: JudgePlan, table: JudgedTable) -> str:
     if plan.machine is not None or table.machine is None:
         return ""
     if table.machine.domain_nodes > 1:
@@ -430,8 +416,7 @@ def _assumed(plan: JudgePlan, table: JudgedTable) -> str:
     return "" if plan.nics is not None else NICS_ASSUMED
 
 
-def _asking(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
-    """One message on all that a file does not say, with a command that says it."""
+def _what_is_missing(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
@@ -453,10 +438,6 @@ def _asking(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -
 
 
 def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
-    """The rows of the collective that a person names, or of the only one.
-
-    Raises UsageError for none, or for tables of several collectives or numbers of ranks.
-    """
     rows = [*file.rows, *_of_latencies(plan, file)]
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
     wanted = [each for each in tables if plan.collective in (None, each[0])]
@@ -482,9 +463,8 @@ def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]
 
 
 def _of_latencies(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
-    """Rows of OSU's, whose ranks a person has to tell."""
     if file.latencies and any(row.ranks is None or row.busbw_gb_s is None for row in file.latencies):
-        raise _asking(plan, gpus=True)
+        raise _what_is_missing(plan, gpus=True)
     nodes = 1 if plan.machine is None else plan.machine.nodes
     return [
         made_of(
@@ -502,11 +482,10 @@ def _of_latencies(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
 
 
 def _table(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
-    """The rows with the machine that a person names, or that the GPUs and hosts of the file are."""
     first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
     on_gpus = first.backend != "host"
     if plan.machine is None and not models and on_gpus:
-        raise _asking(plan, gpus=True)
+        raise _what_is_missing(plan, gpus=True)
     per_node, rest = divmod(first.ranks, first.nodes)
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
     _check_told(plan, first, models)
@@ -554,7 +533,6 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
 
 
 def _check_told(plan: JudgePlan, row: CollectiveRow, models: Sequence[str]) -> None:
-    """Raise UsageError where a person names another machine than the file does."""
     machine = plan.machine
     if machine is None:
         return
@@ -597,7 +575,6 @@ def _metadata_of_results(
 
 
 def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
-    """The options of the run, as far as its rows and its file tell them, by the names that gpubench's own have."""
     warmup = file.circumstances.options.get("warmup")
     return {
         "sizes": sorted({row.size_bytes for row in rows}),

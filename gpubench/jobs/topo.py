@@ -94,7 +94,6 @@ class TopoRankJob:
         return group.broadcast(code)
 
     def _own_snapshots(self) -> "list[Snapshot]":
-        """Of files and simulations the first rank of all brings every node, else the first of each node its own."""
         source, identity = self._plan.source, self.identity
         if isinstance(source, (FromFile, Simulated)):
             return source.machines().snapshots if identity.rank == 0 else []

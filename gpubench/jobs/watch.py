@@ -258,10 +258,9 @@ def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
     return NodeTraffic(host, os.environ, recorded_settings, plan.timeout_s, deadline, plan.gpus)
 
 
-def simulated_readers(
+def _simulated_readers(
     simulation: Simulation, nodes: Sequence[Snapshot], clock: Callable[[], float]
 ) -> list[SimulatedTraffic]:
-    """One a node of the simulated machine."""
     return [
         SimulatedTraffic(
             node,
@@ -300,8 +299,7 @@ class RecordedTraffic:
         """Nothing is open."""
 
 
-def recorded_readers(directory: Path) -> list[RecordedTraffic]:
-    """One a host of a recording. Raises UsageError where it holds no readings, or damaged ones."""
+def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
     by_host: dict[str, list[NodeReading]] = {}
     for line, where in recorded.read_samples(directory, SAMPLES, NAME):
         reading = read_json_line(NodeReading, line, where)
@@ -316,8 +314,7 @@ def recorded_readers(directory: Path) -> list[RecordedTraffic]:
     return [RecordedTraffic(each) for each in by_host.values()]
 
 
-def check_watchable(plan: WatchPlan, machines: "Machines") -> None:
-    """Raise CouldNotMeasureError where there is neither a GPU nor a driver that may have some."""
+def _check_watchable(plan: WatchPlan, machines: "Machines") -> None:
     if isinstance(plan.source, Here) and not any(node.gpus or node.snapshot.failures for node in machines.nodes):
         reason = machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host"
         raise no_gpu(reason, for_what=NAME)
@@ -452,7 +449,7 @@ class WatchRankJob:
 
     def _check(self, machines: "Machines") -> None:
 
-        check_watchable(self._plan, machines)
+        _check_watchable(self._plan, machines)
 
     def _own_snapshots(self) -> "list[Snapshot]":
         from gpubench.hardware.probe import probe
@@ -491,7 +488,6 @@ class WatchRankJob:
         return shown.exit_code(metadata, report)
 
     def _follow(self, node: "_OwnNode") -> int:
-        """Hand on what this rank reads until the first says it was the last; it sleeps, as MPI would spin."""
         self._progress.enter(Phase.OPERATION)
         pace = RealPace(sleep)
         next_moment = pace.now()
@@ -512,13 +508,10 @@ class _OwnNode:
         self._watch = watch
 
     def read(self) -> "NodeReading | None":
-        """The node now."""
         return None if self._watch is None else self._watch.read()
 
 
 class _ReadingsOfRanks:
-    """The readings of all nodes on the first rank, named as the machines are; `ended` once it was the last time."""
-
     def __init__(self, group: "mpi.MpiGroup", progress: "RankProgress", node: _OwnNode, machines: "Machines") -> None:
         self._group, self._progress, self._node = group, progress, node
         self._hosts = [each.snapshot.host for each in machines.nodes]
@@ -526,7 +519,6 @@ class _ReadingsOfRanks:
         progress.enter(Phase.OPERATION)
 
     def read_all(self, last: bool) -> "list[NodeReading]":  # noqa: FBT001
-        """Tell the others whether this is the last time, and have what all of them read."""
         self.ended = last
         reading = self._node.read()
         self._group.meet()
@@ -547,7 +539,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     is_terminal = launch is None and sys.stdout.isatty()
     with presenting(plan.presentation, plan.recording.record, is_rank=launch is not None) as presenter:
         machines = plan.source.machines()
-        check_watchable(plan, machines)
+        _check_watchable(plan, machines)
         with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
             plan, pace, readers = _paced(plan, machines, wait, is_terminal=is_terminal)
             report, _ = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
@@ -558,9 +550,8 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
 def _paced(
     plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
 ) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
-    """Readings and their clock; of a recording the plan has the interval at which it was made."""
     if isinstance(plan.source, Replayed):
-        recorded = recorded_readers(plan.source.directory)
+        recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s
         return (
             replace(plan, interval_s=interval_s),
@@ -569,7 +560,7 @@ def _paced(
         )
     pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
     if isinstance(plan.source, Simulated):
-        return plan, pace, simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
+        return plan, pace, _simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
     plan = plan.with_interval_of(len(machines.nodes[0].gpus))
     return plan, pace, [reader_here(plan, machines.nodes[0].snapshot.host)]
 

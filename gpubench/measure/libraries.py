@@ -47,8 +47,6 @@ class HostLibraries:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One NCCL of a host: where it is, and who would use it."""
-
     version: str
     path: str
     users: Sequence[str] = field(default=())
@@ -60,7 +58,7 @@ class _Copy:
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
     """Rows of every host; findings where versions differ, or reading failed; SKIP without any library."""
     rows = [row for host in hosts for row in _rows(host, origin)]
-    findings = [finding for host in hosts for finding in (*_differing(host.facts), *_unread(host.facts))]
+    findings = [finding for host in hosts for finding in (*_version_difference(host.facts), *_unread(host.facts))]
     findings += _between_hosts([host.facts for host in hosts])
     able = {row.node for row in rows if row.found and row.library in (NCCL_LIB, RCCL_LIB)}
     looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
@@ -180,8 +178,7 @@ def _copies(facts: LibrariesFacts) -> Iterator[_Copy]:
             yield _Copy(user.inside[NCCL_LIB], f"linked into {user.name}", [user.label])
 
 
-def _differing(facts: LibrariesFacts) -> Iterator[Finding]:
-    """NCCLs of several versions in one environment: the program decides which one is loaded."""
+def _version_difference(facts: LibrariesFacts) -> Iterator[Finding]:
     copies = list(_copies(facts))
     versions = sorted({copy.version for copy in copies})
     if len(versions) < 2:

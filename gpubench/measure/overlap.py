@@ -125,7 +125,6 @@ class StepMeter:
         return None if collected is None else PhaseOfRanks.of(collected)
 
     def _batch(self, phase: StepPhase, count: int) -> tuple[list[ClockedStep], float, float]:
-        """Steps of this rank, and the same on every rank: the mean period of the slowest, and the time of the batch."""
         self.group.barrier()
         start = self.clock()
         marks = self.steps.run(*phase, steps=count, look=self._look)
@@ -154,8 +153,7 @@ class OverlapCase:
     partner_operation: str
 
 
-def overlap_case(case: Case, collective: str, asked: OverlapAsked, partner: Partner, ctas: int | None) -> OverlapCase:
-    """A case of a sweep under a cap, beside a partner."""
+def _overlap_case(case: Case, collective: str, asked: OverlapAsked, partner: Partner, ctas: int | None) -> OverlapCase:
     return OverlapCase(
         collective=collective,
         size_bytes=case.size_bytes,
@@ -171,7 +169,7 @@ def overlap_cases(cases: Sequence[Case], collective: str, asked: OverlapAsked) -
     for partner in asked.partners:
         for case in cases:
             for ctas in asked.ctas:
-                yield overlap_case(case, collective, asked, partner, ctas)
+                yield _overlap_case(case, collective, asked, partner, ctas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +256,6 @@ def _gain(own_us: float, best: OverlapRow, own: OverlapRow) -> float:
 
 
 def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
-    """The half of a 95 % interval of the difference of two steps, or the drift where that is more; None: not known."""
     intervals = own.step_ci95_percent, best.step_ci95_percent
     if intervals[0] is None or intervals[1] is None:
         return None if drift is None else abs(drift)
@@ -330,7 +327,6 @@ class _AloneRows:
         """Nothing."""
 
     def row(self, row: CollectiveRow) -> None:
-        """Keep it."""
         self.rows.append(row)
 
 
@@ -400,8 +396,6 @@ def measure_overlap(
 
 @dataclass(frozen=True, slots=True)
 class _OverlapBench:
-    """The rows of one rank, which the first puts together."""
-
     request: SweepRequest
     asked: OverlapAsked
     meter: StepMeter
@@ -410,7 +404,6 @@ class _OverlapBench:
     collector: RowCollector
 
     def learn(self, partner: Partner) -> float:
-        """Seconds of one operation of a partner with nothing beside, on the slowest rank."""
         self.observers.progress.enter(Phase.WARM_UP, f"{partner} alone")
         phase = StepPhase(StepOrder.COMPUTATION, partner, (), _OPERATIONS_TO_LEARN)
         sample = self.meter.measure(phase, self.asked.seconds * _SHORTER)
@@ -418,7 +411,6 @@ class _OverlapBench:
         return seconds / _OPERATIONS_TO_LEARN
 
     def again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
-        """Seconds of a step once more, on the slowest rank; every rank has the same."""
         self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {cap_name(None)} again, {partner}")
         phase = StepPhase(StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
         sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
@@ -428,7 +420,6 @@ class _OverlapBench:
     def row(
         self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, alone: CollectiveRow
     ) -> OverlapRow | None:
-        """Measure the phases of a row, and verify the data of its last one; the row, on the first rank."""
         sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
         label = f"{case.label}, {cap_name(cap.ctas)}, {partner}"
@@ -469,7 +460,9 @@ class _OverlapBench:
             wrong=sum(each for each, _ in counts) + computed_wrong if check else None,
             note="; ".join(_notes(times, cap, channels, computed_wrong)) or None,
         )
-        return row_of(overlap_case(case, self.request.collective.name, self.asked, partner, cap.ctas), self.job, sample)
+        return row_of(
+            _overlap_case(case, self.request.collective.name, self.asked, partner, cap.ctas), self.job, sample
+        )
 
 
 def _notes(times: OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:

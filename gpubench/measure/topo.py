@@ -69,8 +69,6 @@ _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
 
 
 class _Prospect(NamedTuple):
-    """The expected path of a pair, and why; what is seen of it is another thing."""
-
     conclusion: Conclusion
     verdict: Verdict
     cause: Explanation | None = None
@@ -78,15 +76,12 @@ class _Prospect(NamedTuple):
 
 
 class _FallbackPairs(NamedTuple):
-    """A pair by the names of both ends, and what is seen of it."""
-
     name: tuple[str, str]
     path: str
     access: str
     lead: str = ""
 
     def named(self, lead: str) -> "_FallbackPairs":
-        """The same with the name of its node."""
         return self._replace(lead=f"{lead} " if lead else "")
 
     def __str__(self) -> str:
@@ -163,8 +158,7 @@ def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: I
             )
 
 
-def _prospect(explained: Explained, pair: Pair) -> _Prospect:
-    """The expected path of a pair: a cause that is no more than weak does not take a granted path away."""
+def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     possible = explained.circumstances.wiring.peer_access(pair).possible
     found = explained.diagnosis.explaining({pair: _EXPECTED})
     sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
@@ -188,7 +182,7 @@ def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Itera
     wiring = explained.circumstances.wiring
     positions = zip(sorted(explained.circumstances.gpus_of(number)), nodes[number].gpus, strict=True)
     for pair, ends in _pairs(dict(positions)):
-        yield _FallbackPairs(ends, wiring.path(pair), wiring.peer_access(pair).reason), _prospect(explained, pair)
+        yield _FallbackPairs(ends, wiring.path(pair), wiring.peer_access(pair).reason), _expected_path(explained, pair)
 
 
 def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
@@ -197,7 +191,6 @@ def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
-    """True if a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
     if usual is None:
         return prospect.conclusion is Conclusion.POSSIBLE
     causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]
@@ -277,7 +270,6 @@ _NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}
 
 
 def _without_gate(finding: Finding) -> Finding:
-    """A node without GPUs, or without their driver, is no error of a look at wiring where nobody asked for a gate."""
     softer = _NO_GATE.get(finding.id) if finding.severity is Verdict.ERROR else None
     return finding if softer is None else replace(finding, severity=softer)
 

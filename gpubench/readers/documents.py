@@ -82,7 +82,6 @@ class _Pipe(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """The bytes that are there, 0 at the end."""
         if self._given_up:
             raise self._given_up
         begun = time.monotonic()

@@ -20,8 +20,7 @@ _OF_MELLANOX = re.compile(r"MF\d+;(.+):[^:]*")  # 'MF0;leaf1:MQM8700/U1': a mana
 _SHARED = 0.5
 
 
-def leaves_of_discovery(text: str) -> dict[str, str]:
-    """The leaf of every host that is named on a switch's port: the first switch of those of the leaf."""
+def _leaves_of_discovery(text: str) -> dict[str, str]:
     switches: dict[str, dict[str, str]] = {}
     for host, device, switch in _ports(text):
         switches.setdefault(host, {})[device] = switch
@@ -71,7 +70,7 @@ def read_leaves(path: Path) -> dict[str, str]:
     """
     text = read_text(path, _WANTED)
     if any(_SWITCH.match(line) for line in text.splitlines()):
-        discovered = leaves_of_discovery(text)
+        discovered = _leaves_of_discovery(text)
         if not discovered:
             raise _WANTED.unfit(f"{path} names no host", reason="ports are described by rdma-ndd, which does not run")
         return discovered

@@ -38,16 +38,15 @@ class FileKind(Generic[T]):
         return value
 
 
-def read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted, **told: Any) -> T:
+def _read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted, **told: Any) -> T:
     """The value in a file, read by the first of `kinds` that recognises it; `told` is what a person says of it.
 
     Raises UsageError where there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
     """
-    return read_text_of(kinds, read_text(path, wanted), str(path), wanted, **told)
+    return _read_text_of(kinds, read_text(path, wanted), str(path), wanted, **told)
 
 
-def read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **told: Any) -> T:
-    """The same of a text that was read already."""
+def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **told: Any) -> T:
     for kind in kinds:
         if kind.recognises(text):
             return kind.read(text, name, told)
@@ -73,7 +72,7 @@ def read_file(path: Path) -> Snapshot:
 
     Raises UsageError where there is no such text, none of READERS knows it, or the one that does finds it wrong.
     """
-    snapshot = read_file_of(READERS, path, _WANTED)
+    snapshot = _read_file_of(READERS, path, _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)
 
 
@@ -107,7 +106,7 @@ def read_results(path: Path, told: Told = NOTHING_TOLD) -> ResultFile:
 def results_in(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
     """The rows of a text that was read already; raises as `read_results`."""
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
-        file = read_text_of(RESULT_READERS, text, name, WANTED, told=told)
+        file = _read_text_of(RESULT_READERS, text, name, WANTED, told=told)
         count = len(file.measured)
         if count > limits.MOST_ROWS:
             raise UsageError(

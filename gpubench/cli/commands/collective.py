@@ -188,7 +188,6 @@ class VariantOptions:
 
 
 def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """The numbers in texts with commas, each once. Raises UsageError: one is none, or zero."""
     words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -196,11 +195,7 @@ def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(int(word)) for word in words)
 
 
-def parse_backends(text: str | None) -> tuple[str, ...]:
-    """The backends in a text with commas, in the order of the registry; empty without a text.
-
-    Raises UsageError: a word is none of them.
-    """
+def _parse_backends(text: str | None) -> tuple[str, ...]:
     words = [] if text is None else [word.strip() for word in text.split(",")]
     for word in words:
         if word not in BACKENDS:
@@ -327,7 +322,10 @@ class CollectiveOptions:
         self._check_replay()
         check_outputs(self.presentation.output, tuple(ReduceOp))
         check_profile(self.profile)
-        backends, allocator = parse_backends(self.backend), parse_choices("--allocator", [self.allocator], Allocator)[0]
+        backends, allocator = (
+            _parse_backends(self.backend),
+            parse_choices("--allocator", [self.allocator], Allocator)[0],
+        )
         if self.nccl_library is not None and not Path(self.nccl_library).is_file():
             from gpubench.errors import unreadable_nccl_library
 
@@ -418,7 +416,6 @@ class CollectiveOptions:
         return {None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence]
 
     def _check_split(self, text: str) -> None:
-        """Raise UsageError for options that cannot be used with --split."""
         check_split(text)
         paths = "one group", "NCCL's log and the link counters cannot be told apart by group"
         refused = {
@@ -441,7 +438,6 @@ class CollectiveOptions:
                 raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
 
     def _check_variants(self, plan: CollectivePlan) -> None:
-        """Raise UsageError for options that cannot be used with settings, or not without any."""
         from gpubench.jobs.sources import Simulated
 
         check_variants(
@@ -480,7 +476,6 @@ class CollectiveOptions:
             )
 
     def _check_replay(self) -> None:
-        """Raise UsageError for --replay with an option that says what to measure."""
         if self.recording.replay is None:
             return
         shown = {

@@ -166,7 +166,6 @@ class PlanOptions:
         )
 
     def _check(self) -> None:
-        """Raise UsageError for options that exclude each other."""
         from gpubench.cli.options import unknown_word
 
         if self.optimizer not in ("adam", "none"):

@@ -40,7 +40,6 @@ _app = typer.Typer(
 
 
 def _known_names(incomplete: str) -> list[str]:
-    """What completes the name of a profile."""
     from gpubench.cli.defaults import words_for
 
     return words_for("profile", incomplete)
@@ -170,10 +169,10 @@ def learn(
     if output is None:
         say(*text.rstrip("\n").split("\n"))
         return
-    write_whole(output, text)
+    _write_whole(output, text)
 
 
-def write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str) -> None:
     """Write a file that is never there by half; UsageError where it cannot be written."""
     part = path.with_name(path.name + ".part")
     try:
@@ -215,7 +214,6 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
 
 
 def _where(expected: "Expected") -> str:
-    """'size 4G, algorithm RING': what the value holds for."""
     keys = {
         "GPUs": expected.gpus,
         "nodes": expected.nodes if expected.nodes > 1 else None,

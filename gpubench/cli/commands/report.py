@@ -90,7 +90,6 @@ class ReportOptions:
         )
 
     def _refuse_for_own(self) -> None:
-        """Raise UsageError for options of a table that is judged now, given for a run that was judged."""
         given = {
             "--machine": self.machine is not None,
             "--nics": self.nics is not None,

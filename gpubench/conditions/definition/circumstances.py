@@ -376,8 +376,7 @@ class LoggedReason(NamedTuple):
     by_design: bool = False
 
 
-def through_shm(staged: Staged) -> bool:
-    """True if GPUs of one node communicate through shared memory."""
+def _through_shm(staged: Staged) -> bool:
     return staged.inside and staged.network is None
 
 
@@ -392,7 +391,7 @@ def by_rdma(staged: Staged) -> bool:
 
 
 def remark_in_log(
-    kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = through_shm, said: str = "NCCL's log: {.gist}"
+    kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = _through_shm, said: str = "NCCL's log: {.gist}"
 ) -> Callable[[Staged], LoggedReason | None]:
     """Find a remark in NCCL's log about two GPUs, where `where` holds."""
 

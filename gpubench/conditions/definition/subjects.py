@@ -55,14 +55,14 @@ def count_of_gpus(facts: Facts) -> str:
         for number, node in run.nodes.items()
         if node.gpus
         and not (facts.asked and run.exact_profile(number))
-        and not shows_its_board(node)
+        and not _shows_its_board(node)
         and not are_named(node.snapshot, run.ranks_of(number))
     ]
     counts = joined(sorted({str(len(node.gpus)) for node in open_}))
     return f"GPU count not judged ({counts} found): --expect-gpus N" if open_ else ""
 
 
-def shows_its_board(node: Topology) -> bool:
+def _shows_its_board(node: Topology) -> bool:
     """True if a node shows how many GPUs its board has: by its NVSwitches, or by NVLinks that lead nowhere."""
     snapshot = node.snapshot
     return snapshot.machine.virtual_machine is False and (bool(snapshot.nvswitches) or is_mesh(node))

@@ -56,7 +56,6 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Verdicts of checks; in one line those that pass, and those that were not looked at for one reason."""
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:
@@ -75,7 +74,6 @@ class CheckView(ReportView):
         self._nodes_in_error(rows)
 
     def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:
-        """The nodes that checks could not look at, while they judged others."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for row in rows:
             if row.nodes_in_error and row.verdict != Verdict.ERROR:
@@ -133,15 +131,15 @@ class BriefView(ReportView):
         simulated = "" if metadata.origin == Origin.MEASURED else f"  ({metadata.origin.upper()})"
         page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
         if report.sections:
-            self._told("machine", "; ".join(_machine(report, metadata.options.get(HIDDEN_GPUS))))
+            self._told("machine", "; ".join(_machine_lines(report, metadata.options.get(HIDDEN_GPUS))))
             for place in dict.fromkeys(filter(None, map(_place, report.rows("nodes", NodeRow)))):
                 self._told("place", place)
             self._told("software", "; ".join(self._software(report)))
             settings = bearing_on_performance(metadata.environment)
             if settings:
                 self._told("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
-            self._told("health", "; ".join(_health(report)), _worst(report))
-            for label, text, verdict in _speeds(report, quick=metadata.options.get("depth") == _QUICK):
+            self._told("health", "; ".join(_health_words(report)), _worst(report))
+            for label, text, verdict in _speed_lines(report, quick=metadata.options.get("depth") == _QUICK):
                 self._told(label, text, verdict)
             self._problems(report.findings)
             steps = list(_next_steps(metadata.options.get("depth"), report))
@@ -173,8 +171,7 @@ class BriefView(ReportView):
         self._page.labelled(f"{label:<{_LABEL_WIDTH}} ", text, verdict)
 
 
-def _machine(report: Report, hidden: object) -> Iterator[str]:
-    """GPUs with their memory and links, CPUs, NICs; `hidden` is the number of GPUs that processes may not use."""
+def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
     nodes = report.rows("nodes", NodeRow)
     if len(nodes) > 1:
         yield counted(len(nodes), "node")
@@ -204,7 +201,6 @@ def _gpu(row: GpuRow) -> tuple[str, str, str]:
 
 
 def _place(row: NodeRow) -> str:
-    """The kind of place and what its maker calls it."""
     return f"{row.place}: {row.product}" if row.place and row.product else row.place or ""
 
 
@@ -224,8 +220,7 @@ def _nic(row: NicRow) -> str:
     return "" if row.rate_gbit_s is None else f" of {row.rate_gbit_s:g} Gb/s"
 
 
-def _health(report: Report) -> Iterator[str]:
-    """How devices fare, and how many checks passed."""
+def _health_words(report: Report) -> Iterator[str]:
     verdicts = report.rows(VERDICTS_SECTION, VerdictRow)
     for scope, name in _SCOPES_IN_BRIEF.items():
         fare = Counter(row.verdict for row in verdicts if row.scope == scope)
@@ -247,8 +242,7 @@ def _worst(report: Report) -> Verdict | None:
     return report.verdict if report.verdict in _BAD else None
 
 
-def _speeds(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
-    """Copies between GPUs and all-reduce beside what is expected; label, words, verdict."""
+def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
     pairs = [
         row
         for row in report.rows(PAIRS_SECTION, PairRow)
@@ -320,7 +314,6 @@ def _verdict_of(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
 
 
 def _next_steps(depth: object, report: Report) -> Iterator[tuple[str, str]]:
-    """Commands to type next, each with what it does."""
     gpus = report.rows("gpus", GpuRow)
     if not gpus:
         yield "gpubench --simulate hgx-h100-8", "what this says of a machine with GPUs"

@@ -70,7 +70,6 @@ def _table(rows: Sequence[BackendRow], width: int) -> Iterator[str]:
 def _issue_columns(
     rows: Sequence[BackendRow], by_size: Sequence[Sequence[BackendRow]], at: Sequence[Mapping[str, BackendRow]]
 ) -> list[Column]:
-    """What the host takes to issue an operation, of those backends of which it is known."""
     known = list(dict.fromkeys(row.backend for row in rows if row.issue_us is not None))
     if not known:
         return []
@@ -188,7 +187,7 @@ class CollectiveView:
         for rows in self._waiting.values():
             self._print(rows)
         self._page.print("")
-        for line in footer_lines(self._rows, self._why_not_judged):
+        for line in _footer_lines(self._rows, self._why_not_judged):
             self._page.wrap(line, hanging=_FOOTER_LABEL)
         width = self._page.width
         for line in chain(winner_lines(report, width), backend_lines(report, width), support_lines(report, width)):
@@ -236,7 +235,6 @@ class CollectiveView:
         return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
 
     def _fitting(self) -> tuple[int, Sequence[_Figure]]:
-        """The width of sizes and the figures of a placement for the page at hand, with room for what NCCL took."""
         taken = _TOOK if self._hears_choices else 0
         for size in (_SIZE, _NARROW_SIZE):
             for figures in self._choices[:-1]:
@@ -268,10 +266,6 @@ def _taken(row: CollectiveRow) -> str:
 
 
 def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:
-    """The columns of a placement: the first of these sets that fits, or else the last.
-
-    Of operations alone no bandwidth is shown, which is made by many at once.
-    """
     if options.get("mode") == Mode.LATENCY:
         return ((_TIME, _P50, _P95, _P99, _WRONG), (_P50, _P99, _WRONG), (_P50, _WRONG))
     time = (_TIME, _INTERVAL) if "budget_s" in options else (_TIME,)
@@ -291,11 +285,7 @@ def _cell(text: str, width: int) -> str:
     return text.rjust(width) if len(text) < width else f" {text}"
 
 
-def footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
-    """Peak busbw, busbw at the largest size and time at the smallest of the first backend; of all, wrong elements.
-
-    `why_not_judged` is the reason why nothing is expected of these ranks, where there is one.
-    """
+def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
     if not rows:
         yield "no row was measured"
         return
@@ -333,7 +323,6 @@ def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iter
 
 
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """The group that was slowest at one size, against the median of all, where there are several."""
     kind = attrgetter("dtype", "op", "placement")
     alike = [row for row in rows if kind(row) == kind(rows[0])]
     if len({row.group for row in alike}) > 1:
@@ -348,7 +337,6 @@ def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
 
 
 def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
-    """Where expected figures are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     unknown = f"speed not judged: {why_not_judged}" if why_not_judged else "not known: speed not judged"
@@ -356,7 +344,6 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
 
 
 def _judged_part(rows: Sequence[CollectiveRow]) -> str:
-    """Of which rows the speed was judged, where it was of some: from a size on, or so many of them."""
     judged = [row.size_bytes for row in rows if row.expected_source]
     others = [row.size_bytes for row in rows if not row.expected_source]
     if not judged or not others:
@@ -367,7 +354,6 @@ def _judged_part(rows: Sequence[CollectiveRow]) -> str:
 
 
 def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """The number of rows that are marked, and the slowest of them."""
     marked = [row for row in rows if _mark(row)]
     if not marked:
         return
@@ -380,12 +366,10 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 
 def _mark(row: CollectiveRow) -> str:
-    """The mark of a row that is slow; wrong elements have a column of their own."""
     return "" if row.wrong else verdict_mark(row.verdict)
 
 
 def _limited(row: CollectiveRow) -> bool:
-    """True where the limit is all that the speed of a row can be held against."""
     known = row.expected_percent is None and row.limit_percent is not None
     return known and row.size_bytes >= _LIMITED_FROM_BYTES
 

@@ -84,7 +84,6 @@ class ExplainView(ReportView):
         self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
 
     def _operations(self, rows: Sequence[OperationRow]) -> None:
-        """What collectives took in the job, the largest sizes where there are many."""
         if not rows:
             return
         shown = sorted(sorted(rows, key=lambda row: -row.size_bytes)[:_MOST_SIZES], key=rows.index)
@@ -102,7 +101,6 @@ class ExplainView(ReportView):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OPERATIONS_SECTION}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
-        """The ranks of the largest communicator with their GPUs; of many, their hosts alone."""
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
         if largest is None:
             return
@@ -144,7 +142,6 @@ def _described(communicator: CommunicatorRow, more: int) -> str:
 
 
 def _columns(transports: Sequence[TransportRow], examples: int) -> list[Column]:
-    """Some of the pairs go first where there is no room; without any, whole columns do."""
     spare = 0 if examples else 1
     columns = [
         Column("where", [_PLACES[row.scope] for row in transports], 2 * spare),

@@ -60,14 +60,12 @@ def _columns(rows: Sequence[LibraryRow]) -> list[Column]:
 
 
 def _details(row: LibraryRow) -> Iterator[str]:
-    """Where it is, and what else is known of it."""
     words = [row.path or "", f"of {row.package}" if row.package else "", row.note or ""]
     if any(words):
         yield f"{row.library}: {'; '.join(filter(None, words))}"
 
 
 def _absent(rows: Sequence[LibraryRow]) -> Iterator[str]:
-    """What is not there, together; what is not known, each with its reason."""
     missing = [row.library for row in rows if row.found is False]
     if missing:
         yield f"not here: {', '.join(missing)}"

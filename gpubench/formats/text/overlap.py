@@ -110,7 +110,6 @@ _GROUPS = {"communication µs, slowed ×": _COMMUNICATION, "computation µs, slo
 
 
 def _group_line(groups: Sequence[str], widths: Sequence[int]) -> str:
-    """The line above the heads: the name of a group over its columns."""
     line, start = "", 0
     while start < len(groups):
         end = start
@@ -158,7 +157,6 @@ def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
 
 
 def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:
-    """What has to be known of rows, each remark once, with the rows that it is of."""
     found: dict[str, list[str]] = {}
     for row in rows:
         throttled = f"clocks were held down: {row.throttled_by}" if row.throttled_by else ""

@@ -37,13 +37,12 @@ _HEADS = {"prefetch": "prefetch", "faults": "page faults", "in place": "in place
 Ends = tuple[str, str]
 
 
-def is_of_managed(row: PairRow) -> bool:
+def _is_of_managed(row: PairRow) -> bool:
     """True of a row of managed memory, and of a kernel's on pinned memory, which stands beside it."""
     return row.engine in _OF_MANAGED or (row.engine == _KERNEL and _HOST in (row.source, row.destination))
 
 
-def managed_lines(plain: Sequence[PairRow], managed: Sequence[PairRow]) -> Iterator[str]:
-    """The table, with what each way reaches of the copy engine's copy between the same ends; nothing without rows."""
+def _managed_lines(plain: Sequence[PairRow], managed: Sequence[PairRow]) -> Iterator[str]:
     if not managed:
         return
     found = {((row.source, row.destination), row.engine): row for row in (*filter(_stands_beside, plain), *managed)}
@@ -144,7 +143,7 @@ class P2pView:
         """Part of a matrix."""
         if not isinstance(row, PairRow):
             raise TypeError(f"p2p has no rows of {type(row).__name__}")
-        if is_of_managed(row):
+        if _is_of_managed(row):
             self._managed.append(row)
             return
         if _HOST in (row.source, row.destination):
@@ -159,7 +158,7 @@ class P2pView:
         """The rest of the rows, then ratios, patterns, findings and the verdict."""
         self._print_host()
         self._print_waiting()
-        self._page.table(managed_lines(self._plain, self._managed))
+        self._page.table(_managed_lines(self._plain, self._managed))
         ratios = report.sections.get("ratios")
         if isinstance(ratios, Matrix) and ratios.cells and len(ratios.cells) == len(self._names):
             cells = self._blank()
@@ -195,11 +194,9 @@ class P2pView:
         return self._pairs == len(self._names) * (len(self._names) - 1)
 
     def _key(self, row: PairRow) -> Key:
-        """The columns that rows of one block have in common; lines hold all sizes."""
         return row.engine, row.direction, row.peer, row.size_bytes if self._shows_matrices else None
 
     def _blank(self) -> dict[str, dict[str, str]]:
-        """A matrix of pairs that nothing was measured of: a scope holds only those of one node, or only the others."""
         return {source: {each: "-" for each in self._names if each != source} for source in self._names}
 
     def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]], expected: float | None = None) -> None:
@@ -258,7 +255,6 @@ class P2pView:
 
 
 def _subject(metadata: Metadata) -> str:
-    """The devices that copy: the GPUs of a host, or the ranks of a job."""
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
         return f"{counted(gpus, 'GPU')} of {metadata.hosts[0]}"
@@ -291,7 +287,6 @@ def copying_way(row: PairRow) -> str:
 
 
 def _shares(rows: Sequence[PairRow]) -> Column:
-    """Percent of what is expected; of the limit where nothing is."""
     if any(row.expected_percent is not None for row in rows):
         return Column("% exp", [_share(row) for row in rows], right=True)
     return Column("% limit", [format_share(_limit_percent(row)) for row in rows], right=True)
@@ -303,7 +298,6 @@ def _share(row: PairRow) -> str:
 
 
 def _limit_percent(row: PairRow) -> float | None:
-    """The share of the limit; of what is shown by its time it says nothing."""
     return None if _is_timed(row) else row.limit_percent
 
 

@@ -22,8 +22,7 @@ _COMMON = 3
 """A column that says the same of all GPUs may go this early: a sentence says it."""
 
 
-def gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
-    """One line per GPU; a fact that is unknown for every GPU has no column. UUIDs need `verbose`."""
+def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
     columns = [
         Column("GPU", [row.gpu for row in gpus]),
         Column("bus id", [row.bus_id or _UNKNOWN for row in gpus]),
@@ -38,8 +37,7 @@ def gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verb
     return [column for column in columns if set(column.cells) != {_UNKNOWN}]
 
 
-def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: bool) -> Iterator[str]:
-    """Facts without a column: what all GPUs have alike, what some have, and what is not known and why."""
+def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: bool) -> Iterator[str]:
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
@@ -59,11 +57,10 @@ def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: b
         yield f"but {compress_names(names)}: {'; '.join(phrases)}"
     if verbose and "UUID" not in heads and any(row.uuid for row in gpus):
         yield "; ".join(f"{row.gpu} {row.uuid}" for row in gpus if row.uuid)
-    yield from _unknown(gpus, [head for head, word in common.items() if word == _UNKNOWN])
+    yield from _unknown_sentences(gpus, [head for head, word in common.items() if word == _UNKNOWN])
 
 
-def _unknown(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterator[str]:
-    """Facts that no source has, then facts that a source refused, by its reason."""
+def _unknown_sentences(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterator[str]:
     explained = {field for row in gpus for field in row.unknown}
     unexplained = [head for head in silent if not _FIELDS.get(head, set()) & explained]
     if unexplained:
@@ -85,8 +82,7 @@ def _phrase(head: str, word: str) -> str:
     return word if head == "name" else f"{head} {word}"
 
 
-def nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
-    """One line per NIC with `verbose`, else one line for all NICs of one kind, whose places the GPUs' table has."""
+def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
     if verbose:
         kinds = [[row] for row in nics]
     else:
@@ -109,8 +105,7 @@ def nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
     return [column for column in columns if column.head != "model" or set(column.cells) != {_NONE}]
 
 
-def nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
-    """The RDMA NICs that are nearest to each GPU, with the path class: 'mlx5_0 (PIX)'."""
+def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
     found = {}
     for gpu, row in kind.matrix.items():
         paths = {nic: row[nic] for nic in rdma if nic in row}
@@ -121,7 +116,6 @@ def nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
 
 
 def _column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
-    """A column that may go, first of all where its cells say the same: a sentence can say it instead."""
     alike = len({_FACTS[head](row) for row in gpus if not row.lost}) == 1
     return Column(head, [_FACTS[head](row) for row in gpus], spare=_COMMON + spare if alike else spare)
 
@@ -295,7 +289,7 @@ class TopoView(ReportView):
             names = {row.nic for row in own}
             here = [name for name in kind.matrix if name not in names]
             self._paths_between_gpus(kind, here)
-            self._devices(gpus.get(kind.node, []), own, nearest_nics(kind, rdma))
+            self._devices(gpus.get(kind.node, []), own, _nearest_nics(kind, rdma))
             if self._page.verbose and here and rdma:
                 self._page.print("")
                 self._page.table(matrix_lines("path", kind.matrix, here, rdma, self._page.width))
@@ -307,7 +301,6 @@ class TopoView(ReportView):
         self._page.outcome(report)
 
     def _causes(self, report: Report) -> None:
-        """Causes that would make bytes go through host memory, or slowly; shown in place of the devices."""
         self._page.print("")
         if not report.rows(CAUSES_SECTION, CauseRow):
             self._page.wrap("no cause of a fallback or of slow paths was found")
@@ -347,7 +340,6 @@ class TopoView(ReportView):
             self._page.wrap(f"{INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
 
     def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
-        """Nodes that differ, those that differ alike in one line."""
         same = grouped(kind.odd, lambda name: tuple(nodes[name].differences))
         for found, names in list(same.items())[:_MOST_ODD]:
             self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
@@ -357,14 +349,14 @@ class TopoView(ReportView):
     def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow], nearest: Mapping[str, str]) -> None:
         verbose, width = self._page.verbose, self._page.width
         if gpus:
-            columns = gpu_columns(gpus, nearest, verbose=verbose)
+            columns = _gpu_columns(gpus, nearest, verbose=verbose)
             self._page.print("")
             self._page.table(fitted_lines(columns, width))
-            for sentence in gpu_sentences(gpus, fitting(columns, width), verbose=verbose):
+            for sentence in _gpu_sentences(gpus, fitting(columns, width), verbose=verbose):
                 self._page.wrap(f"{INDENT}{sentence}")
         if nics:
             self._page.print("")
-            self._page.table(fitted_lines(nic_columns(nics, verbose=verbose), width))
+            self._page.table(fitted_lines(_nic_columns(nics, verbose=verbose), width))
 
     def _paths_between_gpus(self, kind: KindRow, gpus: Sequence[str]) -> None:
         if len(gpus) > 1:
@@ -392,7 +384,6 @@ class TopoView(ReportView):
         self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
-        """GB/s per direction; one sentence where all pairs have the same."""
         if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
             self._page.wrap("limit        not known; the section pairs says why", 13)
             return
@@ -413,7 +404,6 @@ class TopoView(ReportView):
         self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
 
     def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
-        """GB/s towards other nodes, of a GPU and of the node; nothing where no NIC of known rate is near."""
         rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
         if not rates or kind.network_gb_s is None:
             return

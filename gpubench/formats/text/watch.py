@@ -82,11 +82,11 @@ def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]
     nics = [row for row in rows if row.device_kind == DeviceKind.NIC and _is_shown(row)]
     if gpus:
         is_narrow = width < len(_GPU_HEAD[0])
-        yield _fitted(_NARROW_GPU_HEAD if is_narrow else _GPU_HEAD, "used by", width), "dim"
+        yield _fitting_cells(_NARROW_GPU_HEAD if is_narrow else _GPU_HEAD, "used by", width), "dim"
         yield from ((_gpu_line(row, width, is_narrow=is_narrow), _row_style(row)) for row in gpus)
     if nics:
         is_narrow = width < sum(map(len, _NIC_HEAD)) + _BAR
-        yield _fitted(_NARROW_NIC_HEAD if is_narrow else _NIC_HEAD, "", width), "dim"
+        yield _fitting_cells(_NARROW_NIC_HEAD if is_narrow else _NIC_HEAD, "", width), "dim"
         yield from ((_nic_line(row, width, is_narrow=is_narrow), _row_style(row)) for row in nics)
 
 
@@ -105,17 +105,20 @@ def _gpu_line(row: TrafficRow, width: int, *, is_narrow: bool) -> str:
         f" {bar(row.limit_percent)}",
         f" {row.clock_mhz if row.clock_mhz is not None else '-':>4} ",
     )
-    return _fitted(cells, "; ".join(filter(None, (*_odd(row), _users(row), row.note))), width)
+    return _fitting_cells(cells, "; ".join(filter(None, (*_clocks_and_errors(row), _users(row), row.note))), width)
 
 
 def _nic_line(row: TrafficRow, width: int, *, is_narrow: bool) -> str:
     rates = f"{row.device:<10} {_gb_s(row.network_sent_gb_s):>6} {_gb_s(row.network_received_gb_s):>6}"
     share = f"{format_share(row.limit_percent):>{8 if is_narrow else 20}}"
-    return _fitted((rates, share, f" {bar(row.limit_percent)}"), "; ".join(filter(None, (*_odd(row), row.note))), width)
+    return _fitting_cells(
+        (rates, share, f" {bar(row.limit_percent)}"),
+        "; ".join(filter(None, (*_clocks_and_errors(row), row.note))),
+        width,
+    )
 
 
-def _fitted(cells: Sequence[str], last: str, width: int) -> str:
-    """The cells that there is room for, none of them cut but the first; and of what stands last as much as fits."""
+def _fitting_cells(cells: Sequence[str], last: str, width: int) -> str:
     line = cells[0]
     for cell in cells[1:]:
         if len(line) + len(cell) > width:
@@ -124,8 +127,7 @@ def _fitted(cells: Sequence[str], last: str, width: int) -> str:
     return f"{line} {last}"[:width].rstrip()
 
 
-def _odd(row: TrafficRow) -> Iterator[str]:
-    """Clocks that are held down, and errors that were counted meanwhile."""
+def _clocks_and_errors(row: TrafficRow) -> Iterator[str]:
     if row.throttle_reasons:
         yield f"throttled: {', '.join(row.throttle_reasons)}"
     for name, count in row.errors_grown.items():
@@ -151,7 +153,6 @@ def bar(percent: float | None) -> str:
 
 
 def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> Iterator[StyledLine]:
-    """What jobs do, by kind of node, with the cause and the cure of what is wrong."""
     if frame.waiting:
         yield "waiting for the first bytes", "dim"
     if not frame.jobs and not frame.silences:
@@ -173,9 +174,8 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
 
 
 def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
-    """What a job does; whole sentences say why and what to try, however narrow the screen is."""
     style = _STYLES.get(job.way, "")
-    yield f"{lead}{job_line(job)}", style
+    yield f"{lead}{_job_line(job)}", style
     below = []
     if job.cause is not None:
         below = [f"{INDENT}because: {job.cause_seen}", f"{INDENT}try:     {job.advice}"]
@@ -185,7 +185,7 @@ def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
         yield from ((line, style) for line in wrapped(text, width, " " * _CAUSE_COLUMNS))
 
 
-def job_line(job: JobRow) -> str:
+def _job_line(job: JobRow) -> str:
     """'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
     rates = f"NVLink {_gb_s(job.nvlink_gb_s)}, PCIe {_gb_s(job.pcie_sent_gb_s)} out {_gb_s(job.pcie_received_gb_s)} in"
     nics = f", NICs {_gb_s(job.network_gb_s)}" if (job.network_gb_s or 0.0) >= _LEAST_SHOWN_GB_S else ""
@@ -216,7 +216,7 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
             cause = (
                 f"  because {job.cause_seen}" if job.cause_seen and job.verdict in (Verdict.FAIL, Verdict.WARN) else ""
             )
-            yield f"{time}{where}{job_line(job)}{cause}"
+            yield f"{time}{where}{_job_line(job)}{cause}"
     if not frame.jobs and not frame.silences:
         yield f"{time}no process uses a GPU"
 
@@ -255,7 +255,6 @@ class WatchView(ReportView):
         self._page.outcome(report)
 
     def _devices(self) -> None:
-        """Means by device, of nodes that carry alike the first's."""
         by_node = grouped([each.row for each in self._means.values()], lambda row: row.node)
         shown = list(by_node.items())[:1]
         for node, rows in shown:
@@ -273,22 +272,19 @@ class WatchView(ReportView):
             first, hosts = members[0], compress_names(list(dict.fromkeys(row.node for row in members)))
             where = f"  on {hosts}" if len(self._metadata.hosts) > 1 else ""
             self._page.wrap(
-                f"{first.seconds:6.1f} s  {job_line(first)}{where}", _TIME_COLUMNS, _STYLES.get(first.way, "")
+                f"{first.seconds:6.1f} s  {_job_line(first)}{where}", _TIME_COLUMNS, _STYLES.get(first.way, "")
             )
         self._page.print("")
 
 
 @dataclass(slots=True)
 class _Mean:
-    """The mean of what is known of a device over all its intervals, however many: a watch may last for days."""
-
     last: TrafficRow
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: TrafficRow) -> None:
-        """One interval more; errors are summed up."""
         self.last = row
         for name in _RATES:
             value = getattr(row, name)
@@ -300,7 +296,6 @@ class _Mean:
 
     @property
     def row(self) -> TrafficRow:
-        """One row of the means."""
         means = {name: self.sums[name] / count for name, count in self.counts.items()}
         note = self.last.note if any(name not in means for name in _RATES) else None
         unknown = dict.fromkeys(_RATES) | means
@@ -443,7 +438,6 @@ def resizes() -> Iterator[int]:
 
 
 def _wait(seconds: float, keys: int | None, resized: int, draw: Callable[[], None]) -> bool:
-    """True where the watch is to end; what else is typed is passed over."""
     deadline = time.monotonic() + seconds
     listened = [resized] if keys is None else [resized, keys]
     while (left := deadline - time.monotonic()) > 0:

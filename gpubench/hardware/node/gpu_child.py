@@ -71,8 +71,6 @@ class NvmlTraffic:
 
 
 class _WatchedGpu:
-    """One GPU: what was read before, and in which way its rates are to be had."""
-
     def __init__(self, library: Any, index: int) -> None:
         self._library, self._index = library, index
         self._lost: str | None = None
@@ -170,7 +168,6 @@ class _WatchedGpu:
         return None if rates is None else rates.gpu
 
     def _read_processes(self) -> None:
-        """Names and those that draw are asked for where the processes that compute are others than before."""
         computing = self._answers.call("nvmlDeviceGetComputeRunningProcesses")
         pids = None if computing.value is None else frozenset(each.pid for each in computing.value)
         if pids is None or pids != self._pids:
@@ -188,7 +185,6 @@ class _WatchedGpu:
                 self._errors[name] = count
 
     def _unknown(self, counters: dict[str, int | None]) -> Iterator[tuple[str, str]]:
-        """The reasons for what has neither counter nor rate, by the names of the rates."""
         why = "NVML does not count it on this GPU" if self._gpm is None else self._gpm.why
         for name in ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"):
             reason = (self._why_no_pcie or self._why_no_window if name.startswith("pcie") else "") or why
@@ -214,7 +210,6 @@ class _GpmSamples:
 
     @classmethod
     def of(cls, library: Any, handle: object) -> "_GpmSamples | None":
-        """The samples of a GPU; None where it, its driver, pynvml or this user has none."""
         try:
             if not library.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
@@ -246,7 +241,6 @@ class _GpmSamples:
         return found
 
     def _averages(self, metrics: Mapping[str, int]) -> dict[str, float]:
-        """Those of these metrics that the driver has, between the two samples."""
         self._asked.numMetrics = len(metrics)
         for position, number in enumerate(metrics.values()):
             self._asked.metrics[position].metricId = number

@@ -43,7 +43,7 @@ _PEERS = {0: NvlinkPeer.GPU, 1: NvlinkPeer.CPU, 2: NvlinkPeer.SWITCH}
 _HOPPER = (9, 0)
 
 
-def read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[NvLink, ...] | None:
+def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[NvLink, ...] | None:
     """The links of a GPU, None where NVML does not say; `unknown` has the reasons, as `nvlinks.version`."""
     common = answers.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
@@ -72,8 +72,6 @@ def _count_by_asking(answers: Answers) -> int | None:
 
 @dataclass(slots=True)
 class _LinkReader:
-    """Reads the links of one GPU from the fields that were had at once, and asks for what they lack."""
-
     answers: Answers
     fields: dict[tuple[int, int], int]
     common_speed_mb_s: int | None
@@ -81,7 +79,6 @@ class _LinkReader:
     counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
 
     def read(self, link: int) -> NvLink:
-        """One link. What an inactive one does not answer stays unknown."""
         state = self._state(link)
         speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
         version = self.fields.get((_VERSION, link))
@@ -118,7 +115,6 @@ class _LinkReader:
         return address if address and not address.startswith("ffffffff:") else None
 
     def _errors(self, link: int) -> dict[str, int]:
-        """The counters that could be read; one that is not supported on a link is not asked for on the next."""
         counts = {}
         for name, number in _ERRORS.items():
             count = self.fields.get((number, link))
@@ -153,7 +149,6 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings
 
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> ConfidentialComputing | None:
-    """Its settings, else its state, which older drivers know, without the mode of several GPUs."""
     with contextlib.suppress(AttributeError, library.NVMLError):
         form = library.c_nvmlSystemConfComputeSettings_v1_t()
         if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:
@@ -250,7 +245,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
             handles[index] = library.nvmlDeviceGetHandleByIndex(index)
         except library.NVMLError as error:
             gone.append(GpuFacts(index=index, lost=str(error)))
-    gpus = read_gpus(library, handles, cpus)
+    gpus = _read_gpus(library, handles, cpus)
     alive = {gpu.index: handles[gpu.index] for gpu in gpus if gpu.lost is None}
     return NvmlFacts(
         driver=DriverFacts(
@@ -259,11 +254,11 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
         ),
         settings=read_settings(library, alive),
         gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
-        pairs=read_pairs(library, alive),
+        pairs=_read_pairs(library, alive),
     )
 
 
-def read_gpus(library: Any, handles: Mapping[int, object], cpus: int) -> tuple[GpuFacts, ...]:
+def _read_gpus(library: Any, handles: Mapping[int, object], cpus: int) -> tuple[GpuFacts, ...]:
     """The facts of GPUs by their indices. One that does not answer is `lost` and costs none of the others."""
     return tuple(_read_gpu(Answers(library, handle), index, cpus) for index, handle in handles.items())
 
@@ -299,7 +294,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         pcie=_pcie(answers),
         pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
         cpu_affinity=_cpu_affinity(answers, cpus),
-        nvlinks=read_nvlinks(answers, capability),
+        nvlinks=_read_nvlinks(answers, capability),
         fabric=_fabric(answers),
         bar1_bytes=bar1.bar1Total if bar1 is not None else None,
         processes=read_processes(answers),
@@ -435,8 +430,7 @@ def _process_name(library: Any, pid: int) -> str | None:
         return None
 
 
-def read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, ...]:
-    """NVML's facts of every ordered pair of GPUs, by their indices."""
+def _read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, ...]:
     paths: dict[frozenset[int], str | None] = {}
     pairs = []
     for source, destination in permutations(handles, 2):

@@ -41,7 +41,7 @@ def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
     return tuple(
         _port(port, nic, files.get(name))
         for name in names_in(folder)
-        for nic, port in port_folders(folder / name).items()
+        for nic, port in _port_folders(folder / name).items()
     )
 
 
@@ -51,22 +51,21 @@ def _device_files(folder: Path) -> dict[str, str]:
     return {device: f"/dev/infiniband/{printable(name)}" for name, device in devices.items() if device is not None}
 
 
-def port_folders(device: Path) -> dict[str, Path]:
-    """The folders of a device's ports by the NICs' names: mlx5_0, or mlx5_0:2 where there are several."""
+def _port_folders(device: Path) -> dict[str, Path]:
     numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
     if len(numbers) < 2:
         return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
     return {f"{device.name}:{number}": device / "ports" / number for number in numbers}
 
 
-def port_word(text: str | None) -> str | None:
+def _port_word(text: str | None) -> str | None:
     """'4: ACTIVE' → 'active'."""
     return None if text is None else text.rpartition(":")[2].strip().lower()
 
 
 def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
     unknown = UnknownFields()
-    state = port_word(unknown.text("physical_state", folder / "phys_state"))
+    state = _port_word(unknown.text("physical_state", folder / "phys_state"))
     layer = unknown.text("link_layer", folder / "link_layer")
     if device_file is None:
         unknown.reasons["device_file"] = "no verbs device of the kernel belongs to it: ib_uverbs may not be loaded"
@@ -83,7 +82,6 @@ def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
 
 
 def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: UnknownFields) -> dict[str, int] | None:
-    """Those wanted that the port has and that hold a number; None where it has no such counters at all."""
     names = names_in(folder)
     if not names:
         unknown.reasons[field] = f"{folder.name} is empty or cannot be read"
@@ -108,7 +106,6 @@ def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
 
 
 def _address(text: str | None) -> str | None:
-    """Of which sort a GID is; None for one that is not set, or is none."""
     try:
         address = IPv6Address(text or "")
     except AddressValueError:
@@ -144,8 +141,6 @@ _MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class _Interface:
-    """A network interface with a device behind it; `port` counts from 0 on the device."""
-
     name: str
     folder: Path
     address: str | None
@@ -181,7 +176,7 @@ def _interfaces(folder: Path) -> list[_Interface]:
 def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicFacts]:
     hardware = _hardware(device / "device", hca_type=text_of(device / "hca_type"), name=device.name)
     own = [each for each in interfaces if each.address is not None and each.address == hardware.bus_id]
-    ports = port_folders(device)
+    ports = _port_folders(device)
     for name, port in ports.items():
         # InfiniBand counts ports from 1, the network from 0.
         of_port = own if len(ports) == 1 else [each for each in own if each.port == int(port.name) - 1]
@@ -190,7 +185,7 @@ def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicF
 
 def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequence[_Interface]) -> NicFacts:
     unknown = UnknownFields()
-    state = port_word(unknown.text("state", port / "state"))
+    state = _port_word(unknown.text("state", port / "state"))
     rate_text = unknown.text("rate_gbit_s", port / "rate")
     rate = _RATE.match(rate_text or "")
     if state == "down":
@@ -278,7 +273,7 @@ class NicCounters:
     def __init__(self, root: Path = Path("/")) -> None:
         infiniband, net = root / "sys/class/infiniband", root / "sys/class/net"
         self._ports = {
-            nic: folder for name in names_in(infiniband) for nic, folder in port_folders(infiniband / name).items()
+            nic: folder for name in names_in(infiniband) for nic, folder in _port_folders(infiniband / name).items()
         }
         devices = {_device(infiniband / name / "device") for name in names_in(infiniband)}
         interfaces = [
@@ -302,7 +297,7 @@ class NicCounters:
     def _port(self, name: str, folder: Path, *, seldom: bool) -> NicReading:
         unknown: dict[str, str] = {}
         counters = folder / "counters"
-        state = port_word(text_of(folder / "state"))
+        state = _port_word(text_of(folder / "state"))
         if seldom:
             self._errors[name] = dict(_numbers(counters, _ERRORS))
         return NicReading(
@@ -346,8 +341,6 @@ def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _InterfaceFiles:
-    """The files of an interface of the kernel's, each named once: they are read at every interval."""
-
     name: str
     sent: Path
     received: Path
@@ -355,12 +348,10 @@ class _InterfaceFiles:
 
     @classmethod
     def of(cls, folder: Path) -> "_InterfaceFiles":
-        """Those in its folder."""
         counters = folder / "statistics"
         return cls(folder.name, counters / "tx_bytes", counters / "rx_bytes", folder / "operstate")
 
     def read(self) -> NicReading:
-        """Its counters now."""
         sent, received, state = number_of(self.sent), number_of(self.received), text_of(self.state)
         unread = {"sent": (sent, self.sent), "received": (received, self.received)}
         return NicReading(

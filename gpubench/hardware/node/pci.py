@@ -59,19 +59,19 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 
 def pci_address(device: Path) -> str | None:
     """The bus id of the PCI device that a sysfs path leads to or through: a virtio interface lies below one."""
-    ports = ports_of(device)
+    ports = _ports_of(device)
     return bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
     """The folder of that PCI device."""
-    ports = ports_of(device)
+    ports = _ports_of(device)
     return ports[-1] if ports else None
 
 
 def place_of(device: Path) -> PciPlace:
     """The place in the PCI tree of the device that a sysfs path leads to; a PCIe switch shows as two bridges."""
-    ports = ports_of(device)
+    ports = _ports_of(device)
     if not ports:
         return PciPlace()
     bridges = ports[:-1]
@@ -97,7 +97,7 @@ def link_of(device: Path) -> PcieLink:
 
 def trained_link(device: Path) -> PcieLink:
     """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
-    ports = ports_of(device)
+    ports = _ports_of(device)
     link = link_of(ports[-1] if ports else device)
     if len(ports) < 2:
         return link
@@ -111,7 +111,7 @@ def trained_link(device: Path) -> PcieLink:
 
 def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
-    ports = {bus_id(port.name): port for device in devices for port in ports_of(device)[1:-1:2]}
+    ports = {bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
     return tuple(
         PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port)) for name, port in sorted(ports.items())
     )
@@ -125,8 +125,7 @@ def driver_of(device: Path) -> str | None:
         return None
 
 
-def ports_of(device: Path) -> list[Path]:
-    """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
+def _ports_of(device: Path) -> list[Path]:
     return list(_ports_on(os.path.realpath(device)))
 
 
@@ -178,7 +177,7 @@ def read_access_control(device: Path, unknown: UnknownFields) -> AccessControl |
     return AccessControl(capable=_names(registers & 0xFFFF), enabled=_names(registers >> 16))
 
 
-def read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
+def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
     """True where the device asks the IOMMU for addresses (ATS), which lets a switch send directly despite ACS."""
     registers = _capability(device, _ATS, ADDRESS_TRANSLATION, unknown)
     if registers is None:
@@ -187,7 +186,6 @@ def read_address_translation(device: Path, unknown: UnknownFields) -> bool | Non
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
-    """The word behind a capability's header, else None with the reason; few words are read, as each costs."""
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -297,7 +295,7 @@ def read_pci_devices(gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping
 
 def _chain(device: Path, kind: PciKind) -> Iterable[tuple[Path, PciKind]]:
     """The bridges above a device, from the CPU on, and the device itself. Behind the root port they come in pairs."""
-    ports = ports_of(device)
+    ports = _ports_of(device)
     for position, folder in enumerate(ports[:-1]):
         inner = PciKind.UPSTREAM_PORT if position % 2 else PciKind.DOWNSTREAM_PORT
         yield folder, inner if position else PciKind.ROOT_PORT
@@ -319,7 +317,7 @@ def _read(folder: Path, kind: PciKind, above: str | None, minors: Mapping[str, i
         link=link_of(folder),
         identity=_identity(folder, unknown),
         access_control=read_access_control(folder, unknown) if is_bridge else None,
-        address_translation=None if is_bridge else read_address_translation(folder, unknown),
+        address_translation=None if is_bridge else _read_address_translation(folder, unknown),
         errors=read_errors(folder, unknown),
         iommu_group=_iommu_group(folder, unknown),
         bar1_bytes=bar1,
@@ -338,7 +336,6 @@ def _identity(folder: Path, unknown: UnknownFields) -> str | None:
 
 
 def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
-    """The group, by the link that every user may read; a device that no IOMMU serves has none."""
     try:
         name = (folder / "iommu_group").readlink().name
     except OSError as error:

@@ -85,8 +85,7 @@ def read_machine(root: Path) -> HostFacts:
     )
 
 
-def read_kernel_driver(root: Path) -> DriverFacts:
-    """The version of the loaded kernel module, which also a driver that no longer answers has written there."""
+def _read_kernel_driver(root: Path) -> DriverFacts:
     text = text_of(root / "proc/driver/nvidia/version")
     if text is None:
         return DriverFacts()
@@ -94,8 +93,7 @@ def read_kernel_driver(root: Path) -> DriverFacts:
     return DriverFacts(version=version[1] if version else None, open_kernel_module="Open Kernel Module" in text)
 
 
-def read_gpudirect(root: Path) -> GpuDirectFacts:
-    """The modules nvidia-peermem and efa_nv_peermem; dma-buf is a fact of CUDA's."""
+def _read_gpudirect(root: Path) -> GpuDirectFacts:
     absent = False if exists(root / "sys/module") else None
     return GpuDirectFacts(
         peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
@@ -113,7 +111,6 @@ def _registered(root: Path) -> bool | None:
 
 
 def _values_of_processors(field: str, text: str) -> list[str]:
-    """The values of one name in /proc/cpuinfo, one a processor; nothing else of its megabytes is kept."""
     return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 
@@ -402,9 +399,9 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     pci_devices = read_pci_devices(devices.gpus, nics, _minors(pages))
     return SysfsFacts(
         machine=read_machine(root),
-        driver=read_kernel_driver(root),
+        driver=_read_kernel_driver(root),
         driver_settings=read_driver_settings(root),
-        gpudirect=read_gpudirect(root),
+        gpudirect=_read_gpudirect(root),
         gpus=tuple(_gpus(devices.gpus, pages)),
         nics=read_nics(root),
         switches=switches_above((*devices.gpus, *nics)),

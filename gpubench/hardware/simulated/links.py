@@ -148,8 +148,6 @@ _PAGEABLE_SHARE = 0.37  # Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4
 
 
 class _NoMemory:
-    """Memory without contents; `lost` says whether data from another GPU get lost on the way."""
-
     def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
         self.place = place
         self.size_bytes = size_bytes
@@ -410,7 +408,7 @@ class SimulatedTraffic:
         """The node now: counters have moved by what its links carried since the reading before."""
         now = self._clock()
         seconds, self._before = now - self._before, now
-        ways = [tuple(self._noisy(each) for each in way) for way in self._ways()]
+        ways = [tuple(self._noisy(each) for each in way) for way in self._rates_by_gpu()]
         gpus = tuple(self._gpu(position, way, seconds) for position, way in enumerate(ways))
         nics = self._nics(seconds, sum(way[2] for way in ways))
         silent = next((each.error for each in self._node.failures if each.stage == "nvml"), None)
@@ -433,8 +431,7 @@ class SimulatedTraffic:
     def _noisy(self, rate: float) -> float:
         return max(rate * self._random.gauss(1, _NOISE), 0.0)
 
-    def _ways(self) -> list[Ways]:
-        """The rates of every GPU; one that fell off the bus moves nothing, and no ring goes through it."""
+    def _rates_by_gpu(self) -> list[Ways]:
         usable = iter(self._ways_of_usable(sum(not gpu.lost for gpu in self._node.gpus)))
         return [_NOTHING if gpu.lost else next(usable) for gpu in self._node.gpus]
 

@@ -38,8 +38,7 @@ _WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocesso
 _HEALTH_SHIFTS = range(0, 16, 2)
 
 
-def apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
-    """The node with these faults, by indices of the healthy node. Raises UsageError."""
+def _apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
     gpus, nics = list(node.gpus), list(node.nics)
@@ -201,7 +200,6 @@ def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
 
 
 def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
-    """The node with the GPUs that are left, counted anew; NVLinks to one that is gone are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
     present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
     numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
@@ -420,7 +418,7 @@ def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, nu
         if own is None:
             found.append(_named(whole, number, seed))
         else:
-            broken = apply_faults(_named(healthy, number, seed), own)
+            broken = _apply_faults(_named(healthy, number, seed), own)
             found.append(with_faults_around(with_surroundings(broken), own))
     if machine.domain_nodes == 1:
         return found
@@ -432,7 +430,6 @@ def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, nu
 
 
 def _in_domain(node: Snapshot, cluster: str, *, imex: bool) -> Snapshot:
-    """The node with its GPUs in the cluster of its domain, in the clique that they have, and the service IMEX."""
     settings = node.driver_settings
     return replace(
         node,

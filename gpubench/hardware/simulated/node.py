@@ -67,8 +67,6 @@ def healthy_node(profile: Profile) -> Snapshot:
 
 
 class _PciTree:
-    """Hands out bus numbers: a host bridge for every switch below a CPU, and one a NUMA node for all other devices."""
-
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._buses = 0
@@ -85,7 +83,6 @@ class _PciTree:
         self.nvswitches = tuple(self._device() for _ in range(count))
 
     def gpu(self, index: int) -> tuple[str, PciPlace]:
-        """Bus id and place of a GPU."""
         if self._profile.node.flat_pci:
             return f"0000:00:{_FIRST_FLAT_GPU + index:02x}.0", PciPlace(host_bridge=self._bridges[0])
         places = self._profile.gpu.places
@@ -211,7 +208,6 @@ def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[NvLink, ...]
 
 
 def _gpu_bus_id(profile: Profile, index: int) -> str:
-    """A GPU's bus id, before the GPU itself is made: the tree is deterministic."""
     tree = _PciTree(profile)
     return [tree.gpu(each)[0] for each in range(index + 1)][-1]
 
@@ -329,13 +325,11 @@ def _pci_devices(node: Snapshot) -> tuple[PciDevice, ...]:
         return bus_id
 
     def below(switch: str, link: PcieLink) -> str:
-        """A downstream port of its own for what hangs below a switch."""
         ports[switch] = ports.get(switch, 0) + 1
         address = f"{switch.rpartition(':')[0]}:{ports[switch]:02x}.0"
         return add(address, PciKind.DOWNSTREAM_PORT, switch, link)
 
     def reach(root_port: str | None, switches: tuple[str, ...], link: PcieLink) -> str | None:
-        """The port to which something with these above it is connected, which is made where it is not there yet."""
         if not switches:
             return root_port and add(root_port, PciKind.ROOT_PORT, None, link)
         last = switches[-1]

@@ -181,7 +181,6 @@ class _Model:
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
-        """The slower of the links inside the slowest node and of what joins all of them."""
         slowest = max(self._inside(links, size_bytes) for links in self._kinds)
         across = self._across(self._kinds, size_bytes)
         return max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
@@ -195,7 +194,6 @@ class _Model:
         return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
 
     def slowest_rank(self, size_bytes: int) -> int | None:
-        """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
         links = node_links(self._profile, ())
         if not links.nics_gb_s:
             # Only faults give rates: then the fastest NICs of them are the healthy ones.
@@ -345,7 +343,6 @@ class OverlapModel:
         )
 
     def _capped(self, name: str, size_bytes: int, own_seconds: float, ctas: int | None) -> float:
-        """Seconds of the collective alone under a cap."""
         if ctas is None or ctas >= self.own_ctas:
             return own_seconds
         ranks = self._per_node * self._machine.nodes

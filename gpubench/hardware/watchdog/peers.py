@@ -351,7 +351,6 @@ class Peers:
         self._exchange(MessageKind.LOST, claim, [_ARBITER], _SECONDS_FOR_A_DECISION, is_decided)
 
     def _decide_first_lost(self, sender: int, claim: LossClaim) -> int:
-        """The rank that was lost first, given the claim of one."""
         if self._first_lost is None:
             here = claim.host == os.uname().nodename
             own_first = self._own_loss is not None and here and self._own_loss < claim.at_seconds
@@ -361,7 +360,6 @@ class Peers:
     def _exchange(
         self, kind: MessageKind, content: Content, ranks: Sequence[int], seconds: float, is_done: Callable[[], bool]
     ) -> None:
-        """Send a message to ranks, and again to those without a known state, until `is_done`."""
         deadline = self._clock() + seconds
         again_at = 0.0
         self._questions.clear()
@@ -377,7 +375,6 @@ class Peers:
             self.receive()
 
     def _put(self, rank: int, kind: MessageKind, content: Content, *, everywhere: bool) -> None:
-        """Send a message by the way that is proven; where none is, or it led nowhere, ask by all ways instead."""
         route = self._proven.get(rank)
         if route is not None:
             self._questions.add(self._send(rank, kind, route, content))
@@ -409,7 +406,6 @@ class Peers:
     def _send(
         self, rank: int, kind: MessageKind, route: DatagramRoute, content: Content = None, answers: int = 0
     ) -> int:
-        """The counter of what was sent."""
         self._counter += 1
         message = WatchdogMessage(kind, self._rank, rank, self._counter, answers, content)
         self._datagrams.send(message, route)
@@ -422,7 +418,6 @@ class _DroppingLimit:
         self._since = 0.0
 
     def note(self) -> None:
-        """Count one more."""
         self._count += 1
 
     def is_reached(self, now: float) -> bool:

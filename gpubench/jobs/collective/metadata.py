@@ -76,8 +76,7 @@ def described_collective(
     )
 
 
-def describe_sampling(sampling: Sampling) -> dict[str, object]:
-    """Sampling as plain data, for the metadata."""
+def _describe_sampling(sampling: Sampling) -> dict[str, object]:
     if sampling.iterations is None:
         return {"mode": sampling.mode.value, "iters": AUTO, "budget_s": sampling.budget_seconds}
     return {"mode": sampling.mode.value, "iters": sampling.iterations}
@@ -132,7 +131,7 @@ def describe(request: SweepRequest) -> dict[str, object]:
         "ops": [op.value for op in request.ops] if collective.reduces else [],
         "root": request.root if collective.rooted else None,
         "placements": [placement.value for placement in request.placements],
-        **describe_sampling(request.sampling),
+        **_describe_sampling(request.sampling),
         "warmup": request.warmup,
         "graph": request.graph_replays,
         "check": request.check,
@@ -238,7 +237,6 @@ def judge_of_model(
 
 
 def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
-    """What joins hosts without GPUs, by the NICs of the profile asked for, else None; interfaces' rates mislead."""
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
         return None

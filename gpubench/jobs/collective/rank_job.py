@@ -78,7 +78,6 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
 
 
 def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
-    """Who uses the GPUs of this host already, until `stack` ends; None where the driver lists none."""
     if not driver.gpus:
         return None
     from gpubench.hardware.traffic import NvmlUse
@@ -212,7 +211,6 @@ class CollectiveRankJob:
         return past_of(self._plan.history, metadata)
 
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
-        """The ranks that measure with this one: of its group, or all."""
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
@@ -324,7 +322,6 @@ class CollectiveRankJob:
 
 
 def _with_unverified(report: Report, names: Sequence[str]) -> Report:
-    """The report with the finding on variables that may have no reader."""
     if not names:
         return report
     from gpubench.hardware.nccl.parameters import unverified
@@ -339,7 +336,6 @@ def _say(line: str) -> None:
 
 
 def _asked_to_end() -> Callable[[], bool]:
-    """Whether this process has got the signal that ends a soak in order."""
     asked = Event()
     signal.signal(SOAK_ENDS, lambda *_: asked.set())
     return asked.is_set

@@ -42,7 +42,7 @@ class Turn:
         return again(name) if self.is_second else name
 
 
-def turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
+def _turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
     """NCCL's own choice, every setting, then all of them once more from the last to the first."""
     there = (NcclSetting(), *processes)
     yield from (Turn(setting, is_second=False) for setting in there)
@@ -165,7 +165,7 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
     Raises GpubenchError: a variable is set already, NCCL's own choice cannot be measured, or somebody ended the run.
     """
     check_unset(plan.variants, nccl_settings(os.environ))
-    turns = list(turns_of(plan.variants.processes))
+    turns = list(_turns_of(plan.variants.processes))
     with start.announced(plan) as take_back:
         presenter = start.presenter(plan, take_back)
         sweep = TurnedSweep(plan, presenter, len(turns))
@@ -183,7 +183,6 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 
 
 def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
-    """Measure one job; the reason why it could not be measured, empty where it was."""
     plan = sweep.plan
     checked = plan.variants.by_set if number == 0 else ()
     of_job = replace(plan, variants=plan.variants.inside(turn.setting), checked_variables=checked)

@@ -87,7 +87,6 @@ class VariantMaker:
         return variants
 
     def _beside(self, each: BesideBackend) -> SweepVariant:
-        """Another backend, whose ranks are connected as it is tried out, so that NCCL's log of that is its own."""
         if each.backend is None:
             return SweepVariant(setting=None, backend=NamedBackend(each.kind.name), refused=each.refused)
         backend = each.backend
@@ -120,7 +119,6 @@ class VariantMaker:
         return partial(self.request.collective.issue, backend.with_kernel(kernel))
 
     def _setting(self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
-        """All ranks on a communicator of their own, made while NCCL is told what to use."""
         opened: list[CollectiveCalls] = []
         registered: list[Registration] = []
 
@@ -145,7 +143,6 @@ class VariantMaker:
     def _open(
         self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors
     ) -> "tuple[CollectiveCalls, Registration]":
-        """The collectives of a new communicator, and how its buffers are registered."""
         if not setting.requests:
             return backend.open(self.group), Registration.NONE
         from gpubench.hardware.nccl import communicator
@@ -185,7 +182,6 @@ class VariantMaker:
         )
 
     def _levels(self) -> TwoLevels:
-        """By node as MPI sees it, and inside it by what NCCL is told to take for one."""
         own = self.identity.node, self.identity.nccl_host or ""
         named = self.group.gather(own)
 

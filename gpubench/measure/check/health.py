@@ -196,7 +196,6 @@ class _FindingPlace:
         return ", ".join((self.finding.subject, *self.finding.subjects))
 
     def touches(self, other: "_FindingPlace") -> bool:
-        """True if both are about a host, and where both name GPUs, about one of them."""
         shared = not self.devices or not other.devices or bool(self.devices & other.devices)
         return shared and bool(self.hosts & other.hosts)
 
@@ -271,7 +270,6 @@ def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
 
 
 def _is_nccl_s(staged: Finding) -> bool:
-    """True if it is NCCL that goes through host memory, between ranks, and not a copy between GPUs."""
     return "GPU" not in staged.subject
 
 
@@ -284,7 +282,6 @@ def _with(root: Finding, below: Sequence[Finding]) -> Finding:
 
 
 def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
-    """A finding below another in words: what is slow is explained by now, and said once."""
     if below.id != SLOW_UNEXPLAINED:
         return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
     return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)
@@ -306,7 +303,6 @@ class _Outcome:
 
     @classmethod
     def of(cls, check: Check, facts: Facts) -> "_Outcome":
-        """The outcome of a check."""
         looked = look(check, facts)
         return cls(check, (*looked.findings, *unread_facts(check, facts)), looked)
 
@@ -416,7 +412,6 @@ def _is_silent(node: Topology) -> bool:
 
 
 def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[VerdictRow]:
-    """A row a node, GPU, NIC and measured link; a finding counts for what its subjects name, and for its node."""
     by_subject: dict[str, list[Finding]] = {}
     for finding in findings:
         for subject in finding.subjects or (finding.subject,):
@@ -424,7 +419,7 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
     for number, node in enumerate(facts.nodes):
         own: list[Finding] = []
         rows = []
-        unanswered = _unanswered(node, by_subject) if _is_silent(node) else []
+        unanswered = _unanswered_findings(node, by_subject) if _is_silent(node) else []
         slow = _slow_links(facts, number, node)
         for scope, subject, names in _subjects(facts, number, node):
             found = [finding for name in names for finding in by_subject.get(name, ())]
@@ -433,13 +428,12 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
             verdict, ends = slow.get(subject, (Verdict.PASS, ()))
             found = found or [each for end in ends for each in by_subject.get(end, ())]
             rows.append(_row(node, scope, subject, found, verdict))
-        own += _of_whole(facts, node, by_subject)
+        own += _node_findings(facts, node, by_subject)
         yield _row(node, "node", node.snapshot.host, own)
         yield from rows
 
 
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """The devices of a node: scope, name in rows, and the names that findings have for it."""
     circumstances = facts.circumstances
     for gpu in node.gpus:
         name = circumstances.named(number, gpu)
@@ -481,15 +475,13 @@ def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Ve
     return {name: (verdict, ends[name]) for name, verdict in found.items() if verdict is not Verdict.PASS}
 
 
-def _unanswered(node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Findings of a driver that tells nothing of a node's GPUs."""
+def _unanswered_findings(node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     host = node.snapshot.host
     found = [each for subject in by_subject if subject.startswith(host) for each in by_subject[subject]]
     return [each for each in found if each.id in _DRIVER_IDS and each.subject.partition(",")[0] == host]
 
 
-def _of_whole(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Findings that name the node itself, or something on it that has no row, or, of a single node, nothing else."""
+def _node_findings(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     host = node.snapshot.host
     alone = len(facts.nodes) == 1
     return [

@@ -99,7 +99,7 @@ def judge_rows(
         listener.row(row)
         verdicts += [Verdict(row.verdict)] if row.verdict else []
         wrong += [(row, ())] if row.wrong else []
-    staged = tuple(_staged(file.name, rows, ranks))
+    staged = tuple(_staging_finding(file.name, rows, ranks))
     found = (
         list(speed.findings(staged, None)) if staged else [_advised(each, speed) for each in speed.findings((), None)]
     )
@@ -130,15 +130,13 @@ def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Lim
 
 
 def _advised(found: Finding, speed: SpeedJudge) -> Finding:
-    """A finding on slow rows with what a person can do who has a table and no machine at hand."""
     likely = _LIKELY[speed.expected.assumed]
     if found.severity is Verdict.WARN and found.expected.endswith("assumed"):
         likely = "another algorithm than assumed, or a slow NIC"
     return replace(found, cause=likely, next_command=_LOGGING)
 
 
-def _staged(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
-    """That NCCL's lines among the rows name a path through host memory."""
+def _staging_finding(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
     row = next((each for each in rows if each.host_staged), None)
     if row is None:
         return

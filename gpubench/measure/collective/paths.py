@@ -95,7 +95,6 @@ class Counting:
         )
 
     def _blocks(self, case: Case) -> tuple[int, int]:
-        """The blocks that this rank sends and receives, of the count that NCCL is handed: the same for every size."""
         if self._moved is None:
             layout = case.layout
             moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
@@ -323,7 +322,6 @@ def _ranks(path: KnownPath) -> Pair:
 
 
 def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
-    """The reason for host memory where it is no fault; inside a node, a network is so between ranks of one GPU only."""
     if run.wiring.together(pair) and any(transport.network for transport in transports):
         return split_by_design(run, pair)
     return run.wiring.by_design(pair)
@@ -345,7 +343,6 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known(self) -> list[KnownPath]:
-        """The pairs that were used; without a log, those of a node that counters, times or the library's way show."""
         pairs = set(self._chosen)
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
@@ -397,7 +394,6 @@ class _Paths:
         return wiring.together(pair), wiring.has_nvlinks(pair), is_staged(tuple(self._chosen[pair]))
 
     def _ends(self, pair: Pair) -> tuple[Carried, ...]:
-        """The counts of those ends through which something had to pass."""
         source, destination = (self._observed.traffic[rank] for rank in pair)
         sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
         return (*([source.sent] if sent else []), *([destination.received] if received else []))
@@ -517,7 +513,6 @@ class PathJudge:
 
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:
-    """The row with a note where the library did not take the setting."""
     if not took_another(row):
         return row
     taken = taken_name(row.algorithm, row.protocol)

@@ -272,8 +272,7 @@ _WHITE = str.maketrans("", "", "\n\t")  # White space that libraries have in the
 CasesByGroup = Mapping[str | None, frozenset[Case]]  # Cases that each group can have measured; None: all ranks
 
 
-def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
-    """The cases of which there can be rows. Raises UsageError for a first line that no run can have had."""
+def _check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
     if found.schema_version != RECORDING_VERSION:
         raise UsageError(
             f"{where}: schema_version {found.schema_version}",
@@ -318,7 +317,6 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
 
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
-    """Refuse numbers that overflow, and texts that no output can show, except in fields of `but`."""
     plain = {name: held for name, held in to_plain(value).items() if name not in but}
     for _, each in leaves(plain, where):
         if isinstance(each, str):
@@ -464,7 +462,7 @@ def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[Rec
             file = file_of(collective.name)
             raise UsageError(f"{name}, {file}: empty", expected=f"a recorded run of {collective.name}")
         found = read_json_line(RecordedCollective, *lines[0])
-        by_group = check_recorded(found, collective, lines[0][1])
+        by_group = _check_recorded(found, collective, lines[0][1])
         rows: list[RecordedRow] = []
         for text, where in lines[1:]:
             line = read_json_line(RecordingLine, text, where)
@@ -551,8 +549,6 @@ def _measured(
 
 
 class _RowsOfCases:
-    """A listener that hands rows on once all groups have one of the same case: they are held against each other."""
-
     def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
         self._listener, self._groups = listener, groups
         self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
@@ -560,13 +556,11 @@ class _RowsOfCases:
         self._waiting: list[CollectiveRow] = []
 
     def row(self, row: CollectiveRow) -> None:
-        """A row of one group."""
         self._waiting.append(row)
         if len(self._waiting) == self._groups:
             self._hand_on()
 
     def report(self, parts: Sequence[PartReport]) -> Report:
-        """The report on all groups; a run that was cut short may have rows of some groups alone."""
         self._hand_on()
         return self._siblings.report(together(parts))
 

@@ -143,7 +143,6 @@ def _repeat(
     collector: RowCollector,
     observers: Observers,
 ) -> None:
-    """Measure all rows again and again; only those with wrong data are kept."""
     at_work: Backend | None = None
     while True:
         soak.cycle += 1
@@ -231,9 +230,8 @@ class VariantPreparation:
         return runs
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
-        """The sweep of a variant; all variants of a backend share its buffers."""
         backend = variant.opened
-        buffers = next((buffers for other, buffers in self._buffers if shares_memory(other, backend)), None)
+        buffers = next((buffers for other, buffers in self._buffers if _shares_memory(other, backend)), None)
         if buffers is None:
             buffers = Buffers.of(backend, max(self.request.sizes))
             self._buffers.append((backend, buffers))
@@ -281,7 +279,6 @@ class VariantPreparation:
         return sweep, usable
 
     def _opened(self, variant: SweepVariant) -> Sweep | None:
-        """The sweep of a variant, None where it cannot begin."""
         if variant.open is None:
             return self._sweep(variant, None)
         self.observers.progress.enter(Phase.CONNECTING, variant.name)
@@ -295,7 +292,6 @@ class VariantPreparation:
         return self._sweep(variant, issue)
 
     def _attempt(self, variant: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
-        """The result of an action, and why it failed on any rank, the same on every rank; empty where it did not."""
         outcome, reason = None, ""
         try:
             outcome = action()
@@ -323,8 +319,7 @@ class VariantPreparation:
         )
 
 
-def shares_memory(one: Backend, other: Backend) -> bool:
-    """True if two backends are one, or take their buffers from the same place."""
+def _shares_memory(one: Backend, other: Backend) -> bool:
     if isinstance(one, SharedMemory) and isinstance(other, SharedMemory):
         return one.memory_source is other.memory_source
     return one is other

@@ -127,7 +127,6 @@ class PairJudge:
         destination: Member | None,
         known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
-        """The group of these destinations, judged as known; on one host pairs are alike only if nothing is staged."""
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
             alike = pair, None, None
@@ -152,17 +151,16 @@ class PairJudge:
             return JudgedRoute(route, route.family, Verdict.ERROR)
         if not route.host_staged:
             return JudgedRoute(route, route.family, Verdict.PASS)
-        staged = self._staged(pair, source, destination)
+        staged = self._staging_evidence(pair, source, destination)
         if staged not in self._explanations:
             is_known = source is not None and destination is not None
             found = explain(CAUSES, staged) if is_known or staged.network is None else _anywhere(staged)
-            self._explanations[staged] = found or _unexplained(staged)
+            self._explanations[staged] = found or _no_explanation(staged)
         found = self._explanations[staged]
         verdict = Verdict.SKIP if found.by_design else Verdict.WARN if found.in_doubt else Verdict.FAIL
         return JudgedRoute(route, route.family, verdict, found)
 
-    def _staged(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
-        """The evidence in the log on two ranks that reach each other through host memory."""
+    def _staging_evidence(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
         used = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
         networks = {end.network for end in used if end.network is not None}
         network = "Socket" if "Socket" in networks else min(networks, default=None)
@@ -237,7 +235,6 @@ def _anywhere(staged: Staged) -> Explanation | None:
 
 
 def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
-    """The interfaces over which processes meet, or that sockets use."""
     names = [
         name
         for remark in remarks
@@ -247,8 +244,7 @@ def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _unexplained(staged: Staged) -> Explanation:
-    """The explanation where the log has none: how to learn more."""
+def _no_explanation(staged: Staged) -> Explanation:
     more = f"Run it again with {ASK_FOR_MORE}"
     if staged.inside and any(note.about == _POLICY for note in staged.found(RemarkKind.P2P_TYPE)):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
@@ -259,7 +255,6 @@ def _unexplained(staged: Staged) -> Explanation:
 
 
 def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
-    """Ranks that have peer access to another one, or it to them."""
     by_rank = communicator.connections.by_rank
     different = {channels for peers in by_rank.values() for channels in peers.values()}
     p2p = {each for each in different if any(logged.transport.kind is TransportKind.P2P for logged in each.logged)}
@@ -275,7 +270,6 @@ def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
 
 
 def _near_ranks(members: Sequence[Member]) -> dict[int, tuple[Set[int], Set[int]]]:
-    """The ranks on the machine and on the node of each rank; those of one machine share one set."""
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:
@@ -301,7 +295,6 @@ def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
 
 
 def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
-    """By host and NVML index, the GPUs to which the driver gives no peer access over PCIe."""
     return {
         (process.rpartition(":")[0], index): remark.note
         for remark in remarks
@@ -312,7 +305,6 @@ def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
 
 
 def _device_notes(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHosts]]:
-    """The lines about GPUs, with the hosts that log them, by bus id or by two bus ids or NVML indices."""
     found: dict[object, list[_NoteOfHosts]] = {}
     for remark in remarks:
         if remark.note.kind in _ABOUT_DEVICES:
@@ -322,7 +314,7 @@ def _device_notes(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHost
     return found
 
 
-def is_one_ended(route: Route) -> bool:
+def _is_one_ended(route: Route) -> bool:
     """True if the line of one end of a network connection is missing: both ends log one."""
     return route.transport.kind is TransportKind.NET and None in (route.sent, route.received)
 
@@ -392,8 +384,6 @@ def summarise(facts: LogFacts, judge: PairJudge) -> JobSummary:
 
 @dataclass(slots=True)
 class _TransportCounts:
-    """Pairs of one communicator with the same transport, and the least and most channels of one."""
-
     examples: Examples
     least: int
     most: int
@@ -404,14 +394,13 @@ class _PairCounts:
         self._number = number
         self._communicator = communicator
         self._hosts = {member.rank: member.host for member in communicator.members}
-        self._staged = staged
+        self._staging_evidence = staged
         self._transports: dict[tuple[Scope, str, bool | None, Verdict], _TransportCounts] = {}
         self._unknown: dict[str, Examples] = {}
         self._one_ended = Examples()
         self._counts: dict[tuple[Scope, JudgedPair], tuple[list[Examples], list[StagedPaths]]] = {}
 
     def counted(self, judge: PairJudge) -> Part:
-        """The communicator with all its pairs counted."""
         pairs = 0
         for src, groups in judge.groups(self._communicator):
             for group in groups:
@@ -438,17 +427,16 @@ class _PairCounts:
             paths.hosts |= {self._hosts[rank]: None for rank in (src, *group.destinations) if rank in self._hosts}
 
     def _counts_of(self, scope: Scope, judged: JudgedPair) -> tuple[list[Examples], list[StagedPaths]]:
-        """The counts that such pairs are added to, each once."""
         examples: dict[Examples, None] = {}
         staged: list[StagedPaths] = []
         for each in judged.routes:
             examples[self._of_transport(scope, each)] = None
             if each.verdict is Verdict.ERROR:
                 examples[self._unknown.setdefault(each.family, Examples())] = None
-            if is_one_ended(each.route) and scope is not Scope.UNKNOWN:
+            if _is_one_ended(each.route) and scope is not Scope.UNKNOWN:
                 examples[self._one_ended] = None
             if each.explanation is not None:
-                paths = self._staged.setdefault(each.explanation, StagedPaths(each.verdict))
+                paths = self._staging_evidence.setdefault(each.explanation, StagedPaths(each.verdict))
                 paths.transports[each.family] = None
                 paths.scopes[scope] = None
                 examples[paths.pairs.setdefault(self._number, Examples())] = None

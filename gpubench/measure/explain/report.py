@@ -40,11 +40,7 @@ from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
 
 
-def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
-    """The findings on what ended the job: special reasons, else the first of the general ones, with the rest below.
-
-    A complaint is of one condition, the first whose it is.
-    """
+def _failures_of(facts: LogFacts) -> tuple[Finding, ...]:
     special, general = list[Finding](), list[Finding]()
     for condition in sorted(CONDITIONS, key=lambda each: each.general):
         found = list(condition.findings_in_log(facts))
@@ -65,8 +61,7 @@ _ASKED_FOR = ("NCCL_IB_HCA",)
 """Variables of no use where there is no RDMA device."""
 
 
-def said_without_connections(facts: LogFacts) -> Iterator[Finding]:
-    """Findings about RDMA that a job on several nodes cannot use; WARN if the number of nodes is unknown."""
+def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
     if facts.communicators and all(each.nodes == 1 for each in facts.communicators):
         return
     notes: dict[RemarkKind, list[Note]] = {}
@@ -76,21 +71,19 @@ def said_without_connections(facts: LogFacts) -> Iterator[Finding]:
     if refused := notes.get(RemarkKind.GDR_DISABLED):
         subjects = [note.about[1] for note in refused]
         yield _finding("gpudirect-refused", severity, subjects, f"NCCL's log: {refused[0].text}", _DIRECT)
-    elif far := _far(notes):
+    elif far := _too_far_note(notes):
         yield _finding("gpudirect-too-far", Verdict.WARN, [], f"NCCL's log: {far.text}", _DIRECT)
     if notes.get(RemarkKind.NO_RDMA_DEVICE) and (reason := _expects_rdma(facts, notes)):
         seen = f"NCCL found no usable RDMA device, but the log has {reason}"
         yield _finding("sockets-despite-rdma", severity, [], seen, "an RDMA device that NCCL can open")
 
 
-def _far(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
-    """The first line about a NIC that is too far, if no NIC is near."""
+def _too_far_note(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
     far = [*notes.get(RemarkKind.GDR_DISTANT, ()), *notes.get(RemarkKind.GDR_FAR, ())]
     return far[0] if far and not notes.get(RemarkKind.GDR_NEAR) else None
 
 
 def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
-    """The sign of RDMA devices in the log; empty without one."""
     if devices := [note for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]:
         return devices[0].text
     return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
@@ -137,16 +130,15 @@ def findings_of(
 
     A failed job need not have all connections. `tables` are files with results and without NCCL lines.
     """
-    failures = failures_of(facts)
+    failures = _failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
     failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
     doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
-    unread = tuple(_unread(facts, logs))
+    unread = tuple(_unread_findings(facts, logs))
     return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, tables)), *unread)
 
 
-def _unread(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
-    """Findings for text left unread because of a limit; it may contain anything, even the reason of a failure."""
+def _unread_findings(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
     for limit in facts.limits:
         times = f" ({limit.times} times)" if limit.times > 1 else ""
         yield _doubt(
@@ -177,7 +169,6 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
 
 
 def _expected(explanation: Explanation, staged: StagedPaths) -> str:
-    """The expected transport, also if NCCL treats one machine as several."""
     if staged.verdict is Verdict.SKIP:
         return "host memory, by design"
     effects = next((each.effects for each in CAUSES if each.id == explanation.id), ())
@@ -188,7 +179,7 @@ def _expected(explanation: Explanation, staged: StagedPaths) -> str:
 
 def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str]) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
-        yield from said_without_connections(facts)
+        yield from _said_without_connections(facts)
         if facts.nccl_lines or not _is_of_no_log(facts):
             yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
         if len(facts.records) == 1 and not facts.ras:
@@ -202,7 +193,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables
             )
     else:
         yield from _unknown_transports(summary.parts)
-        yield from _missing(facts, summary.parts)
+        yield from _missing_line_findings(facts, summary.parts)
     yield from _not_in_dumps(facts)
     if facts.unreadable:
         yield _doubt(
@@ -234,7 +225,6 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables
 
 
 def _of_tables(facts: LogFacts, tables: Sequence[str]) -> Finding:
-    """The finding for files with results and without NCCL lines, which another command judges."""
     return _error(
         NO_CONNECTIONS,
         _listed(tables),
@@ -294,48 +284,51 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         )
 
 
-def _missing(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
-    """Findings for ranks, ends and communicators with missing lines."""
+def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
     missing = {
         name_of(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
         for part in parts
         if part.communicator.missing_ranks
     }
-    yield from _merged("ranks-missing", missing, "a log of every rank", "these ranks write their log to another place")
+    yield from _merged_finding(
+        "ranks-missing", missing, "a log of every rank", "these ranks write their log to another place"
+    )
     quiet = {
         name_of(part.communicator): f"a log without connections of rank {_numbers(part.unconnected_ranks)}"
         for part in parts
         if part.unconnected_ranks
     }
-    yield from _merged("ranks-silent", quiet, "connections of every rank", "the log is truncated")
+    yield from _merged_finding("ranks-silent", quiet, "connections of every rank", "the log is truncated")
     halves = {
         name_of(part.communicator): f"only one end's line of {_pairs(part.one_ended)}"
         for part in parts
         if part.one_ended.count
     }
-    yield from _merged("ends-missing", halves, "both ends of a network connection", "a truncated or damaged log")
+    yield from _merged_finding(
+        "ends-missing", halves, "both ends of a network connection", "a truncated or damaged log"
+    )
     unused = {
         name_of(part.communicator): "operations without a connection"
         for part in parts
         if not part.pairs and any(each.algorithm in _WITH_CONNECTIONS for each in part.communicator.tunings)
     }
-    yield from _merged(NO_CONNECTIONS, unused, "connections", "truncated logs")
+    yield from _merged_finding(NO_CONNECTIONS, unused, "connections", "truncated logs")
     unheard = {
         name_of(part.communicator): "no connection of any rank"
         for part in parts
         if not part.pairs and (part.communicator.size or 0) > 1 and _connects_at_once(facts.versions)
     }
     cause = "lost lines: NCCL before 2.22 connects ranks when it creates a communicator"
-    yield from _merged("ranks-silent", unheard, "connections of every rank", cause)
+    yield from _merged_finding("ranks-silent", unheard, "connections of every rank", cause)
     apart = {
         name_of(part.communicator): f"NVLS inside {part.communicator.nodes} nodes, and no connection between them"
         for part in parts
         if (part.communicator.nodes or 0) > 1 and {row.transport for row in part.transports} == {MULTICAST.name}
     }
-    yield from _merged("ranks-silent", apart, "connections between nodes", "the log is truncated")
-    yield from _ambiguous(parts)
+    yield from _merged_finding("ranks-silent", apart, "connections between nodes", "the log is truncated")
+    yield from _ambiguous_findings(parts)
     has_beginning = any(each.note.kind is RemarkKind.BOOTSTRAP for each in facts.remarks) and bool(facts.versions)
-    yield from _nameless(parts, has_beginning=has_beginning)
+    yield from _nameless_findings(parts, has_beginning=has_beginning)
 
 
 def _connects_at_once(versions: Sequence[str]) -> bool:
@@ -344,19 +337,17 @@ def _connects_at_once(versions: Sequence[str]) -> bool:
     return bool(numbers) and max(numbers) < _LAZY_SINCE
 
 
-def _ambiguous(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Findings for connections that may belong to several communicators."""
+def _ambiguous_findings(parts: Sequence[Part]) -> Iterator[Finding]:
     fit = {
         name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks that may belong to each of these"
         for part in parts
         if part.pairs and part.communicator.candidates
     }
     cause = "several communicators of one process have these ranks, and NCCL's lines do not name the communicator"
-    yield from _merged("communicator-ambiguous", fit, "connections of one communicator", cause)
+    yield from _merged_finding("communicator-ambiguous", fit, "connections of one communicator", cause)
 
 
-def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding]:
-    """Findings for connections without the lines that begin a communicator, in an excerpt or a part of the log."""
+def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding]:
     nameless = [
         part for part in parts if part.pairs and part.communicator.id is None and not part.communicator.candidates
     ]
@@ -364,7 +355,7 @@ def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding
         return
     seen = {name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks" for part in nameless}
     if len(nameless) == len(parts) and has_beginning:
-        yield from _merged(
+        yield from _merged_finding(
             "nccl-init-unfinished",
             seen,
             "a line that ends the initialization of a communicator",
@@ -384,11 +375,10 @@ def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding
         )
     else:
         cause = "the beginning of the logs is missing, or NCCL_DEBUG_SUBSYS does not include INIT"
-        yield from _merged("communicator-unknown", seen, "lines that name the communicator", cause)
+        yield from _merged_finding("communicator-unknown", seen, "lines that name the communicator", cause)
 
 
-def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: str) -> Iterator[Finding]:
-    """One finding for all subjects with the same evidence."""
+def _merged_finding(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: str) -> Iterator[Finding]:
     same: dict[str, list[str]] = {}
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
@@ -402,7 +392,6 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_co
 
 
 def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
-    """What dumps leave open: sends and receives that did not end, which are not judged, and dumps without a call."""
     waiting = [f"rank {each.rank}" for each in facts.records if each.unfinished_sends]
     if waiting:
         yield _doubt(
@@ -426,7 +415,6 @@ def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
 
 
 def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
-    """A WARN about something missing in a log that has connections."""
     return Finding(id_, Verdict.WARN, subject, seen, expected, cause, next_command)
 
 
@@ -463,13 +451,13 @@ def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) ->
     summary = summarise(facts, judge)
     findings = findings_of(facts, summary, logs, tables)
     sections = {
-        PATHS_SECTION: Table(PathRow.columns(), lambda: path_rows(facts, judge)),
-        CAUSES_SECTION: Table(CauseRow.columns(), lambda: cause_rows(summary)),
+        PATHS_SECTION: Table(PathRow.columns(), lambda: _path_rows(facts, judge)),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: _cause_rows(summary)),
         "transports": Table(TransportRow.columns(), lambda: [row for each in summary.parts for row in each.transports]),
-        "communicators": Table(CommunicatorRow.columns(), lambda: communicator_rows(summary)),
-        "members": Table(MemberRow.columns(), lambda: member_rows(facts)),
-        HANGS_SECTION: Table(HangRow.columns(), lambda: hang_rows(facts)),
-        OPERATIONS_SECTION: Table(OperationRow.columns(), lambda: operation_rows(facts)),
+        "communicators": Table(CommunicatorRow.columns(), lambda: _communicator_rows(summary)),
+        "members": Table(MemberRow.columns(), lambda: _member_rows(facts)),
+        HANGS_SECTION: Table(HangRow.columns(), lambda: _hang_rows(facts)),
+        OPERATIONS_SECTION: Table(OperationRow.columns(), lambda: _operation_rows(facts)),
     }
     was_told = _is_of_no_log(facts) or any(part.pairs for part in summary.parts)
     heard = [Verdict.PASS] if was_told else []
@@ -483,19 +471,17 @@ WATCHED_SECTIONS = (HANGS_SECTION, FINDINGS_SECTION)
 def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     """The report on who hangs now; SKIP where nobody does and no progress was seen."""
     facts = LogFacts(hangs=tuple(hangs))
-    findings = failures_of(facts)
+    findings = _failures_of(facts)
     verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
-    sections = {HANGS_SECTION: Table(HangRow.columns(), lambda: hang_rows(facts))}
+    sections = {HANGS_SECTION: Table(HangRow.columns(), lambda: _hang_rows(facts))}
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HANGS_SECTION)
 
 
 def _is_of_no_log(facts: LogFacts) -> bool:
-    """True if something else than a log was read that tells of a job: dumps, answers of RAS, or times."""
     return bool(facts.records or facts.ras or facts.inspected)
 
 
-def operation_rows(facts: LogFacts) -> Iterator[OperationRow]:
-    """What NCCL's Inspector timed, by collective and size."""
+def _operation_rows(facts: LogFacts) -> Iterator[OperationRow]:
     for each in by_size(facts.inspected):
         yield OperationRow(
             collective=each.collective,
@@ -509,8 +495,7 @@ def operation_rows(facts: LogFacts) -> Iterator[OperationRow]:
         )
 
 
-def path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:
-    """A row for every route from one rank to another."""
+def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:
     for communicator in facts.communicators:
         members = {member.rank: member for member in communicator.members}
         for src, groups in judge.groups(communicator):
@@ -553,8 +538,7 @@ def _path_row(
     )
 
 
-def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
-    """The causes of staging, in the order in which to look at them."""
+def _cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
     catalogue = {cause.id: cause for cause in CAUSES}
     for explanation, staged in summary.staged.items():
         cause = catalogue.get(explanation.id)
@@ -575,8 +559,7 @@ def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
         )
 
 
-def communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
-    """The communicators in order of appearance."""
+def _communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
     for part in summary.parts:
         communicator = part.communicator
         yield CommunicatorRow(
@@ -590,8 +573,7 @@ def communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
         )
 
 
-def hang_rows(facts: LogFacts) -> Iterator[HangRow]:
-    """The collectives that did not end, root causes first."""
+def _hang_rows(facts: LogFacts) -> Iterator[HangRow]:
     for each in facts.hangs:
         yield HangRow(
             group=each.group,
@@ -605,8 +587,7 @@ def hang_rows(facts: LogFacts) -> Iterator[HangRow]:
         )
 
 
-def member_rows(facts: LogFacts) -> Iterator[MemberRow]:
-    """The ranks of every communicator."""
+def _member_rows(facts: LogFacts) -> Iterator[MemberRow]:
     for communicator in facts.communicators:
         for member in communicator.members:
             yield MemberRow(

@@ -86,7 +86,6 @@ class ManagedBench:
         return Cell(tuple(samples), self._wrong(copy) if self._request.check else None, carried)
 
     def _home(self, copy: ManagedCopy) -> Place:
-        """Where the pages have to be when a pass begins: where they stay, or what they leave."""
         if copy.way is ManagedWay.RESIDENT:
             return copy.by
         return HOST if copy.source is None or _writes_in_place(copy) else copy.source
@@ -116,7 +115,6 @@ class ManagedBench:
         return self._pages if copy.way.is_managed else self._buffers(HostMemory.PINNED)[1]
 
     def _fresh(self, copy: ManagedCopy) -> None:
-        """Fresh data at the source, other data at the destination; GPUs fill managed memory 1,000 × faster."""
         self._row += 1
         data, block = random_data(self._size, self._row, _SENDERS)
         source = self._source(copy)
@@ -219,7 +217,6 @@ class CopyBench(Bench):
         return self._managed.cell(copy)
 
     def _buffers(self, place: Place) -> tuple[Memory, Memory]:
-        """The plain buffers of a place, made where it has none yet; CouldNotMeasureError where it cannot have any."""
         if place not in {*self._sent, *self._unusable}:
             self._allocate(place, self._request.largest, self._request.largest)
         if place in self._unusable:
@@ -227,7 +224,6 @@ class CopyBench(Bench):
         return self._sent[place], self._arrived[place]
 
     def _streams(self, copy: PairCopy | HostCopy | PatternCopy) -> list[CopyStream]:
-        """Copies made at once, each stream into a place of its own at its destination."""
         if isinstance(copy, PairCopy):
             series, (source, destination) = copy.series, copy.pair
             back = [(destination, source)] if series.direction is Direction.BOTH else []
@@ -252,7 +248,6 @@ class CopyBench(Bench):
     def _stream(
         self, by: int, engine: Engine, ends: tuple[Place, Place], size_bytes: int, offset_bytes: int = 0
     ) -> CopyStream:
-        """Copies from the first end to an offset in the second. Raises CouldNotMeasureError: no buffers."""
         for end in ends:
             if end in self._unusable:
                 raise CouldNotMeasureError(self._unusable[end])
@@ -267,7 +262,6 @@ class CopyBench(Bench):
             self._unusable[place] = error.seen
 
     def _measured(self, copy: PairCopy | HostCopy | PatternCopy, streams: Sequence[CopyStream]) -> Cell:
-        """Timed in samples; fresh data are sent in the last, and the counters of one end are read around it."""
         method = self._request.method
         first = self._copies.seconds(streams, method.warmup) / method.warmup
         repeats = method.repeats_for(first)
@@ -283,7 +277,6 @@ class CopyBench(Bench):
         return Cell(tuple(samples), self._wrong(streams), carried)
 
     def _prepare(self, streams: Sequence[CopyStream]) -> None:
-        """Fresh data to send, and other data where it is to arrive; host memory is filled once, as it is slow."""
         if not self._request.check:
             return
         self._row += 1
@@ -341,8 +334,6 @@ _STEPS = 6  # Of a round: copies to learn, samples, fresh data, last sample, its
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """The two buffers of a rank, as the others get them: handles, or the reason why they cannot be used."""
-
     sent: bytes = b""
     arrived: bytes = b""
     unusable: str = ""
@@ -469,7 +460,6 @@ class _Round:
         self._reading: CounterReading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
-        """The cells of each pair, the same on every rank; the last sample sends fresh data."""
         method = self._bench.request.method
         first = self._step(lambda pair: self._copies(pair, method.warmup, 1))
         repeats = {pair: method.repeats_for(_slower(first, pair)[0]) for pair in self._unbroken()}
@@ -488,7 +478,6 @@ class _Round:
         return [pair for pair in self._pairs if pair not in self._errors]
 
     def _step(self, action: Callable[[Pair], T]) -> list[T | None]:
-        """The result of `action` on each rank; None where a rank has no pair, or one that is broken."""
         answer: T | None = None
         error = ""
         if self._own is not None and self._own not in self._errors:
@@ -520,7 +509,6 @@ class _Round:
         return tuple(copy() / repeats for _ in range(samples))
 
     def _prepare(self, pair: Pair) -> None:
-        """Fresh data to send, and nothing that could pass for it where it is to arrive."""
         (sent, arrived), is_source = self._buffers, self._bench.group.rank == pair[0]
         if self._bench.request.check and is_source:
             sent.fill_sent(*self._data(), pair[0])
@@ -549,7 +537,6 @@ class _Round:
 
 
 def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[float, ...]:
-    """Each sample by the rank of a pair that took longer, where both have one."""
     both = [found for found in (samples[rank] for rank in pair) if found]
     return tuple(max(each) for each in zip(*both, strict=True))
 

@@ -26,8 +26,7 @@ _MOST_PAIRS = 4
 OutrunsHost = Callable[[Pair], bool]  # Whether a direct copy of a pair is faster than any through host memory
 
 
-def no_pair(_pair: Pair) -> bool:
-    """For pairs of which no limit is known."""
+def _no_pair(_pair: Pair) -> bool:
     return False
 
 
@@ -37,7 +36,7 @@ def findings_of(
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]] = (),
     paths: Mapping[Pair, str] | None = None,
-    outruns_host: OutrunsHost = no_pair,
+    outruns_host: OutrunsHost = _no_pair,
 ) -> tuple[Finding, ...]:
     """All findings, most severe first, except host-staged paths, which are reported with the evidence on all paths.
 
@@ -47,7 +46,7 @@ def findings_of(
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
         *_errors(matrices, gpus, others),
-        *_slow(matrices, gpus, paths, staged_pairs(matrices, outruns_host)),
+        *_slow_findings(matrices, gpus, paths, staged_pairs(matrices, outruns_host)),
         *_unprofitable(matrices, gpus),
         *_noisy(matrices, gpus),
     )
@@ -104,7 +103,7 @@ def _errors(
         )
 
 
-def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_pair) -> dict[Pair, str]:
+def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no_pair) -> dict[Pair, str]:
     """Host-staged pairs with peer access on, by NVLink counters, else by times equal to those with it off."""
     found = {
         pair: _counted(cell)
@@ -112,7 +111,7 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = no_
         for pair, cell in matrix.cells.items()
         if matrix.series.peer and cell.is_staged
     }
-    on, off = _written(matrices, peer=True), _written(matrices, peer=False)
+    on, off = _written_cells(matrices, peer=True), _written_cells(matrices, peer=False)
     size_bytes = max((size for size in off if size in on and on[size].series.is_judged), default=None)
     if size_bytes is None:
         return found
@@ -134,8 +133,7 @@ def _counted(cell: Cell) -> str:
     return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
 
 
-def _written(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
-    """The cells that copy engines, or NCCL, wrote, by size."""
+def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
     wanted = (Engine.CE, Direction.WRITE, peer)
     return {
         each.series.size_bytes: each
@@ -152,13 +150,12 @@ class _Slowness:
     seen: str
 
 
-def _slow(
+def _slow_findings(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
     paths: Mapping[Pair, str] | None,
     staged: Mapping[Pair, str],
 ) -> Iterator[Finding]:
-    """A finding for each slow GPU or pair, with all its slow series; host-staged pairs have their own findings."""
     explained = {frozenset(pair) for pair in staged}
     found: dict[tuple[str, ...], list[_Slowness]] = {}
     for matrix in matrices:
@@ -220,8 +217,8 @@ def _named(oddity: Oddity, gpus: Sequence[CopyGpu]) -> str:
 
 
 def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
-    off = _written(matrices, peer=False)
-    for size_bytes, matrix in _written(matrices, peer=True).items():
+    off = _written_cells(matrices, peer=False)
+    for size_bytes, matrix in _written_cells(matrices, peer=True).items():
         if not matrix.series.is_judged or size_bytes not in off:
             continue
         shares = {
@@ -294,8 +291,6 @@ def managed_findings(
 
 
 class _Observed:
-    """The measurements of managed memory, and the findings that follow from them."""
-
     def __init__(
         self,
         request: P2pRequest,
@@ -356,7 +351,6 @@ class _Observed:
             )
 
     def through_host(self) -> Iterator[Finding]:
-        """Pairs whose pages went through host memory although their plain copies used NVLink."""
         direct = {
             pair
             for matrix in self._matrices
@@ -379,7 +373,6 @@ class _Observed:
             )
 
     def _plain_seconds(self, copy: ManagedCopy) -> float | None:
-        """The seconds of a kernel for the same bytes of plain memory at the same ends."""
         if copy.source is None or copy.destination is None:
             pinned = self._cells.get(ManagedCopy(ManagedWay.PINNED_KERNEL, copy.source, copy.destination))
             return None if pinned is None else pinned.typical_seconds

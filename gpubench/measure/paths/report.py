@@ -35,19 +35,18 @@ def report_on(
     paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
     """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
-    return PathOutcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
+    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
     """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
-    sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
+    sections = _path_sections((), [unknown_row(origin, why)] if why else (), ())
     return replace(report, sections={**sections, **report.sections})
 
 
-def path_sections(
+def _path_sections(
     evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
 ) -> dict[str, Section]:
-    """All three sections."""
     return {
         EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
         FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),

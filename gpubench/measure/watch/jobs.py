@@ -66,7 +66,7 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
         replace(
             _job([tasks[pid] for pid in group], gpus),
             others=_others(group, gpus),
-            shared_with=_shared_with(group, gpus, rates),
+            shared_with=_partners_over_nvlink(group, gpus, rates),
         )
         for group, gpus in owned.items()
         if group not in closed
@@ -89,8 +89,7 @@ def _others(group: tuple[int, ...], gpus: Sequence[GpuRates]) -> dict[str, str]:
     }
 
 
-def _shared_with(group: tuple[int, ...], gpus: Sequence[GpuRates], rates: NodeRates) -> str:
-    """The same of a job beside this one that may exchange data over NVLinks; '' where there is none."""
+def _partners_over_nvlink(group: tuple[int, ...], gpus: Sequence[GpuRates], rates: NodeRates) -> str:
     if not any(len(gpu.processes or ()) > 1 for gpu in gpus):
         return ""
     tasks = {task.pid: task for task in rates.tasks if not _is_closed(task)}
@@ -123,7 +122,6 @@ def _is_closed(task: TaskFacts) -> bool:
 
 
 def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
-    """Processes that may not be read and that nothing joins: one job, or several."""
     if len(tasks) == 1:
         return _job(tasks, gpus)
     name = f"{len(tasks)} processes that cannot be read"
@@ -248,7 +246,6 @@ def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) ->
 
 
 def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Transport]]:
-    """The ordered pairs of its GPUs, by position, between which host memory carries bytes; all, where not known."""
     senders, receivers = (
         [position for position, gpu in enumerate(job.gpus) if gpu.device in side or not all(ends)] for side in ends
     )
@@ -277,7 +274,6 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
 
 
 def _owner(job: RunningJob, position: int) -> TaskFacts | None:
-    """The process of the job on a GPU; of several the one with the most of its memory."""
     on_gpu = {each.pid: each.memory_bytes or 0 for each in job.gpus[position].processes or ()}
     having = [task for task in job.tasks if task.pid in on_gpu]
     return max(having, key=lambda task: on_gpu[task.pid], default=None)

@@ -242,7 +242,6 @@ class NodeWatch:
         return self._selection.of(reading)
 
     def _looked_at_closely(self, reading: NodeReading) -> tuple[TaskFacts, ...] | None:
-        """The processes with what NCCL has in them, where that has to be known; None where nothing was read anew."""
         if self._before is None or reading.driver_silent is not None:
             return None
         if all(task.communicators for task in reading.tasks):
@@ -400,7 +399,7 @@ _LOOK_CLOSER = "gpubench topo --causes. Or set NCCL_DEBUG=INFO in the job and ru
 
 def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     """The report without the rows of intervals; `missing` names the watched job, if it was not found."""
-    jobs = [row for each in course.jobs.values() for row in job_rows(each, origin)]
+    jobs = [row for each in course.jobs.values() for row in _job_rows(each, origin)]
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
     judged = [each.verdict for each in course.jobs.values()]
     verdict = overall((*judged, *(each.severity for each in findings)))
@@ -410,8 +409,7 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JOBS_SECTION)
 
 
-def job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
-    """What a job did, one row for each way; the first row is the way that it is judged by."""
+def _job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
     main = course.main
     others = sorted((each for each in course.stretches.values() if each is not main), key=lambda each: -each.seconds)
     for stretch in (main, *others):
@@ -462,10 +460,10 @@ def figures(stretch: TimeOnWay) -> str:
         return ""
     seen = observed.seen
     details = [*seen.odd_rails, *seen.idle_gpus, *seen.doubts]
-    return f"{rates_in_words(stretch)}: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
+    return f"{_rates_in_words(stretch)}: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
 
 
-def rates_in_words(stretch: TimeOnWay) -> str:
+def _rates_in_words(stretch: TimeOnWay) -> str:
     """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s'."""
     parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}"]
     parts.append(f"PCIe {_gb_s(stretch.rate('pcie_sent_gb_s'))} out and {_gb_s(stretch.rate('pcie_received_gb_s'))} in")
@@ -475,7 +473,6 @@ def rates_in_words(stretch: TimeOnWay) -> str:
 
 
 def _findings(course: Course) -> Iterator[Finding]:
-    """One finding for all jobs and nodes with the same behaviour and reason: the first one's, with all their names."""
     made: list[tuple[JobCourse, Finding]] = []
     direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
@@ -522,7 +519,6 @@ def _findings(course: Course) -> Iterator[Finding]:
 
 
 def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
-    """The parts of a finding that are equal for jobs with the same behaviour and reason, whichever GPUs they have."""
     course, finding = made
     meaning = "" if course.main.last is None else course.main.last.meaning
     return finding.id, finding.severity, finding.cause, finding.next_command, meaning

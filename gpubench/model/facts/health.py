@@ -142,7 +142,6 @@ def _many(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Ite
 
 
 def _standing_out(device: str, counts: Mapping[str, int], others: list[int], most: int) -> Iterator[Errors]:
-    """Totals that are large, and far above those of siblings."""
     usual = median(others) if others else 0
     if sum(counts.values()) > max(most, _TIMES_SIBLINGS * usual):
         yield Errors(device, counts, meanwhile=False, usual=usual)
@@ -269,7 +268,6 @@ def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
 
 
 def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
-    """The GPUs that a setting names, up to the first entry that CUDA does not know; all of them where that is open."""
     everything = [gpu.device for gpu in node.gpus]
     if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
         yield from everything

@@ -217,7 +217,6 @@ class Wiring:
 
     @cached_property
     def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
-        """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
         return {}
 
     def _of_nodes(self, pair: Pair) -> Evidence:
@@ -237,7 +236,6 @@ class Wiring:
         return Evidence(State.PRESENT, "GPUDirect RDMA is possible on both nodes")
 
     def _nodes_without_rdma(self, pair: Pair) -> list[str]:
-        """Hosts of a pair that are described and have no RDMA NIC that is up."""
         bare = (gpu for gpu in pair if self.gpus[gpu].node in self.nodes and not self.rdma_nics(gpu))
         return list(dict.fromkeys(map(self.host, bare)))
 
@@ -258,7 +256,6 @@ class Wiring:
 
     @cached_property
     def _nvlink_totals(self) -> list[Limit]:
-        """Kept, as each GPU of a rack is asked for them once for each of the others."""
         return [
             Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
             for place, gpu in zip(self.gpus, self._found, strict=True)
@@ -501,7 +498,6 @@ def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Lim
 
 
 def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
-    """The GB/s of several pairs of a rank at once: their sum, and no more than all its links of that kind carry."""
     limits = {pair: wiring.limit(pair) for pair in sorted(pairs)}
     unknown = _unknown(limits.values())
     if unknown is not None:
@@ -521,7 +517,6 @@ def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
 
 
 def _capped(each_gb_s: Sequence[float], total: Limit) -> float:
-    """The sum, in GB/s, or the total of all links where that is known and less."""
     return sum(each_gb_s) if total.gb_s is None else min(sum(each_gb_s), total.gb_s)
 
 

@@ -177,7 +177,6 @@ def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
 
 
 def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
-    """Every size is either among the largest, at all of which both are as fast, or in the range that is named."""
     by_size = [here for _, here in sorted(grouped(rows, lambda row: row.size_bytes).items())]
     first, where = rows[0].first, _placements(rows)
     alike = list(takewhile(lambda here: all(map(_is_as_fast, here)), reversed(by_size)))
@@ -301,11 +300,6 @@ class RefusedRow(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took.
-
-    `seconds` are the rows of those that were measured twice, the own choice left out.
-    """
-
     ways: Mapping[str, CollectiveRow]
     own: CollectiveRow
     again: CollectiveRow | None
@@ -314,23 +308,19 @@ class _Place:
 
     @property
     def own_time_us(self) -> float:
-        """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
         return median(_time_of_way_us(row) for row in (self.own, self.again, chosen) if row is not None)
 
     @property
     def drift(self) -> float | None:
-        """By how much the own choice was slower the second time, as a part of the first."""
         return None if self.again is None else _drift(self.own, self.again)
 
     @property
     def drifts(self) -> Mapping[str, float]:
-        """The same of everything that was measured twice, by name."""
         own = {} if self.drift is None else {OWN_CHOICE: self.drift}
         return own | {name: _drift(self.ways[name], row) for name, row in self.seconds.items()}
 
     def time_us(self, name: str) -> float:
-        """The time of a way: the mean of two where there are two; of the own choice all its measurements count."""
         row = self.ways[name]
         if row is self.own or name == self.own_way:
             return self.own_time_us
@@ -339,14 +329,11 @@ class _Place:
 
 
 class _Drift(NamedTuple):
-    """By how much a way was slower the second time at a size, as a part of the first."""
-
     size_bytes: int
     way: str
     part: float
 
     def away(self, size_bytes: int) -> float:
-        """How far the size is from another one, in powers of two."""
         return abs(math.log2(self.size_bytes / size_bytes))
 
 
@@ -373,7 +360,6 @@ def took_another(row: CollectiveRow) -> bool:
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
-    """By size, own choices and others that ran right; what the own choice took is no way of its own if known."""
     found = []
     for here in grouped(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
@@ -411,7 +397,6 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
 
 
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
-    """Size by size, with what is displaced: the fastest of the smallest size holds until it is beaten beyond noise."""
     incumbent = ""
     for place in places:
         name = min(place.ways, key=place.time_us)

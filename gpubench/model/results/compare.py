@@ -365,7 +365,7 @@ def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
     """A chart for everything that was compared in three sizes or more: both sides in one; of many pairs the slowest."""
     both = [row for row in rows if row.status == Status.COMPARED and row.size_bytes is not None]
     found = []
-    for name, members in grouped(both, _compared_series).items():
+    for name, members in grouped(both, _series_name).items():
         lines = tuple(
             CurveLine(side, _lowest((row.size_bytes or 0, getattr(row, field)) for row in members))
             for side, field in (("before", "base_gb_s"), ("after", "new_gb_s"))
@@ -377,8 +377,7 @@ def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
     return [chart for chart in found if all(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
 
 
-def _compared_series(row: ComparisonRow) -> str:
-    """The name of what was compared, without its size; of pairs without the pair."""
+def _series_name(row: ComparisonRow) -> str:
     if row.collective is not None:
         return replace(row, size_bytes=None).name
     peer = "peer access off" if row.peer == "off" else None
@@ -387,7 +386,6 @@ def _compared_series(row: ComparisonRow) -> str:
 
 
 def _lowest(values: Iterable[tuple[int, float | None]]) -> Points:
-    """The lowest value of each size."""
     found: dict[int, float] = {}
     for size, value in values:
         if value is not None:
@@ -434,7 +432,6 @@ def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
 
 
 def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None]) -> tuple[CurveLine, ...]:
-    """A line a pair; of many pairs the highest and the lowest value of all."""
     by_pair = grouped(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:
         return tuple(
@@ -453,5 +450,4 @@ def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None
 
 
 def _points(values: Iterable[tuple[int, float | None]]) -> Points:
-    """The last value of each size that has one."""
     return tuple(sorted({size: value for size, value in values if value is not None}.items()))

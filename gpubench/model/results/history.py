@@ -187,7 +187,6 @@ class ResultHead:
 
 
 def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The recorded settings without those that change no number."""
     level, subsystems = (str(environment.get(name, "")) for name in _LOG)
     silent = _NO_SETTING if logs_every_operation(level, subsystems) else (*_NO_SETTING, *_LOG)
     return {str(name): str(value) for name, value in environment.items() if name not in silent}
@@ -198,7 +197,6 @@ def _beside_rows(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _place_beside(head: ResultHead, other: ResultHead) -> str:
-    """The first place that only one of two has; how many there are, where their numbers differ."""
     if len(head.places) != len(other.places):
         return str(len(head.places))
     return shortened(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
@@ -412,7 +410,6 @@ def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
 
 
 def _between_runs(runs: Sequence[_Measured]) -> Noise:
-    """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm."""
     steps = [math.log(later.cost / earlier.cost) for earlier, later in pairwise(runs)]
     found = robust_deviation(steps)
     return Noise(found.deviation / math.sqrt(2), found.freedom) if found is not None else Noise(0.0, math.inf)

@@ -78,7 +78,6 @@ def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
 
 @cache
 def _in_common(kind: type, sources: tuple[type, ...]) -> tuple[tuple[str, int], ...]:
-    """The fields of a dataclass that sources have too, each with the place of the first that has it."""
     own = [{*dir(each), *getattr(each, "__dataclass_fields__", ())} for each in sources]
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
     return tuple(

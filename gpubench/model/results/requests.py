@@ -46,7 +46,7 @@ def without_effect(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
         return ()
     found = []
     for name, way in grouped(rows, lambda row: first_time(row.setting)).items():
-        for request, reason in _ineffective(NcclSetting.of(name), own, usual, way):
+        for request, reason in _ineffective_requests(NcclSetting.of(name), own, usual, way):
             found.append(
                 Finding(
                     id=WITHOUT_EFFECT,
@@ -61,10 +61,9 @@ def without_effect(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _ineffective(
+def _ineffective_requests(
     setting: NcclSetting, own: Sequence[CollectiveRow], usual: Sequence[CollectiveRow], way: Sequence[CollectiveRow]
 ) -> Iterator[tuple[str, str]]:
-    """The requests of a setting that had no effect, with the reason."""
     algorithms = {row.algorithm for row in way}
     collective = own[0].collective
     asked = setting.requests

@@ -151,9 +151,6 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
 
 
 def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
-    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
-    `failing` those whose own facts fail, or whose driver did not answer.
-    """
     of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
@@ -177,12 +174,11 @@ def _are(number: int) -> str:
 
 
 def _listed(lead: str, rows: Sequence[ScanPartRow]) -> LinePart:
-    """As many parts as fit, and how many more there are."""
-    words = [part_words(row) for row in rows]
+    words = [_part_words(row) for row in rows]
     return part(*(f"{lead}: {some_of(words, most)}" for most in range(min(len(words), _MOST_PARTS), 0, -1)), lead)
 
 
-def part_words(row: ScanPartRow) -> str:
+def _part_words(row: ScanPartRow) -> str:
     """'node17 rail 3 at 41 % (NIC or cable)', 'node9 hangs'."""
     if row.kind == PartKind.NODE_GONE:
         return f"{row.subject} is gone"

@@ -139,7 +139,6 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:
-    """Where, what and how much; for a figure its cause, for a cause the slowest figure that it explains."""
     is_figure = root.id in FIGURES
     if metadata.subject == "compare" and root.id in _SLOWER:
         yield part(_slower_words(report.rows(COMPARISON_SECTION, ComparisonRow)) or root.subject)
@@ -166,7 +165,6 @@ def _because(root: Finding) -> LinePart:
 
 
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
-    """Where and what was seen; what is seen beside it is said where there is room."""
     where = _with_place(metadata, root.subject)
     short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
@@ -331,7 +329,6 @@ def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
 
 
 def _beside(metadata: Metadata, report: Report) -> list[str]:
-    """Of several backends, whether the framework is as fast as its library, with the same one and on the same path."""
     rows = report.rows(BACKENDS_SECTION, BackendRow)
     if not rows:
         return []
@@ -444,7 +441,6 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
 
 
 def _of_rows(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
-    """Copies that nobody judges, such as those with peer access off, are no cases where others are judged."""
     records = list(rows)
     some_judged = any(record.get("verdict") for record in records)
     for record in records:
@@ -474,7 +470,6 @@ def _name(record: Mapping[str, Any]) -> str:
 
 
 def _of_what(record: Mapping[str, Any]) -> str:
-    """The node once, also where the name of what is on it begins with it."""
     words = [str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)]
     return " ".join(words[1:] if len(words) > 1 and words[1].split(" ")[0] == words[0] else words)
 

@@ -417,7 +417,7 @@ def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[RowsOfNode]:
     like, rows = None, list[PairRow]()
     for node in nodes:
         if node.like is not like:
-            like, what = node.like, _anonymous(node.snapshot)
+            like, what = node.like, _without_identity(node.snapshot)
             same = next((rows for other, rows in known if other == what), None)
             rows = list(pair_rows(node)) if same is None else same
             if same is None:
@@ -425,8 +425,7 @@ def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[RowsOfNode]:
         yield RowsOfNode(rows, ("source_node", "destination_node"), node.snapshot.host)
 
 
-def _anonymous(snapshot: Snapshot) -> Snapshot:
-    """A node without what tells it from its equals and no pair depends on."""
+def _without_identity(snapshot: Snapshot) -> Snapshot:
     gpus = tuple(
         replace(gpu, uuid=None, memory_used_bytes=None, processes=None, pcie_replays=None) for gpu in snapshot.gpus
     )

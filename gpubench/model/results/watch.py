@@ -108,7 +108,7 @@ class WatchFrame:
         jobs = grouped(self.jobs, lambda row: row.node)
         hosts = list(dict.fromkeys((*(row.node for row in self.rows), *jobs, *(host for host, _ in self.silences))))
         silent = dict(self.silences)
-        by_doing = grouped(hosts, lambda host: (silent.get(host), *map(_doing, jobs.get(host, ()))))
+        by_doing = grouped(hosts, lambda host: (silent.get(host), *map(_activity, jobs.get(host, ()))))
         kinds = [AlikeNodes(tuple(members), tuple(together(jobs.get(members[0], ())))) for members in by_doing.values()]
         return sorted(kinds, key=lambda kind: -len(kind.hosts))
 
@@ -137,8 +137,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _doing(row: JobRow) -> tuple[str, int, str | None]:
-    """What makes two nodes alike: processes have other names on each, and rates are never equal."""
+def _activity(row: JobRow) -> tuple[str, int, str | None]:
     return row.way, len(row.gpus), row.cause
 
 

@@ -123,14 +123,12 @@ def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
 
 @cache
 def _names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """The fields of a dataclass, and those without a default."""
     defaults = _defaults(kind)
     return frozenset(name for name, _ in defaults), frozenset(name for name, each in defaults if each is MISSING)
 
 
 @cache
 def _types_as_is(kind: Any) -> dict[str, frozenset[type]]:
-    """The types of values that a field takes as they are."""
     found = {}
     for name, hint in _hints(kind).items():
         origin, arguments = _parts(hint)

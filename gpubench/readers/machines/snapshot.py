@@ -34,7 +34,7 @@ _MOST = {
 """The limit of each field."""
 
 
-def check_snapshot(snapshot: Snapshot) -> None:
+def _check_snapshot(snapshot: Snapshot) -> None:
     """Refuse a snapshot that contradicts itself, or is none of a machine.
 
     Raises UsageError for names that are not unique or cannot be printed, a path that is none, more devices than a node
@@ -174,7 +174,7 @@ def read(text: str, name: str) -> Snapshot:
     try:
         check_text(document, "snapshot")
         snapshot = from_plain(Snapshot, document, "snapshot")
-        check_snapshot(snapshot)
+        _check_snapshot(snapshot)
     except UsageError as error:
         raise _refused(
             f"{name}: {error.seen}",

@@ -57,27 +57,25 @@ def joined_in(line: str) -> str | None:
     return found[0] if found else None
 
 
-def begins_with_cells(word: str) -> bool:
-    """True if a word is a cell with more behind it, whether or not it can be taken apart."""
+def _begins_with_cells(word: str) -> bool:
     return re.match(rf"{_WORD.pattern}(?:{_WORD.pattern}|[0-9]|N/A)", word, re.ASCII) is not None
 
 
 def cells_apart(words: Sequence[str]) -> list[str]:
     """The words of a row, those that are several cells, or a cell and what follows the matrix, taken apart."""
-    return [part for word in words for part in _apart(word)]
+    return [part for word in words for part in _split_cells(word)]
 
 
 def row_apart(words: Sequence[str], columns: Collection[str]) -> list[str]:
     """A row whose first word is a device and cells."""
     for device in sorted(columns, key=len, reverse=True):
         cells = words[0].removeprefix(device) if words else ""
-        if words and cells != words[0] and cells and _WORD.fullmatch(_apart(cells)[0]):
+        if words and cells != words[0] and cells and _WORD.fullmatch(_split_cells(cells)[0]):
             return [device, *cells_apart([cells, *words[1:]])]
     return list(words)
 
 
-def _apart(word: str) -> list[str]:
-    """The cells of a word, with what follows the last; the word itself where that is neither processors nor nothing."""
+def _split_cells(word: str) -> list[str]:
     if _WORD.fullmatch(word) or len(word) > _LONGEST_WORD:
         return [word]
     ways = [way for way in _ways(word) if len(way) > 1]
@@ -119,8 +117,7 @@ _TABLE_ROW = re.compile(
 _HIDDEN_BUS_ID = re.compile(r"f{4,8}:ff:ff\.[0-9a-f]")
 
 
-def gpus_in_lines(lines: Sequence[str]) -> dict[int, GpuFacts]:
-    """The GPUs in lines of nvidia-smi's table, -L, nvlink -s and nvlink -R, by index."""
+def _gpus_in_lines(lines: Sequence[str]) -> dict[int, GpuFacts]:
     gpus: dict[int, GpuFacts] = {}
     links: dict[int, dict[int, NvLink]] = {}
     current: int | None = None
@@ -211,7 +208,7 @@ def read(text: str, name: str) -> Snapshot:
         origin=Origin.RECORDED,
         source=f"nvidia-smi text {name}",
         driver=DriverFacts(version=versions.get("Driver"), cuda=versions.get("CUDA")),
-        gpus=_gpus(fields, gpus_in_lines(lines)),
+        gpus=_gpus(fields, _gpus_in_lines(lines)),
         nics=tuple(map(_nic, nics)),
         pairs=_pairs(fields, nic_names),
     )
@@ -264,7 +261,6 @@ class _Matrix:
         return not any(_P2P_WORD.fullmatch(cell) for row in self.rows.values() for cell in row.cells)
 
     def add(self, number: int, device: str, words: Sequence[str]) -> None:
-        """Take a row; `words` are those behind its device."""
         cells = tuple(takewhile(_is_cell, words))
         if len(cells) != len(self.columns):
             words = cells_apart(words)
@@ -286,7 +282,6 @@ class _Matrix:
         self.rows[device] = _Row(number, cells, tuple(words[len(cells) :]))
 
     def check(self) -> None:
-        """Refuse a matrix that lacks rows, mixes the words of two commands, or is of no one node."""
         gpus = sum(_GPU.fullmatch(device) is not None for device in self.columns)
         if gpus > limits.MOST_GPUS or len(self.columns) - gpus > limits.MOST_NICS:
             raise self.wrong(
@@ -368,7 +363,7 @@ def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[st
             return None
     device, behind = _bare(words[start]), words[start + 1 :]
     cut_off = not behind and len(columns) > 1
-    return (device, behind) if cut_off or (behind and (_is_cell(behind[0]) or begins_with_cells(behind[0]))) else None
+    return (device, behind) if cut_off or (behind and (_is_cell(behind[0]) or _begins_with_cells(behind[0]))) else None
 
 
 def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
@@ -387,7 +382,6 @@ def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
 
 
 def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
-    """The fields that the command above a matrix means; none where it prints another kind of matrix."""
     command = matrix.commands[0] if matrix.commands else ""
     keys = [command] if command.startswith("-") else list(command)
     fields = tuple(_FIELDS[key] for key in keys)
@@ -432,7 +426,6 @@ def _with_reasons(gpu: GpuFacts) -> GpuFacts:
 
 
 def _nic(name: str) -> NicFacts:
-    """A NIC by its name alone: nvidia-smi lists RDMA devices and says nothing else of them."""
     unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
     kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
     if kind is None:

@@ -273,7 +273,6 @@ class Attribution:
         )
 
     def _end_beyond(self, count: int, most: int, what: str) -> None:
-        """Have reading end where there is more of something than is read."""
         if count > most:
             self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
@@ -319,7 +318,6 @@ class Attribution:
         thread.newest = None
 
     def _name(self, process: Process, handle: bytes, rank: int, size: int) -> Comm:
-        """The comm that a line of a connection names by its address, as RCCL's do: known, or new."""
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
             line = CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
@@ -397,7 +395,6 @@ class Attribution:
     def _connections_for(
         self, thread: Thread, connection: Connection, code: int, *, of_sends: bool
     ) -> RankConnections | None:
-        """The connections to add a channel to; None where it is there already, or its comm is ambiguous yet."""
         process = thread.process
         comms = process.comms_of(connection.rank, connection.device, connection.peer)
         if thread.comm in comms:
@@ -418,7 +415,6 @@ class Attribution:
         return None
 
     def _remember(self, thread: Thread, connection: Connection, text: bytes, line_code: int) -> None:
-        """Remember where such texts are added, where that follows from the writer's end alone."""
         process = thread.process
         comms = process.comms_of(connection.rank, connection.device, most_rank=0)
         comm = thread.comm if thread.comm in comms else comms[0] if len(comms) == 1 else None

@@ -69,7 +69,6 @@ def machines(
 def _numbers(
     comms: Sequence[Comm], places: Sequence[int], by_node: Sequence[str], addresses: Mapping[str, str]
 ) -> list[int]:
-    """The machines of the ranks of one name, numbered."""
     known = [addresses.get(comm.process.name, "") for comm in comms]
     buses = [comm.bus for comm in comms if comm.bus is not None]
     of_node = [by_node[place] for place in places]
@@ -84,7 +83,6 @@ def _numbers(
 
 
 def _is_one(comms: Sequence[Comm], of_node: Sequence[str], known: Sequence[str]) -> bool:
-    """True if ranks of one name are on one machine, of which NCCL may count several."""
     if len(set(of_node)) == 1 or len({comm.process for comm in comms}) == 1 or _has_one_address(known):
         return True
     firsts = [comm.nvml_index for comm in comms if comm.local_rank == 0]
@@ -96,7 +94,6 @@ def _has_one_address(known: Sequence[str]) -> bool:
 
 
 def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, RankConnections]) -> list[str]:
-    """The same with the machines joined that peer access or shared memory connects."""
     place_of = {comm.rank: place for place, comm in enumerate(comms)}
     if len(set(names)) == 1:
         return names
@@ -111,8 +108,6 @@ def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, R
 
 
 class _JoinedNames:
-    """Names of machines, of which several turn out to be one: a tree a machine, whose root is its name."""
-
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
 
@@ -125,13 +120,10 @@ class _JoinedNames:
         return root
 
     def join(self, old: str, new: str) -> None:
-        """Have the machine of one name be that of another."""
         self._above[self[old]] = self[new]
 
 
 class _Inside(dict[ChannelSet, bool]):
-    """`is_inside` of channels, each of which a million pairs may have."""
-
     def __missing__(self, channels: ChannelSet) -> bool:
         self[channels] = found = is_inside(channels)
         return found
@@ -151,8 +143,6 @@ _SHORTEST_BUS_ID = 4
 
 @dataclass(slots=True, eq=False)
 class _Builder:
-    """A communicator to be. `without_init` are ranks of which no line names the communicator: process and device."""
-
     sets: ChannelSets
     id: str | None = None
     size: int | None = None
@@ -163,7 +153,6 @@ class _Builder:
     candidates: tuple[str, ...] = ()
 
     def add(self, comm: Comm) -> None:
-        """Add a rank; a second log of the same rank only adds connections."""
         if self.comms.setdefault(comm.rank, comm) is comm:
             self.by_rank[comm.rank] = comm.connections
         else:
@@ -171,7 +160,6 @@ class _Builder:
         self.tunings |= comm.tunings
 
     def of_rank(self, rank: int) -> RankConnections:
-        """The connections of a rank, to be added to: a copy where they are those of its comm."""
         held = self.by_rank.get(rank)
         if held is None or (rank in self.comms and held is self.comms[rank].connections):
             self.by_rank[rank] = RankConnections(self.sets, self.size or limits.MOST_LOG_RANKS)
@@ -179,7 +167,6 @@ class _Builder:
         return self.by_rank[rank]
 
     def fits(self, comm: Comm) -> bool:
-        """True if a rank without a commId can be of this communicator: no other has its place, and the GPUs agree."""
         return (
             comm.size == self.size
             and comm.rank not in self.comms
@@ -194,7 +181,6 @@ class _Builder:
 
 
 def _reach_inside(one: Comm, other: Comm) -> bool:
-    """True if either says that it reaches the other's rank in a way that only ranks of one machine can."""
     return is_inside(one.connections.of(other.rank)) or is_inside(other.connections.of(one.rank))
 
 
@@ -235,7 +221,6 @@ def communicators(
 
 
 def _add_multicast(builder: _Builder) -> None:
-    """Have ranks that are connected by nothing else, and share NVLS memory, be connected with the switch."""
     if not any(builder.by_rank.values()):
         code = builder.sets.line_code(MULTICAST, received=False)
         for comm in builder.comms.values():
@@ -244,14 +229,12 @@ def _add_multicast(builder: _Builder) -> None:
 
 
 def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
-    """Add channels whose writer was cut away to the only communicator that there is: their ends name the writer."""
     for connection, code in lost:
         if builder.size is None or max(connection.rank, connection.peer) < builder.size:
             builder.of_rank(connection.rank).add(connection.peer, code)
 
 
 def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list[_Builder]:
-    """The first communicators, as many as are reported, with no more ranks in all than are."""
     kept, places = list[_Builder](), 0
     for builder in builders:
         places += builder.size or 0
@@ -266,7 +249,6 @@ def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list
 
 
 def _namesake(process: Process, of_its_pid: Sequence[Process]) -> Process | None:
-    """The one process that this one is: its host's name stands behind other text, or lost its beginning."""
     found = [
         each
         for each in of_its_pid
@@ -318,7 +300,6 @@ def _assign(
     ambiguous: dict[tuple[str, ...], _Builder],
     sets: ChannelSets,
 ) -> None:
-    """Add a channel to every comm that may have it, if it was logged for each; else to the one comm that lacks it."""
     connection, code, comms = channel
     comms = tuple(comm for comm in comms if comm in builder_of)  # of a damaged log some may be in none
     lacking = [
@@ -346,7 +327,6 @@ def _others_are_connected(comm: Comm, builder: _Builder) -> bool:
 
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
-    """The communicator of what may be of any of these; its ranks are those in which they all agree."""
     ids = tuple(sorted({str(each.id) for each in candidates}))
     if ids not in found:
         builder = found[ids] = _Builder(sets, candidates=ids)

@@ -153,15 +153,14 @@ def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
                 return Note(kind, tuple(_INTERFACE.findall(text)), text)
             groups = tuple(group or "" for group in found.groups())
             if kind in _ABOUT_OWN_GPU:
-                bus = _own_bus(groups[0], own)
+                bus = _own_bus_id(groups[0], own)
                 return None if bus is None else Note(kind, (bus_id(bus), groups[1]), text)
             about = tuple(bus_id(int(group, 16)) for group in groups) if kind in _ABOUT_BUS_IDS else groups
             return Note(kind, about, text)
     return None
 
 
-def _own_bus(gpu: str, own: OwnGpu | None) -> int | None:
-    """The bus id of the writer's GPU where a line is about that; without a communicator, of a GPU that has one."""
+def _own_bus_id(gpu: str, own: OwnGpu | None) -> int | None:
     if own is None:
         return int(gpu, 16) if len(gpu) >= _SHORTEST_BUS_ID else None
     return own.bus if gpu in (f"{own.bus:x}", str(own.rank)) else None
@@ -197,8 +196,7 @@ def parse_version(line: bytes) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def shows_nvlinks(message: bytes) -> bool:
-    """True if a line of NCCL's topology, its matrix, or its search shows NVLinks, of whatever GPUs of the node."""
+def _shows_nvlinks(message: bytes) -> bool:
     return any(sign in message for sign in _NVLINK_SIGNS)
 
 
@@ -433,8 +431,7 @@ class Tracebacks:
         return "a Traceback of Python without its exception", self._count
 
 
-def parse_program_error(line: bytes) -> str | None:
-    """What a program that calls NCCL reports of a call that failed, or of data that arrived wrong."""
+def _parse_program_error(line: bytes) -> str | None:
     if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
         return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
     found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
@@ -446,7 +443,6 @@ def parse_program_error(line: bytes) -> str | None:
 
 
 def _ending(line: bytes) -> str | None:
-    """What a line tells of a process that did not end well."""
     found = _ENDING.search(line) if _says_errors(line) else None
     if found is None:
         return None
@@ -460,7 +456,7 @@ def _ending(line: bytes) -> str | None:
     return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
 
 
-def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
+def _parse_diagnostic(line: bytes) -> tuple[str, str] | None:
     """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
 
     `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
@@ -471,8 +467,7 @@ def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
     return (found[1] or b"").decode("ascii", "replace"), found[2][:_LONGEST].decode("utf-8", "replace").strip()
 
 
-def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
-    """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
+def _parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
     for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
         if found := form.search(line):
             return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]
@@ -512,7 +507,6 @@ _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOP
 
 
 def _without_the_middle(line: bytes) -> bytes:
-    """A long line's beginning and end: of a command with all its arguments the exit code is told behind them."""
     if len(line) <= _LONGEST_OF_OTHERS:
         return line
     return line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]
@@ -554,7 +548,7 @@ class Notes:
         elif message.startswith(b"NCCL version "):
             self.add_version(message)
         elif message.startswith(_OF_TOPOLOGY):
-            if shows_nvlinks(message):
+            if _shows_nvlinks(message):
                 self.nvlink_hosts[host] = None
             if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
@@ -605,15 +599,15 @@ class Notes:
         self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
             self._before_last_error[whole.removesuffix(_LAST_ERROR)] = None
-        if diagnostic := parse_diagnostic(line):
+        if diagnostic := _parse_diagnostic(line):
             process, text = diagnostic
             self._complain(text, process)
         elif _WITHOUT_PEERS in line:
             text = line[line.index(_WITHOUT_PEERS) :].decode("utf-8", "replace").strip()
             self._remarks.setdefault((RemarkKind.DRIVER_REFUSED, ()), (Note(RemarkKind.DRIVER_REFUSED, (), text), {}))
-        elif error := parse_program_error(line):
+        elif error := _parse_program_error(line):
             self._complain(error, "")
-        if model := parse_gpu_model(line):
+        if model := _parse_gpu_model(line):
             name, is_of_rank = model
             models = self.models if is_of_rank else self.listed_models
             if len(models) < _MOST_MODELS:
@@ -646,7 +640,6 @@ class Notes:
             self._reached.end(f"more than {most}", most)
 
     def _has_room(self, count: int, most: int, what: str, text: str) -> bool:
-        """True where one more of something may be kept."""
         if count >= most:
             self._reached.pass_over(f"one more: {text[:_LONGEST_SHOWN]}", f"{most} {what}")
         return count < most

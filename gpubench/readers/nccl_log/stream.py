@@ -150,7 +150,7 @@ class NcclLogReader:
         """
         rest, is_endless, without_end = b"", False, 0
         while not self.reached.ends_reading and (block := stream.read(_BLOCK_BYTES)):
-            self._count(len(block))
+            self._count_block(len(block))
             if is_endless:
                 without_end += len(block)
                 _, is_ended, block = block.partition(b"\n")
@@ -172,8 +172,7 @@ class NcclLogReader:
             self.lines += 1
             self._read_messages(without_colors(rest), cut=True)
 
-    def _count(self, size_bytes: int) -> None:
-        """Count a block, and have reading end where that is one too many."""
+    def _count_block(self, size_bytes: int) -> None:
         self._bytes += size_bytes
         spent, pairs = time.monotonic() - self._begun, 0
         if self._bytes >= self._bytes_until_pairs:
@@ -219,7 +218,6 @@ class NcclLogReader:
         )
 
     def _read_lines(self, block: bytes) -> None:
-        """Read whole lines: most are connections whose parts were all in earlier lines, if of other pairs."""
         block = self._with_what_was_left_out(cleaned(block))
         if not any(word in block for word in _WORDS):
             # Three times as fast as bytes.count where every byte is a line's end.
@@ -306,7 +304,6 @@ class NcclLogReader:
             self._info(thread, message, line)
 
     def _read_messages(self, line: bytes, *, cut: bool = False) -> None:
-        """Read a line that may hold several messages, as processes that share a file write; the last may be `cut`."""
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
@@ -352,7 +349,6 @@ class NcclLogReader:
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
-        """Read a message of level INFO. `line` is its whole line, empty where that has more in it or may be cut off."""
         if message.startswith(_OF_A_START):
             thread.process.begins_again = True
         if message.startswith((b"Channel ", b"CollNet ", b"Ring ", b"Coll ")):
@@ -373,7 +369,6 @@ class NcclLogReader:
             self._attribution.add_communicator(thread, message)
 
     def _failed(self, thread: Thread, message: bytes) -> bool:
-        """Keep a call that failed; False where the message is none."""
         process, call = thread.process, parse_failed_call(message)
         if call is None:
             return False
@@ -384,7 +379,6 @@ class NcclLogReader:
         return True
 
     def _lost(self, message: bytes) -> None:
-        """Keep a connection whose writer was cut away, if its line is whole from there on."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is not None:
@@ -406,7 +400,6 @@ class NcclLogReader:
 
 
 def _own_gpu(thread: Thread) -> OwnGpu | None:
-    """The GPU of the communicator that a thread initialises."""
     comm = thread.comm
     return None if comm is None or comm.bus is None else OwnGpu(comm.rank, comm.bus)
 
@@ -491,7 +484,6 @@ def _endless(name: str) -> UsageError:
 
 
 def _size(name: str) -> int:
-    """The bytes of a file; 0 of what tells none, a pipe."""
     try:
         return 0 if name == STDIN else Path(name).stat().st_size
     except (OSError, ValueError):
@@ -499,14 +491,11 @@ def _size(name: str) -> int:
 
 
 class _Meter:
-    """Counts the bytes that are read of all files."""
-
     def __init__(self, total: int, read_so_far: ReadSoFar | None) -> None:
         self._done, self._total, self._tell = 0, total, read_so_far
         self.name = ""
 
     def add(self, size_bytes: int) -> None:
-        """So many more."""
         self._done += size_bytes
         if self._tell is not None:
             self._tell(self._done, max(self._total, self._done), self.name)
@@ -514,20 +503,16 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Metered:
-    """A stream whose bytes are counted as they are read."""
-
     stream: io.BufferedReader
     meter: _Meter
 
     def read(self, size: int, /) -> bytes:
-        """At most that many bytes, none at its end."""
         found = self.stream.read(size)
         self.meter.add(len(found))
         return found
 
 
 def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter) -> bool:
-    """Read a file, or standard input; whether it is a gzip that ends before its end."""
     meter.name = name
     if name == STDIN:
         peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
@@ -540,18 +525,16 @@ def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter)
 
 
 def _files(names: Sequence[str]) -> Iterator[str]:
-    """Every file once, folders opened."""
     seen = set()
     for name in names:
-        for file in [name] if name == STDIN else _opened(name):
+        for file in [name] if name == STDIN else _opened_files(name):
             key = file if file == STDIN else os.path.realpath(file)
             if key not in seen:
                 seen.add(key)
                 yield file
 
 
-def _opened(name: str) -> list[str]:
-    """A file, or those of a folder by name."""
+def _opened_files(name: str) -> list[str]:
     if not name:
         raise UsageError("the name of a log is empty", expected=_EXPECTED, reason="a variable that is not set")
     try:
@@ -574,7 +557,6 @@ def _opened(name: str) -> list[str]:
 
 
 def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _Meter) -> bool:
-    """Read a file; whether it is a gzip that ends before its end."""
     magic = stream.peek(_LONGEST_MAGIC)[:_LONGEST_MAGIC]
     for beginning, unpacker in _UNPACKERS.items():
         if magic.startswith(beginning):
@@ -584,7 +566,7 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
                 next_step=f"{unpacker} {name} | gpubench explain -",
             )
     if not magic.startswith(_GZIP):
-        if _is_of_hang(reader, stream, name):
+        if _read_dump(reader, stream, name):
             return False
         reader.read(_Metered(stream, meter))
         return False
@@ -593,8 +575,7 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
     return unpacked.is_damaged
 
 
-def _is_of_hang(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
-    """Read what is no log: a dump of Flight Recorder or py-spy, an answer of RAS, times of NCCL's Inspector."""
+def _read_dump(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
     beginning = stream.peek()
     if recorder.recognises(beginning):
         reader.records.append(recorder.read(_whole(stream, name), name))
@@ -618,8 +599,6 @@ def _whole(stream: io.BufferedReader, name: str) -> bytes:
 
 
 class _Gunzipped:
-    """The text of a gzip, of several behind each other, or as much of a damaged one as there is."""
-
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self._packed = b""
@@ -627,7 +606,6 @@ class _Gunzipped:
         self.is_damaged = False
 
     def read(self, size: int, /) -> bytes:
-        """At least that many bytes, as long as there are; none at the end, or where the damage begins."""
         parts, length = [], 0
         while length < size and (text := self._text()):
             parts.append(text)

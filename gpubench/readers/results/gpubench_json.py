@@ -91,11 +91,7 @@ def check_version(version: Any, name: str) -> None:
         )
 
 
-def row_from_json(kind: type[R], record: Any, where: str) -> R:
-    """A row of a JSON file; `where` names file and place.
-
-    Raises UsageError for a field that is unknown, missing or of another type, or a value that cannot be.
-    """
+def _row_from_json(kind: type[R], record: Any, where: str) -> R:
     row = from_plain(kind, record, where)
     for name, problem in _problems(row):
         raise UsageError(f"{where}.{name} is {getattr(row, name)!r}", expected=problem, reason="edited by hand")
@@ -206,11 +202,10 @@ _CELLS = {"name", "cells"}
 
 def recognises(text: str) -> bool:
     """True if a text begins as gpubench's JSON document or its JSON Lines do."""
-    return _DOCUMENT.match(text) is not None or is_lines(text)
+    return _DOCUMENT.match(text) is not None or _is_lines(text)
 
 
-def is_lines(text: str) -> bool:
-    """True if a text begins as gpubench's JSON Lines do."""
+def _is_lines(text: str) -> bool:
     return _LINES.match(text) is not None
 
 
@@ -220,7 +215,7 @@ def document_of(text: str, name: str, sections: Container[str] | None = None) ->
     Of lines only those of `sections` are kept, all where that is None, and a last one that was cut off is left out.
     Raises UsageError where it is damaged or of a newer version.
     """
-    if is_lines(text):
+    if _is_lines(text):
         return _document_of_lines(text, name, sections)
     document = _loaded(text, name)
     check_version(document.get("schema_version"), name)
@@ -298,11 +293,7 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
-    """Refuse a verdict milder than the findings below it, and a last line with another verdict.
-
-    Raises UsageError.
-    """
+def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
     worst = min((each.severity for each in findings), key=gravity, default=verdict)
     if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
         ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
@@ -323,7 +314,7 @@ def read(text: str, name: str) -> ResultFile:
 
     Raises UsageError where it is damaged, of a newer version, or holds a value that cannot be.
     """
-    kind = "gpubench JSON Lines" if is_lines(text) else "gpubench JSON"
+    kind = "gpubench JSON Lines" if _is_lines(text) else "gpubench JSON"
     return _result_file(document_of(text, name, _SECTIONS), kind, name)
 
 
@@ -335,15 +326,15 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
     findings = list(_records(Finding, document, FINDINGS_SECTION, name))
     if document.get("verdict") is not None:
         verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
-        check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
+        _check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
     verdicts = _records(VerdictRow, document, VERDICTS_SECTION, name)
     command = command_of(str(metadata.get("subject")), metadata.get("collective"))
     return ResultFile(
         name=name,
         kind=kind,
         circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
-        rows=tuple(row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
-        pairs=tuple(row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
+        rows=tuple(_row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
+        pairs=tuple(_row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
         evidence=tuple(_records(EvidenceRow, document, EVIDENCE_SECTION, name)),
         findings=tuple(findings) if command.findings_only else None,
         checks={row.check: row.verdict for row in _records(CheckRow, document, CHECKS_SECTION, name)},
@@ -412,7 +403,7 @@ def stored_of(text: str, name: str) -> StoredRun:
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
-        document = {} if not is_lines(text) and '"schema_version"' not in text else document_of(text, name)
+        document = {} if not _is_lines(text) and '"schema_version"' not in text else document_of(text, name)
         if not isinstance(document.get("metadata"), dict):
             raise _no_result(name, text)
         return _run(document, name)
@@ -443,7 +434,7 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     duration = document.get("duration_s")
     verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
     sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
-    check_verdict(verdict, sentence, findings, name)
+    _check_verdict(verdict, sentence, findings, name)
     return StoredRun(
         metadata=metadata,
         columns=next(iter(streamed.values()), ()),

@@ -136,7 +136,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, whe
 
     Raises UsageError where several have such rows and nobody says which, or where none with that name has.
     """
-    possible = possible_collectives(lines, ranks)
+    possible = _possible_collectives(lines, ranks)
     if not possible:
         raise UsageError(
             f"{where}: rows of {ranks} ranks as no collective has them",
@@ -165,8 +165,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, whe
     return told
 
 
-def possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
-    """The collectives that have rows like the largest of these; `ranks` are None where nothing says how many."""
+def _possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
     line = max(lines, key=lambda each: each.size_bytes)
     blocks = None if ranks == 1 else _blocks(line) == ranks if ranks else _blocks(line) != 1
     seen = line.reduction != "none", line.root >= 0, blocks
@@ -337,8 +336,7 @@ class CutLine:
         )
 
 
-def cut_collectives(lines: Sequence[CutLine]) -> list[str]:
-    """The collectives that such rows may be of: all, but where busbw is more than algbw only all-reduce."""
+def _cut_collectives(lines: Sequence[CutLine]) -> list[str]:
     halves = [half for line in lines for half in line.halves if {"algbw", "busbw"} <= half.keys()]
     if any(half["busbw"] > 1.2 * half["algbw"] for half in halves):
         return ["allreduce"]
@@ -401,7 +399,7 @@ class NcclTestsRun:
             return []
         named = self.collective or told.collective
         shape = self._shape(where, told)
-        possible = [named] if named else possible_collectives(lines, None) if lines else cut_collectives(self.cut)
+        possible = [named] if named else _possible_collectives(lines, None) if lines else _cut_collectives(self.cut)
         if shape is None:
             raise self._not_said(where, possible)
         if not lines and len(possible) > 1:
@@ -440,7 +438,6 @@ class NcclTestsRun:
         return error
 
     def _shape(self, where: str, told: Told) -> tuple[int, int, str | None] | None:
-        """Ranks, nodes and part of a communicator; None where nothing says how many ranks there were."""
         if not self.devices or self.lacks_devices:
             ranks = max((device.rank + 1 for device in self.devices), default=told.ranks)
             return None if ranks is None or told.ranks is None else (ranks, told.nodes, None)
@@ -461,7 +458,6 @@ class NcclTestsRun:
 
     @property
     def _paths(self) -> list[Transport]:
-        """The transports of NCCL's own lines among the rows, without the numbers of NICs."""
         return [replace(each, name=each.family) for each in map(parse_transport, self.transports)]
 
     @property

@@ -205,7 +205,6 @@ def without_nccl(text: str, hosts: Collection[str]) -> str:
 
 
 def _of_row(glued: str, before: str, hosts: Collection[str]) -> str:
-    """The beginning of a word that is a cell of a row; the rest is a host's name, which NCCL wrote right behind."""
     for host in sorted(hosts, key=len, reverse=True):
         cell = glued.removesuffix(host)
         if cell != glued and (not cell or _CELL.fullmatch(cell)):
@@ -343,7 +342,6 @@ class _Parser:
             self._row = None
 
     def end(self) -> None:
-        """The file has ended. A command names its rows also where the lines between them were cut."""
         self.drop_row()
         run, (collective, average) = self.runs[-1], self._command
         if not run.settings and run.collective is None:
