@@ -179,7 +179,11 @@ class PresentationOptions:
         """The format of stdout. The command line comes before a default of the other option."""
         given = self.format_name is not None and "--format" not in self.by_default
         if not self.json or (given and "--json" in self.by_default):
-            return _parse_format(self.format_name or TABLE.name)
+            name = self.format_name or TABLE.name
+            by_name = {each.name: each for each in FORMATS}
+            if name not in by_name:
+                raise unknown_word("--format", name, list(by_name))
+            return by_name[name]
         if given and self.format_name != JSON.name:
             raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
         return JSON
@@ -230,13 +234,6 @@ def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
             next_step=f"{OPTION} {name} --output result{format_.suffix or '.json'}",
         )
     return style
-
-
-def _parse_format(name: str) -> Format:
-    by_name = {each.name: each for each in FORMATS}
-    if name not in by_name:
-        raise unknown_word("--format", name, list(by_name))
-    return by_name[name]
 
 
 def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:

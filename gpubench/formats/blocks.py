@@ -375,7 +375,8 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
-    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), _hosts_named(hosts)
+    ranges = compress_names(hosts).split(", ")
+    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), some_of(ranges, MOST_LINES)
     if metadata.ranks:
         gpus = ", ".join(dict.fromkeys(rank.gpu for rank in metadata.ranks if rank.gpu))
         yield "ranks", f"{len(metadata.ranks)}" + (f": {gpus}" if gpus else "")
@@ -392,11 +393,6 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
         if settings:
             yield label, " ".join(f"{name}={value}" for name, value in settings.items())
     yield "gpubench", metadata.gpubench_version
-
-
-def _hosts_named(hosts: Sequence[str]) -> str:
-    ranges = compress_names(hosts).split(", ")
-    return some_of(ranges, MOST_LINES)
 
 
 def title(metadata: Metadata) -> str:

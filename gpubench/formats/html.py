@@ -427,7 +427,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     """The page; `past` has what dated results tell of the machine."""
     name = html_text(title(run.metadata))
     verdict = run.report.verdict
-    below = list(_sections(run, past))
+    below = list(map(_Headings(), _plain_sections(run, past)))
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -474,10 +474,6 @@ class _Headings:
 
 
 _PLAIN_HEAD = re.compile(r"<h2>(.*?)</h2>")
-
-
-def _sections(run: DocumentRun, past: Past) -> Iterator[str]:
-    return map(_Headings(), _plain_sections(run, past))
 
 
 def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:

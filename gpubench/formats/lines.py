@@ -349,7 +349,10 @@ _BEARING = "! bears on performance"
 
 def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """Libraries and settings: in a line each where all is asked for, else versions, and settings that bear on speed."""
-    yield from _library_lines(metadata.libraries, verbose=verbose)
+    if verbose:
+        yield from (f"{INDENT}{name} {text}" for name, text in metadata.libraries.items())
+    elif metadata.libraries:
+        yield INDENT + "; ".join(f"{name} {text.partition(' from ')[0]}" for name, text in metadata.libraries.items())
     yield from setting_lines(metadata.environment, verbose=verbose)
     if verbose:
         yield from default_lines(metadata)
@@ -361,13 +364,6 @@ def default_lines(metadata: Metadata) -> Iterator[str]:
         yield f"{INDENT}options from {metadata.defaults_file} of this folder"
     for option, source in metadata.defaults.items():
         yield f"{INDENT}{option} by {source}"
-
-
-def _library_lines(libraries: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
-    if verbose:
-        yield from (f"{INDENT}{name} {text}" for name, text in libraries.items())
-    elif libraries:
-        yield INDENT + "; ".join(f"{name} {text.partition(' from ')[0]}" for name, text in libraries.items())
 
 
 def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
@@ -388,16 +384,12 @@ def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> It
     if verbose:
         yield from (f"{INDENT}{label}{name} {text}" for name, text in devices.items())
         return
-    alike = grouped(devices, lambda name: _without_address(devices[name]))
+    alike = grouped(devices, lambda name: " ".join(word for word in devices[name].split(" ") if word.count(":") < 2))
     mark = "" if label else ":"  # of a rank 'on node0: NVIDIA H200' follows
     for model, names in list(alike.items())[:_MOST_KINDS]:
         yield f"{INDENT}{label}{compress_names(names)}{mark} {model}"
     if len(alike) > _MOST_KINDS:
         yield f"{INDENT}and {len(alike) - _MOST_KINDS} more kinds: -v shows all"
-
-
-def _without_address(text: str) -> str:
-    return " ".join(word for word in text.split(" ") if word.count(":") < 2)
 
 
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:

@@ -382,10 +382,14 @@ class Page:
 
     def outcome(self, report: Report) -> None:
         """Curves, findings, the verdict on fallback, and the verdict."""
-        self._plot()
+        if self.charts is not None and not self.charts:
+            self.print("no curve: fewer than three sizes were measured", "")
+        for chart in self.charts or ():
+            self.print("", *plot_lines(chart, self.width), "")
         for finding in report.findings:
             self._finding(finding)
-        self._fallback(report)
+        for verdict, line in _judged_lines(report, named_causes(report)):
+            self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
         self._causes(top_causes(report))
         self.closing(report)
 
@@ -407,10 +411,6 @@ class Page:
                 self._finding(finding)
         self.closing(report)
 
-    def _fallback(self, report: Report) -> None:
-        for verdict, line in _judged_lines(report, named_causes(report)):
-            self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
-
     def closing(self, report: Report) -> None:
         """The last line, which has the verdict."""
         if self.verbose and report.duration_s is not None:
@@ -424,12 +424,6 @@ class Page:
         said, a_try, command = line.rpartition(" Try: ")
         for part in (said, a_try.lstrip() + command) if a_try else (line,):
             self.wrap(part, style=style)
-
-    def _plot(self) -> None:
-        if self.charts is not None and not self.charts:
-            self.print("no curve: fewer than three sizes were measured", "")
-        for chart in self.charts or ():
-            self.print("", *plot_lines(chart, self.width), "")
 
     def _causes(self, causes: Iterable[CauseText]) -> None:
         for cause in causes:

@@ -138,7 +138,7 @@ class BriefView(ReportView):
             settings = bearing_on_performance(metadata.environment)
             if settings:
                 self._told("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
-            self._told("health", "; ".join(_health_words(report)), _worst(report))
+            self._told("health", "; ".join(_health_words(report)), report.verdict if report.verdict in _BAD else None)
             for label, text, verdict in _speed_lines(report, quick=metadata.options.get("depth") == _QUICK):
                 self._told(label, text, verdict)
             self._problems(report.findings)
@@ -236,10 +236,6 @@ def _health_words(report: Report) -> Iterator[str]:
 
 def _passed_first(fare: tuple[str, int]) -> bool:
     return fare[0] != Verdict.PASS
-
-
-def _worst(report: Report) -> Verdict | None:
-    return report.verdict if report.verdict in _BAD else None
 
 
 def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:

@@ -28,7 +28,7 @@ _FIGURES: Sequence[_Figure] = (
     ("both", 8, 7, lambda row: _number(row.partner_together_us)),
     ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
     ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
-    ("hidden", 7, 2, lambda row: _percent(row.hidden_share)),
+    ("hidden", 7, 2, lambda row: "-" if row.hidden_share is None else f"{100 * row.hidden_share:.0f}%"),
     ("MHz", 6, 8, lambda row: _whole(row.sm_clock_mhz)),
     ("W", 5, 9, lambda row: _whole(row.power_w)),
 )
@@ -179,10 +179,6 @@ def _doubt(row: ShortestStepRow) -> str:
     if row.ctas is None or row.beyond_noise is not False:
         return ""
     return f"within noise, {row.noise_percent:.1f} %"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def _number(value: float) -> str:

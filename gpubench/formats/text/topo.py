@@ -280,7 +280,10 @@ class TopoView(ReportView):
         total = sum(node.gpus for node in nodes.values())
         self._header(f"{counted(len(nodes), 'node')}  {counted(total, 'GPU')}")
         if self._metadata.options.get("causes"):
-            self._causes(report)
+            self._page.print("")
+            if not report.rows(CAUSES_SECTION, CauseRow):
+                self._page.wrap("no cause of a fallback or of slow paths was found")
+            self._page.prospects(report)
             return
         for kind in kinds:
             self._kind(kind, nodes, several=len(nodes) > 1)
@@ -299,12 +302,6 @@ class TopoView(ReportView):
         self._ranks(report.rows("ranks", RankRow))
         self._page.print("")
         self._page.outcome(report)
-
-    def _causes(self, report: Report) -> None:
-        self._page.print("")
-        if not report.rows(CAUSES_SECTION, CauseRow):
-            self._page.wrap("no cause of a fallback or of slow paths was found")
-        self._page.prospects(report)
 
     def _header(self, counts: str) -> None:
         metadata = self._metadata

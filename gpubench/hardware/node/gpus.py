@@ -245,7 +245,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
             handles[index] = library.nvmlDeviceGetHandleByIndex(index)
         except library.NVMLError as error:
             gone.append(GpuFacts(index=index, lost=str(error)))
-    gpus = _read_gpus(library, handles, cpus)
+    gpus = tuple(_read_gpu(Answers(library, handle), index, cpus) for index, handle in handles.items())
     alive = {gpu.index: handles[gpu.index] for gpu in gpus if gpu.lost is None}
     return NvmlFacts(
         driver=DriverFacts(
@@ -256,11 +256,6 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
         gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
         pairs=_read_pairs(library, alive),
     )
-
-
-def _read_gpus(library: Any, handles: Mapping[int, object], cpus: int) -> tuple[GpuFacts, ...]:
-    """The facts of GPUs by their indices. One that does not answer is `lost` and costs none of the others."""
-    return tuple(_read_gpu(Answers(library, handle), index, cpus) for index, handle in handles.items())
 
 
 def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:

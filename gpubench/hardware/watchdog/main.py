@@ -122,7 +122,10 @@ class Watchdog:
         """Watch until the rank is gone, and report that where the rank did not end on its own."""
         try:
             while not self._must_end():
-                self._look_who_hears()
+                if self._hearing is not None and (text := self._hearing.complaint(self._clock())) is not None:
+                    self._hearing = None
+                    if text:
+                        self._reporter.note(text)
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
@@ -151,12 +154,6 @@ class Watchdog:
             process=_stat(self._watched.pid)[0],
             trouble=self._trouble,
         )
-
-    def _look_who_hears(self) -> None:
-        if self._hearing is not None and (text := self._hearing.complaint(self._clock())) is not None:
-            self._hearing = None
-            if text:
-                self._reporter.note(text)
 
     def _report_loss(self, lost: LostRank) -> None:
         if self._reporter.sees_all_losses:

@@ -206,15 +206,12 @@ class CopyBench(Bench):
     def _cell(self, copy: Copy) -> Cell:
         try:
             if isinstance(copy, ManagedCopy):
-                return self._of_managed(copy)
+                if self._managed is None:
+                    raise CouldNotMeasureError("managed memory is not used here")
+                return self._managed.cell(copy)
             return self._measured(copy, self._streams(copy))
         except CouldNotMeasureError as error:
             return Cell(error=error.seen)
-
-    def _of_managed(self, copy: ManagedCopy) -> Cell:
-        if self._managed is None:
-            raise CouldNotMeasureError("managed memory is not used here")
-        return self._managed.cell(copy)
 
     def _buffers(self, place: Place) -> tuple[Memory, Memory]:
         if place not in {*self._sent, *self._unusable}:

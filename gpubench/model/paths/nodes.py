@@ -98,7 +98,7 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     A kind is the largest variant of each set of GPU models, or one of a quarter of those nodes; other nodes are odd
     ones of the nearest kind. Of equally large variants the one with more of a healthy machine is first.
     """
-    models = [_models(topology.snapshot) for topology in nodes]
+    models = [tuple(sorted({gpu.name or "" for gpu in topology.snapshot.gpus if not gpu.lost})) for topology in nodes]
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
     traits_of: list[Traits] = []
     known: dict[int, Traits] = {}
@@ -288,11 +288,6 @@ def condense(found: Sequence[Difference], others: str = "others") -> list[str]:
         f"{', '.join(filter(None, devices))} {trait} {seen} ({others} {usual})".strip()
         for (trait, seen, usual), devices in shared.items()
     ]
-
-
-def _models(snapshot: Snapshot) -> Models:
-    """The GPU models of a node, however many of each: one with a GPU less is still of the kind."""
-    return tuple(sorted({gpu.name or "" for gpu in snapshot.gpus if not gpu.lost}))
 
 
 def _text(value: object) -> str:

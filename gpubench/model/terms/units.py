@@ -189,7 +189,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         if not text.strip():
             raise UsageError("--sizes is empty", expected=_FORMS)
         _check_no_dash(text)
-        sizes = _parse_list(text) if ":" not in text else _parse_range(text)
+        sizes = tuple(parse_size(part) for part in text.split(",")) if ":" not in text else _parse_range(text)
         if 0 in sizes:
             raise UsageError(f"--sizes {text} has a size of zero", expected="sizes of at least one byte")
         return sizes
@@ -212,10 +212,6 @@ def _is_size(text: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _parse_list(text: str) -> tuple[int, ...]:
-    return tuple(parse_size(part) for part in text.split(","))
 
 
 def _parse_range(text: str) -> tuple[int, ...]:

@@ -196,10 +196,6 @@ def parse_version(line: bytes) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def _shows_nvlinks(message: bytes) -> bool:
-    return any(sign in message for sign in _NVLINK_SIGNS)
-
-
 def parse_paths(message: bytes) -> dict[tuple[str, str], str]:
     """A row of NCCL's matrix of path types: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...', by bus ids."""
     row = _PATHS.match(message)
@@ -548,7 +544,7 @@ class Notes:
         elif message.startswith(b"NCCL version "):
             self.add_version(message)
         elif message.startswith(_OF_TOPOLOGY):
-            if _shows_nvlinks(message):
+            if any(sign in message for sign in _NVLINK_SIGNS):
                 self.nvlink_hosts[host] = None
             if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
