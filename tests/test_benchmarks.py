@@ -9,6 +9,7 @@ import pytest
 from tests.cli.running import ROOT, environment
 
 SMALL = {
+    "against_mpi": ["--help"],
     "against_nccl_tests": ["--help"],
     "against_nvbandwidth": ["--help"],
     "automatic_iterations": ["--help"],

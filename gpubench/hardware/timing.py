@@ -62,6 +62,9 @@ def copy_seconds(size_bytes: int, samples: int) -> list[float]:
     return seconds
 
 
+OneLaunch = Callable[[Sequence[Launch]], Launch]  # Makes one launch of several
+
+
 def in_order(launches: Sequence[Launch]) -> Launch:
     """One launch that issues several; a single one is returned as it is, to add nothing to its time."""
     if len(launches) == 1:
@@ -76,25 +79,31 @@ def in_order(launches: Sequence[Launch]) -> Launch:
 
 @dataclass(eq=False)
 class HostClockedLaunch:
-    """Launches in groups of so many, which knows how long each group took."""
+    """Parts of a loop in order, each with the number of its operations; it knows how long each part took."""
 
-    launches: Sequence[Launch]
-    groups: Sequence[int]
+    parts: Sequence[tuple[Launch, int]]
     progress: Progress
 
     def __call__(self) -> None:
         """Make them."""
-        rest = iter(self.launches)
         self._times: list[float] = []
-        for count in self.groups:
-            for launch in islice(rest, count):
-                launch()
+        for part, operations in self.parts:
+            part()
             self._times.append(perf_counter())
-            self.progress.completed(count)
+            self.progress.completed(operations)
 
     def batch_seconds(self) -> Sequence[float]:
-        """Seconds of every group but the first."""
+        """Seconds of every part but the first."""
         return [end - start for start, end in pairwise(self._times)]
+
+
+def in_parts(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) -> list[tuple[Launch, int]]:
+    """Groups of so many launches, each made one by `one`; launches go round, so equal groups are the same one."""
+    rest = iter(launches)
+    parts = [tuple(islice(rest, count)) for count in groups]
+    keys = [tuple(map(id, part)) for part in parts]
+    made = {key: one(part) for key, part in dict(zip(keys, parts, strict=True)).items()}
+    return [(made[key], len(key)) for key in keys]
 
 
 class Pace:
@@ -151,19 +160,27 @@ class BlockingClock:
         """All launches in order; UsageError where replays are asked for: nothing here can be captured in a graph."""
         if graph_replays:
             raise UsageError(f"--graph needs GPUs: {self._no_graphs}", next_step="leave --graph out")
-        groups = self._pace.groups(launches)
-        return in_order(launches) if len(groups) == 1 else HostClockedLaunch(launches, groups, self._reports)
+        parts = in_parts(launches, self._pace.groups(launches), self._loop)
+        return parts[0][0] if len(parts) == 1 else HostClockedLaunch(parts, self._reports)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """All launches in order, with a look at the clock after each so many of them."""
-        return HostClockedLaunch(launches, self._pace.every(launches, operations), self._reports)
+        return HostClockedLaunch(in_parts(launches, self._pace.every(launches, operations), self._loop), self._reports)
 
     def seconds(self, launch: Launch) -> float:
         """Wall time of blocking calls."""
         with no_garbage_collection():
             start = perf_counter()
             launch()
-            seconds = perf_counter() - start
+            return self._seconds_since(start)
+
+    def _loop(self, launches: Sequence[Launch]) -> Launch:
+        """Operations of a timed loop as one launch."""
+        return in_order(launches)
+
+    def _seconds_since(self, start: float) -> float:
+        """The seconds of calls that have just ended, which are reported as progress."""
+        seconds = perf_counter() - start
         self._reports.completed(self._pace.measured(seconds))
         return seconds
 

@@ -21,6 +21,7 @@ from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Sampling
+from gpubench.ports.backend import Region
 from tests.fakes import cupy_on_numpy
 from tests.fakes.one_variant import measure
 
@@ -80,10 +81,31 @@ def check_pieces(group: mpi.MpiGroup, most_elements: int, sizes: tuple[int, ...]
         assert report.verdict == "PASS", (collective.name, report)
 
 
+def check_what_is_timed(group: mpi.MpiGroup) -> None:
+    """A broadcast is MPI's: the root's own copy comes after the clock is read. MPI's word for a failure is raised."""
+    backend = backends.HostBackend(group, group.size)
+    send, receive = backend.allocate(64), backend.allocate(64)
+    send.fill_byte(64, group.rank + 1)
+    receive.fill_byte(64, 0)
+    regions = Region(send, 0), Region(receive, 0)
+    loop = backend.bind([backend.calls.broadcast(*regions, 16, DataType.FLOAT32, 0)] * 3, 0)
+    loop()
+    assert receive.array(0, 64, "uint8").tolist() == [0 if group.rank == 0 else 1] * 64
+    for timed in (backend.together, backend.seconds):
+        receive.fill_byte(64, 0)
+        assert 0 < timed(loop) < 1
+        assert receive.array(0, 64, "uint8").tolist() == [1] * 64
+    nobody = backend.calls.broadcast(*regions, 16, DataType.FLOAT32, group.size)
+    for run in (nobody, lambda: backend.together(backend.bind([nobody], 0))):
+        with pytest.raises(Exception, match="MPI_ERR_ROOT"):
+            run()
+
+
 if __name__ == "__main__":
     of_job = mpi.start(LaunchedBy("test", 0, 1))
     check_clocks(of_job)
     check_starting_line(of_job)
+    check_what_is_timed(of_job)
     check_trials(of_job)
     check_pieces(of_job, int(sys.argv[1]), tuple(int(size) for size in sys.argv[2].split(",")))
     mpi.finish()

@@ -18,9 +18,9 @@ from gpubench.hardware.cuda import CudaDevice
 from gpubench.hardware.host import printable
 from gpubench.hardware.launch import find_launcher, module_command, start, stop
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi.group import MOST_ELEMENTS, MpiCalls
+from gpubench.hardware.mpi.group import MOST_ELEMENTS, MpiCalls, MpiLaunch, MpiLoop
 from gpubench.hardware.mpi.trial import SIZES_BYTES
-from gpubench.hardware.timing import BlockingClock
+from gpubench.hardware.timing import BlockingClock, HostClockedLaunch, StartingLine, in_order, no_garbage_collection
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.terms.operation import Block, DataPattern
 from gpubench.model.terms.ranks import UNWATCHED, Progress
@@ -40,6 +40,7 @@ class NumpyMemory:
         self._progress = progress
         self.size_bytes = size_bytes
         self._bytes = numpy.empty(size_bytes, "uint8")
+        self.address = int(self._bytes.ctypes.data)
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         """`count` elements from `offset_bytes` on, as a writable view."""
@@ -79,7 +80,48 @@ class NumpyMemory:
                 self._progress.completed()
 
 
-class HostBackend(BlockingClock):
+class _MpiClock(BlockingClock):
+    """Times MPI's calls without Python in between; what MPI leaves to do comes after the clock is read."""
+
+    def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
+        super().__init__(group, progress, no_graphs)
+        self._starting_line = StartingLine(group)
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several, which block."""
+        return mpi.mpi_in_order(launches)
+
+    def seconds(self, launch: Launch) -> float:
+        """Wall time of blocking calls."""
+        with mpi.raising_mpi_errors():
+            seconds = super().seconds(launch)
+        _complete(launch)
+        return seconds
+
+    def together(self, launch: Launch) -> float:
+        """The wall time behind a barrier, with nothing between it and the first call."""
+        behind = self._starting_line.before(launch) if isinstance(launch, MpiLoop) else None
+        if behind is None:
+            return super().together(launch)
+        with mpi.raising_mpi_errors(), no_garbage_collection():
+            behind()
+            seconds = self._seconds_since(self._starting_line.passed_at)
+        _complete(launch)
+        return seconds
+
+    def _loop(self, launches: Sequence[Launch]) -> Launch:
+        calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
+        return MpiLoop(calls) if len(calls) == len(launches) else in_order(launches)
+
+
+def _complete(launch: Launch) -> None:
+    parts = [part for part, _ in launch.parts] if isinstance(launch, HostClockedLaunch) else [launch]
+    for part in dict.fromkeys(parts):
+        if isinstance(part, MpiLoop):
+            part.complete()
+
+
+class HostBackend(_MpiClock):
     """Collectives over an MPI communicator."""
 
     name = "host"
@@ -123,7 +165,7 @@ class HostBackend(BlockingClock):
         """NumPy's buffers go with their references."""
 
 
-class MpiOnCuda(BlockingClock):
+class MpiOnCuda(_MpiClock):
     """MPI's collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
 
     name = "mpi"

@@ -10,7 +10,8 @@ import threading
 import warnings
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter, sleep
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from gpubench.errors import UsageError, missing_mpi_library, separate_jobs
 from gpubench.hardware.host import leave_core
-from gpubench.hardware.timing import in_order
+from gpubench.hardware.timing import CallFailedError, CallTable, Entry, in_order
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.statistics import ClockOffset
-from gpubench.ports.backend import Array, Launch, Region
+from gpubench.ports.backend import Array, Launch, Memory, Region
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,14 +110,8 @@ class MpiGroup:
 
     def barrier_call(self) -> tuple[int, ...] | None:
         """`MPI_Barrier` of the library that mpi4py is bound to, and this communicator's handle."""
-        from mpi4py import MPI
-
-        try:
-            # A library of Python's finds what the libraries that it depends on define.
-            function = ctypes.CDLL(MPI.__file__).MPI_Barrier
-        except (OSError, AttributeError):
-            return None
-        return ctypes.cast(function, ctypes.c_void_p).value or 0, self.communicator.handle
+        address = mpi_function("MPI_Barrier")
+        return (address, self.communicator.handle) if address else None
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         """Each of the values as it is on the rank where it is largest."""
@@ -306,8 +301,74 @@ def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
     return {dtype: handle for dtype, handle in types.items() if handle != MPI.DATATYPE_NULL}
 
 
+@cache
+def mpi_function(name: str) -> int | None:
+    """The address of a function of the library that mpi4py is bound to; None where it cannot be found."""
+    from mpi4py import MPI
+
+    try:
+        # A library of Python's finds what the libraries that it depends on define.
+        function = getattr(ctypes.CDLL(MPI.__file__), name)
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MpiLaunch:
+    """One operation: calls into the MPI library with all their arguments, and the memories that they name.
+
+    `then` puts results where NCCL has them and MPI has not. It is no part of MPI's operation, so it is not timed.
+    """
+
+    entries: tuple[Entry, ...]
+    memories: tuple[Memory, ...]
+    then: Launch | None = None
+
+    def __call__(self) -> None:
+        """Make the calls, and put results in their place."""
+        loop = MpiLoop([self])
+        with raising_mpi_errors():
+            loop()
+        loop.complete()
+
+
+class MpiLoop(CallTable):
+    """Operations that do not depend on each other, without Python in between."""
+
+    def __init__(self, launches: Sequence[MpiLaunch]) -> None:
+        super().__init__([entry for launch in launches for entry in launch.entries])
+        self._launches = dict.fromkeys(launches)
+
+    def complete(self) -> None:
+        """Put results in their place."""
+        for launch in self._launches:
+            if launch.then is not None:
+                launch.then()
+
+
+@contextlib.contextmanager
+def raising_mpi_errors() -> Iterator[None]:
+    """Raise what MPI says of a call that failed, as mpi4py does."""
+    try:
+        yield
+    except CallFailedError as error:
+        from mpi4py import MPI
+
+        raise MPI.Exception(error.status) from error
+
+
+def mpi_in_order(launches: Sequence[Launch]) -> Launch:
+    """One operation made of several, each of which needs the one before it in its place."""
+    calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
+    if not calls or len(calls) < len(launches) or any(launch.then for launch in calls[:-1]):
+        return in_order(launches)
+    memories = tuple(memory for launch in calls for memory in launch.memories)
+    return MpiLaunch(tuple(entry for launch in calls for entry in launch.entries), memories, calls[-1].then)
+
+
 class MpiCalls:
-    """NCCL's collectives on arrays handed to MPI; launches block, `settle` waits for copies on a stream."""
+    """NCCL's collectives as calls of MPI; launches block, `settle` waits for copies on a stream."""
 
     def __init__(
         self, communicator: "MPI.Comm", most_elements: int = MOST_ELEMENTS, settle: Launch | None = None
@@ -315,110 +376,111 @@ class MpiCalls:
         from mpi4py import MPI
 
         self._settle = () if settle is None else (settle,)
-
-        self._mpi = MPI
+        self._bytes = MPI.BYTE
         self._communicator = communicator
+        self._in_place = int(MPI.IN_PLACE)
         self._rank = communicator.Get_rank()
         self._ranks = communicator.Get_size()
         self._most_elements = most_elements
         self._types = _mpi_types()
         self._block = MPI.BYTE.Create_contiguous(_BLOCK_BYTES).Commit()
-        self._ops = {op: MPI.SUM if op is ReduceOp.AVG else getattr(MPI, op.name) for op in ReduceOp}
+        self._ops = {op: (MPI.SUM if op is ReduceOp.AVG else getattr(MPI, op.name)).handle for op in ReduceOp}
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`MPI_Allreduce`, an average divided by hand."""
-        launches: list[Launch] = [
-            partial(
-                self._communicator.Allreduce,
-                self._input(send, receive, piece, dtype),
-                self._typed(receive, piece, dtype),
-                self._ops[op],
-            )
-            for piece in self._pieces(count)
+        how = self._types[dtype].handle, self._ops[op]
+        launches = [
+            self._bind("MPI_Allreduce", self._in_place if given == taken else given, taken, elements, *how)
+            for elements, given, taken in self._pieces(count, dtype.size_bytes, send, receive)
         ]
-        return in_order([*launches, *self._divide(receive, count, dtype, op)])
+        return mpi_in_order([*launches, *self._divide(receive, count, dtype, op)])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`MPI_Allgather`."""
-        own = Region(receive.memory, receive.offset_bytes + self._rank * count * dtype.size_bytes)
-        given = self._mpi.IN_PLACE if send == own else self._blocks(send, count, dtype)
-        return partial(self._communicator.Allgather, given, self._blocks(receive, count * self._ranks, dtype))
+        block = self._blocks(count, dtype)
+        given = self._in_place if send == _behind(receive, self._rank * count * dtype.size_bytes) else send
+        return self._bind("MPI_Allgather", given, *block, receive, *block)
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`MPI_Reduce_scatter_block`; where all blocks pass the count limit, one `MPI_Reduce` a block and piece."""
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
-            return in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
-        whole = self._typed(send, slice(0, count * self._ranks), dtype)
+            return mpi_in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
+        how = count, self._types[dtype].handle, self._ops[op]
         if send.memory is not receive.memory:
-            taken = self._typed(receive, slice(0, count), dtype)
-            return in_order([partial(self._communicator.Reduce_scatter_block, whole, taken, self._ops[op]), *divide])
-        # MPI leaves the in-place result in the first block, NCCL in the rank's own.
-        reduce = partial(self._communicator.Reduce_scatter_block, self._mpi.IN_PLACE, whole, self._ops[op])
-        return in_order([reduce, self._copy(send, receive, count, dtype), *divide])
+            launch = self._bind("MPI_Reduce_scatter_block", send, receive, *how)
+        else:
+            # MPI leaves the in-place result in the first block, NCCL in the rank's own.
+            copy = None if send == receive else self._copy(send, receive, count, dtype)
+            launch = self._bind("MPI_Reduce_scatter_block", self._in_place, send, *how, then=copy)
+        return mpi_in_order([launch, *divide])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`MPI_Bcast` in the receive buffer, into which the root first copies what it sends."""
-        launches: list[Launch] = []
+        """`MPI_Bcast`, which has one buffer: the root's copy from its send to its receive buffer is not part of it."""
+        buffer, then = receive, None
         if self._rank == root and send != receive:
-            launches.append(self._copy(send, receive, count, dtype))
-        pieces = self._pieces(count * dtype.size_bytes)
-        launches += [partial(self._communicator.Bcast, self._bytes(receive, piece), root) for piece in pieces]
-        return in_order(launches)
+            buffer, then = send, self._copy(send, receive, count, dtype)
+        pieces = list(self._pieces(count * dtype.size_bytes, 1, buffer))
+        last = len(pieces) - 1
+        return mpi_in_order(
+            [
+                self._bind("MPI_Bcast", piece, size, self._bytes.handle, root, then=then if number == last else None)
+                for number, (size, piece) in enumerate(pieces)
+            ]
+        )
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
         """`MPI_Reduce`, an average divided by hand on the root."""
-        launches: list[Launch] = []
-        for piece in self._pieces(count):
-            if self._rank == root:
-                given, taken = self._input(send, receive, piece, dtype), self._typed(receive, piece, dtype)
-            else:
-                given, taken = self._typed(send, piece, dtype), None
-            launches.append(partial(self._communicator.Reduce, given, taken, self._ops[op], root))
-        return in_order([*launches, *(self._divide(receive, count, dtype, op) if self._rank == root else ())])
+        is_root = self._rank == root
+        how = self._types[dtype].handle, self._ops[op], root
+        launches = [
+            self._bind("MPI_Reduce", self._in_place if is_root and given == taken else given, taken, elements, *how)
+            for elements, given, taken in self._pieces(count, dtype.size_bytes, send, receive)
+        ]
+        return mpi_in_order([*launches, *(self._divide(receive, count, dtype, op) if is_root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`MPI_Alltoall`."""
-        elements = count * self._ranks
-        return partial(
-            self._communicator.Alltoall, self._blocks(send, elements, dtype), self._blocks(receive, elements, dtype)
-        )
+        block = self._blocks(count, dtype)
+        return self._bind("MPI_Alltoall", send, *block, receive, *block)
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """`MPI_Alltoallv`, in blocks of as many bytes as `MPI_Alltoall` takes."""
+        """`MPI_Alltoallv`, in blocks of as many bytes as `MPI_Alltoall` takes; its nine arguments are Python's."""
         whole = [count * dtype.size_bytes // _BLOCK_BYTES for count in counts]
         own = [whole[self._rank]] * self._ranks
-        given = self._blocks(send, sum(counts), dtype)
-        taken = self._blocks(receive, counts[self._rank] * self._ranks, dtype)
+        given = _array(send, sum(counts) * dtype.size_bytes)
+        taken = _array(receive, counts[self._rank] * self._ranks * dtype.size_bytes)
         return partial(
             self._communicator.Alltoallv,
-            (given[0], (whole, [*accumulate(whole, initial=0)][:-1]), given[1]),
-            (taken[0], (own, [*accumulate(own, initial=0)][:-1]), taken[1]),
+            (given, (whole, [*accumulate(whole, initial=0)][:-1]), self._block),
+            (taken, (own, [*accumulate(own, initial=0)][:-1]), self._block),
         )
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`MPI_Gather`."""
-        own = Region(receive.memory, receive.offset_bytes + self._rank * count * dtype.size_bytes)
-        given = self._mpi.IN_PLACE if self._rank == root and send == own else self._blocks(send, count, dtype)
-        taken = self._blocks(receive, count * self._ranks, dtype) if self._rank == root else None
-        return partial(self._communicator.Gather, given, taken, root)
+        block = self._blocks(count, dtype)
+        own = _behind(receive, self._rank * count * dtype.size_bytes)
+        given = self._in_place if self._rank == root and send == own else send
+        return self._bind("MPI_Gather", given, *block, receive, *block, root)
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`MPI_Scatter`."""
-        own = Region(send.memory, send.offset_bytes + self._rank * count * dtype.size_bytes)
-        given = self._blocks(send, count * self._ranks, dtype) if self._rank == root else None
-        taken = self._mpi.IN_PLACE if self._rank == root and receive == own else self._blocks(receive, count, dtype)
-        return partial(self._communicator.Scatter, given, taken, root)
+        block = self._blocks(count, dtype)
+        own = _behind(send, self._rank * count * dtype.size_bytes)
+        taken = self._in_place if self._rank == root and receive == own else receive
+        return self._bind("MPI_Scatter", send, *block, taken, *block, root)
 
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
-        """Both at once: `MPI_Sendrecv` for every piece."""
+        """Both at once: `MPI_Sendrecv` for every piece; its twelve arguments are Python's."""
         send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
         return in_order(
             [
-                partial(send_and_receive, self._bytes(send, piece), recvbuf=self._bytes(receive, piece))
-                for piece in self._pieces(count * dtype.size_bytes)
+                partial(
+                    send_and_receive, (_array(given, size), self._bytes), recvbuf=(_array(taken, size), self._bytes)
+                )
+                for size, given, taken in self._pieces(count * dtype.size_bytes, 1, send, receive)
             ]
         )
 
@@ -426,31 +488,29 @@ class MpiCalls:
         self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp
     ) -> Iterator[Launch]:
         for owner in range(self._ranks):
-            block = Region(send.memory, send.offset_bytes + owner * count * dtype.size_bytes)
+            block = _behind(send, owner * count * dtype.size_bytes)
             yield self.reduce(block, receive, count, dtype, ReduceOp.SUM if op is ReduceOp.AVG else op, owner)
 
-    def _pieces(self, count: int) -> Iterator[slice]:
+    def _pieces(self, count: int, element_bytes: int, *regions: Region) -> Iterator[tuple[Any, ...]]:
+        """Of messages longer than MPI's counts: elements of a piece, and where it begins in each region."""
         for start in range(0, count, self._most_elements):
-            yield slice(start, min(start + self._most_elements, count))
+            elements = min(self._most_elements, count - start)
+            yield elements, *(_behind(region, start * element_bytes) for region in regions)
 
-    def _input(self, send: Region, receive: Region, piece: slice, dtype: DataType) -> Any:
-        return self._mpi.IN_PLACE if send == receive else self._typed(send, piece, dtype)
+    def _blocks(self, count: int, dtype: DataType) -> tuple[int, int]:
+        return count * dtype.size_bytes // _BLOCK_BYTES, self._block.handle
 
-    def _typed(self, region: Region, piece: slice, dtype: DataType) -> tuple[Array, "MPI.Datatype"]:
-        offset = region.offset_bytes + piece.start * dtype.size_bytes
-        size_bytes = (piece.stop - piece.start) * dtype.size_bytes
-        return region.memory.array(offset, size_bytes, "uint8"), self._types[dtype]
-
-    def _bytes(self, region: Region, piece: slice) -> tuple[Array, "MPI.Datatype"]:
-        return region.memory.array(region.offset_bytes + piece.start, piece.stop - piece.start, "uint8"), self._mpi.BYTE
-
-    def _blocks(self, region: Region, elements: int, dtype: DataType) -> tuple[Array, "MPI.Datatype"]:
-        return region.memory.array(region.offset_bytes, elements * dtype.size_bytes, "uint8"), self._block
+    def _bind(self, name: str, *arguments: Region | int, then: Launch | None = None) -> MpiLaunch:
+        """A call, whose last argument is the communicator. Raises CouldNotMeasureError: the library has none such."""
+        address = mpi_function(name)
+        if address is None:
+            raise missing_mpi_library(f"{name} is not found in it")
+        words = (_address(each) if isinstance(each, Region) else each for each in arguments)
+        memories = tuple(each.memory for each in arguments if isinstance(each, Region))
+        return MpiLaunch(((address, *words, self._communicator.handle),), memories, then)
 
     def _copy(self, source: Region, destination: Region, count: int, dtype: DataType) -> Launch:
-        size_bytes = count * dtype.size_bytes
-        given = source.memory.array(source.offset_bytes, size_bytes, "uint8")
-        taken = destination.memory.array(destination.offset_bytes, size_bytes, "uint8")
+        given, taken = (_array(region, count * dtype.size_bytes) for region in (source, destination))
         return in_order([partial(taken.__setitem__, slice(None), given), *self._settle])
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
@@ -460,3 +520,16 @@ class MpiCalls:
         values = receive.memory.array(receive.offset_bytes, count, dtype.value)
         is_float = dtype in (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64)
         return (partial(values.__itruediv__ if is_float else values.__ifloordiv__, self._ranks), *self._settle)
+
+
+def _behind(region: Region, size_bytes: int) -> Region:
+    return Region(region.memory, region.offset_bytes + size_bytes)
+
+
+def _array(region: Region, size_bytes: int) -> Array:
+    return region.memory.array(region.offset_bytes, size_bytes, "uint8")
+
+
+def _address(region: Region) -> int:
+    address: int = region.memory.address + region.offset_bytes  # type: ignore[attr-defined]
+    return address

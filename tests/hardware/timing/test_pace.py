@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.timing import HostClockedLaunch, Pace
+from gpubench.hardware.timing import HostClockedLaunch, Pace, in_order, in_parts
 from gpubench.model.terms.ranks import Phase
 from tests.fakes.progress import FakeProgress
 
@@ -45,7 +45,8 @@ def test_of_other_operations_nothing_is_known() -> None:
 def test_a_group_that_is_through_is_told(groups: list[int]) -> None:
     progress, seen = FakeProgress(), []
     progress.enter(Phase.OPERATION)
-    HostClockedLaunch([lambda: seen.append(progress.state().done)] * 5, groups, progress)()
+    parts = in_parts([lambda: seen.append(progress.state().done)] * 5, groups, in_order)
+    HostClockedLaunch(parts, progress)()
     assert seen == [sum(groups[:number]) for number, group in enumerate(groups) for _ in range(group)]
     assert progress.state().done == 5
 
@@ -60,7 +61,9 @@ def test_groups_of_a_given_length_whatever_they_take() -> None:
 def test_launches_with_a_clock_know_how_long_each_group_took() -> None:
     progress, seen = FakeProgress(), []
     progress.enter(Phase.OPERATION)
-    clocked = HostClockedLaunch([lambda: seen.append(progress.state().done)] * 7, [3, 3, 1], progress)
+    clocked = HostClockedLaunch(
+        in_parts([lambda: seen.append(progress.state().done)] * 7, [3, 3, 1], in_order), progress
+    )
     for _ in range(2):
         clocked()
         assert len(clocked.batch_seconds()) == 2

@@ -1,0 +1,199 @@
+"""gpubench's host backend beside the same MPI calls in a loop in C, in the same processes and buffers, turn by turn.
+
+    mpirun -n 2 python -m benchmarks.against_mpi --markdown ratios.md
+
+Needs mpicc and a C compiler. Three loops take turns, each behind a barrier: C on one buffer, as OSU's tests, C on
+buffers that rotate through the largest size, as nccl-tests, and gpubench's, which rotate. Broadcast has one buffer in
+MPI: out of place the root sends from its send buffer, the others receive in their receive buffer, and nobody copies.
+In-place reduce-scatter leaves the result where MPI does.
+
+A row has the least time of an operation over all turns, since other users of the cores only add to it, and the ratio of
+medians. It passes where gpubench takes no more than 1.1 × what C takes on buffers that rotate, or 0.3 µs more.
+"""
+
+import argparse
+import ctypes
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from gpubench.collectives.record import Call
+from gpubench.collectives.registry import collective_named
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi.backends import HostBackend, NumpyMemory
+from gpubench.measure.collective.cases import in_turn
+from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.units import format_size
+from gpubench.ports.backend import Launch, Region
+
+LOOSE, SLACK_US, FROM_BYTES = 1.1, 0.3, 1024
+LOOPS = ("C, one buffer", "C, rotating", "gpubench")
+KINDS = {"allreduce": b"r", "alltoall": b"t", "broadcast": b"b", "allgather": b"g", "reducescatter": b"s"}
+SOURCE = r"""
+#include <mpi.h>
+
+double seconds(char kind, char *send, char *receive, long bytes, int buffers, int in_place, int operations) {
+    MPI_Comm all = MPI_COMM_WORLD;
+    int rank, ranks;
+    MPI_Comm_rank(all, &rank);
+    MPI_Comm_size(all, &ranks);
+    int block = bytes / ranks;
+    MPI_Barrier(all);
+    double start = MPI_Wtime();
+    for (int i = 0; i < operations; ++i) {
+        char *given = in_place ? MPI_IN_PLACE : send + i % buffers * bytes, *taken = receive + i % buffers * bytes;
+        if (kind == 'r') MPI_Allreduce(given, taken, bytes / 4, MPI_FLOAT, MPI_SUM, all);
+        if (kind == 't') MPI_Alltoall(given, block, MPI_BYTE, taken, block, MPI_BYTE, all);
+        if (kind == 'b') MPI_Bcast(in_place || rank ? taken : given, bytes, MPI_BYTE, 0, all);
+        if (kind == 'g') MPI_Allgather(given, block, MPI_BYTE, taken, block, MPI_BYTE, all);
+        if (kind == 's') MPI_Reduce_scatter_block(given, taken, block / 4, MPI_FLOAT, MPI_SUM, all);
+    }
+    return (MPI_Wtime() - start) / operations;
+}
+"""
+
+
+def main() -> None:
+    """Be a rank; the first prints the table, and exits 1 where a row of 1 KiB or more is slower than the bound."""
+    arguments = parse()
+    group = mpi.start(LaunchedBy("mpirun", 0, 1))
+    backend = HostBackend(group, group.size)
+    memories = NumpyMemory(arguments.last), NumpyMemory(arguments.last)
+    for each in memories:
+        each.fill_byte(arguments.last, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        in_c = compiled(arguments.mpicc, Path(folder))
+    rows = []
+    for collective in arguments.collectives.split(","):
+        for placement in Placement if collective_named(collective).in_place else [Placement.OUT_OF_PLACE]:
+            for size in sizes(arguments):
+                loops = loops_of(collective, placement, size, group, backend, memories, in_c)
+                times = timed(arguments.turns, loops, group)
+                rows.append(Row(collective, placement.replace("_", " "), size, times))
+    mpi.finish()
+    if group.rank == 0:
+        show(rows, arguments.markdown)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=100, help="turns of each loop at a size (default 100)")
+    parser.add_argument("--first", type=int, default=64, help="smallest size (default 64)")
+    parser.add_argument("--last", type=int, default=2**22, help="largest size (default 4 MiB)")
+    parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default 4)")
+    parser.add_argument("--collectives", default=",".join(KINDS))
+    parser.add_argument("--mpicc", default=str(Path(sys.executable).with_name("mpicc")))
+    parser.add_argument("--markdown", type=Path, help="also write the table here")
+    return parser.parse_args()
+
+
+def compiled(mpicc: str, folder: Path) -> Callable[..., float]:
+    """The loop in C."""
+    source, library = folder / "loop.c", folder / "loop.so"
+    source.write_text(SOURCE)
+    subprocess.run([mpicc, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    seconds = ctypes.CDLL(str(library)).seconds
+    seconds.restype = ctypes.c_double
+    seconds.argtypes = (ctypes.c_char, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, *[ctypes.c_int] * 3)
+    found: Callable[..., float] = seconds
+    return found
+
+
+def sizes(arguments: argparse.Namespace) -> Iterator[int]:
+    """From the smallest to the largest."""
+    size = arguments.first
+    while size <= arguments.last:
+        yield size
+        size *= arguments.factor
+
+
+Loop = Callable[[], float]
+
+
+def loops_of(
+    name: str,
+    placement: Placement,
+    size: int,
+    group: mpi.MpiGroup,
+    backend: HostBackend,
+    memories: Sequence[NumpyMemory],
+    in_c: Callable[..., float],
+) -> list[Loop]:
+    """Each loop as a function that runs it once, for the mean seconds of an operation."""
+    collective, dtype = collective_named(name), DataType.FLOAT32
+    layout = collective.layout(size // dtype.size_bytes, dtype, group.size)
+    operations = max(2, min(50, 2**22 // size))
+    rotated = min(memories[0].size_bytes // size, operations, 20)
+    in_place = placement is Placement.IN_PLACE
+
+    def launch(number: int) -> Launch:
+        send, receive = (Region(each, number * size) for each in memories)
+        if in_place:
+            steps = layout.in_place_send, layout.in_place_receive
+            start = receive.offset_bytes
+            send, receive = (Region(memories[1], start + group.rank * each * dtype.size_bytes) for each in steps)
+        call = Call(send, receive, layout.count, dtype, ReduceOp.SUM, 0, group.rank, group.size)
+        return collective.issue(backend.calls, call)
+
+    bound = backend.bind(in_turn([launch(number) for number in range(rotated)], operations), 0)
+    addresses = [each.address for each in memories]
+    c_loops = [partial(in_c, KINDS[name], *addresses, size, buffers, in_place, operations) for buffers in (1, rotated)]
+    return [*c_loops, lambda: backend.together(bound) / operations]
+
+
+def timed(turns: int, loops: Sequence[Loop], group: mpi.MpiGroup) -> list[list[float]]:
+    """Microseconds of each loop in each turn, means over ranks."""
+    own = [[each() for each in loops] for _ in range(turns)]
+    of_turns = [
+        [1e6 * sum(each) / group.size for each in zip(*turn, strict=True)]
+        for turn in zip(*group.gather(own), strict=True)
+    ]
+    return [list(each) for each in zip(*of_turns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A size of a collective: microseconds of each loop in each turn."""
+
+    collective: str
+    placement: str
+    size_bytes: int
+    times: Sequence[Sequence[float]]
+
+    @property
+    def is_slow(self) -> bool:
+        """True where gpubench takes longer than the bound."""
+        _, theirs, ours = map(min, self.times)
+        return self.size_bytes >= FROM_BYTES and ours > max(LOOSE * theirs, theirs + SLACK_US)
+
+    @property
+    def cells(self) -> list[str]:
+        """Least times, and ratios of least times and medians."""
+        least, middle = [min(each) for each in self.times], [median(each) for each in self.times]
+        ratios = f"{least[2] / least[1]:.2f}", f"{middle[2] / middle[1]:.2f}"
+        words = self.collective, self.placement, format_size(self.size_bytes)
+        return [*words, *(f"{each:.2f}" for each in least), *ratios]
+
+
+HEAD = ("collective", "placement", "size", *(f"{loop}, µs" for loop in LOOPS), "ratio", "ratio of medians")
+
+
+def show(rows: Sequence[Row], markdown: Path | None) -> None:
+    """Print the table, and exit."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ["---"] * len(HEAD), *(row.cells for row in rows))]
+    slow = [row for row in rows if row.is_slow]
+    print("\n".join([*lines, "", f"{len(rows)} rows, {len(slow)} of 1 KiB and more slower than the bound"]))
+    if markdown:
+        markdown.write_text("\n".join(lines) + "\n")
+    sys.exit(1 if slow else 0)
+
+
+if __name__ == "__main__":
+    main()
