@@ -285,7 +285,7 @@ _PROGRAM_ERROR = re.compile(
     rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
     rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
     rb"|MPI_ABORT was invoked.*|\*\*\* Process received"
-    rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\))?(?: .*)?$"
+    rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: +\(core dumped\).*|  .*)?$"
     rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
     rb"|\bPCIe Bus Error: severity=.*|\bAER: (?:Multiple )?(?:Unc|C)orrect\w+ .*error .*|\bDPC: containment event.*"
     rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
@@ -341,7 +341,7 @@ _OF_FRAMEWORKS = (
     rb"\bheartbeat time-?out|polled an error from (?:the )?coordination|termination is unexpected",
 )
 _OF_MACHINES = (
-    rb"OOMKilled|(?:reason|status)\W{1,6}Evicted|(?-i:\bEvicted) +(?:(?:\d+ +)?\d+[smhd]|the node|kubelet)",
+    rb"OOMKilled|(?:reason|status)\W{1,40}Evicted|(?-i:\bEvicted) +(?:(?:\d+ +)?\d+[smhd]|the node|kubelet)",
     rb"was low on resource|CrashLoopBackOff|\b\d+/\d+ +(?:Error|Failed|Unknown|NodeLost|\w+Error)\b",
     rb"BackoffLimitExceeded|DeadlineExceeded\b.*\bjob|job\b.*\bDeadlineExceeded|Killed process \d|oom-kill:",
     rb"HW Exception by GPU|Memory access fault by GPU|HSA_STATUS_ERROR|amdgpu: (?:GPU reset begin|ring \w+ timeout)",
