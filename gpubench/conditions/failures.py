@@ -316,7 +316,7 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     (r"SHARP .*datatypes? not supported", "src/sharp_plugin.c:457 of nccl-rdma-sharp-plugins: NCCL reduces them"),
     (
         rf"NET/OFI (?:{_OF_OFI})",
-        "",
+        "src/nccl_ofi_net.cpp:271 and src/nccl_ofi_api.cpp:79 of aws-ofi-nccl of 2026: NCCL takes its next network",
     ),
     (r"NCCL_WORK_FIFO_\w+=\d+ is being ignored", "src/init.cc:434 of 2.22.3; 2.13 to 2.30: the default size"),
     (r"graphStreamOrdering=0 with graphUsageMode=2", "src/init.cc:2460 of 2.30.7: it is taken for 1"),
