@@ -9,7 +9,7 @@ import stat
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from gpubench.model.facts.snapshot import NvlinkPeer
 from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain
+from gpubench.records import dataclass
 
 MOST_BYTES = 2**18
 """Of a file: the largest of gpubench's own has 14 KB; nested arrays read in square time."""

@@ -7,7 +7,6 @@ import difflib
 import os
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -20,6 +19,7 @@ from gpubench.jobs.sources import Recording, Simulation, simulation_of
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.units import MOST_SIZES, parse_size
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.cli.defaults import Defaults

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from gpubench.model.results.speed import (
 )
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.records import dataclass
 
 _PREFERRED_KINDS = (ExpectedKind.MEASURED, ExpectedKind.DERIVED, ExpectedKind.THRESHOLD)
 

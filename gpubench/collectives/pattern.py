@@ -1,9 +1,8 @@
 """Test data computed on arrays of any NumPy-like namespace; `hardware/pattern.cu` computes the same on a GPU."""
 
-from dataclasses import dataclass
-
 from gpubench.model.terms.operation import WORD, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.ports.backend import Array, ArrayNamespace
+from gpubench.records import dataclass
 
 STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # Unsigned integers of their size, so every bit counts
 

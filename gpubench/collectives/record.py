@@ -1,11 +1,12 @@
 """The record of a collective: its calls, the data it has to move, and the request for a sweep of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.statistics import Sampling
 from gpubench.ports.backend import CollectiveCalls, Launch, Region
+from gpubench.records import dataclass
 
 ALIGNMENT_BYTES = 16
 

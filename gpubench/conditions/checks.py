@@ -1,7 +1,7 @@
 """The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpubench.conditions.definition import subjects
 from gpubench.conditions.definition.circumstances import Facts
@@ -14,6 +14,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

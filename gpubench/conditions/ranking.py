@@ -1,7 +1,7 @@
 """The causes that hold, in the order to look at them, each with its consequences."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import SOCKET, Circumstances, Staged
 from gpubench.conditions.definition.condition import (
@@ -19,6 +19,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.records import dataclass
 
 UNKNOWN = Explanation(
     "unknown",

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ from gpubench.model.results.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.units import compress_names, format_memory, format_percent, format_size, grouped, some_of
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
+from gpubench.records import dataclass
 
 R = TypeVar("R")
 

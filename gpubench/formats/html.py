@@ -6,7 +6,6 @@ Colours are those of Okabe and Ito, which people with any colour vision tell apa
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import unescape
 from itertools import chain, count, groupby
@@ -28,6 +27,7 @@ from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
 from gpubench.readers.results.history import PastRun, past_runs
+from gpubench.records import dataclass
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #57606a; --line: #d0d7de; --card: #f6f8fa;

@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -24,6 +24,7 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.results.result_file import ALIKE, alike_rows
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 UNFINISHED = Report(
     verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"

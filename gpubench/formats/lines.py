@@ -6,7 +6,6 @@ Marks differ in shape, not in colour, and nothing is drawn between them: that wa
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from gpubench.model.terms.units import (
     spans,
 )
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -6,7 +6,7 @@ told by colour alone.
 
 import re
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from html import escape
 from statistics import median
 
@@ -16,6 +16,7 @@ from gpubench.model.results.topo import TREE_SECTION, TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
 from gpubench.model.terms.units import format_size, grouped, printable_line
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
+from gpubench.records import dataclass
 
 
 def html_text(text: str) -> str:

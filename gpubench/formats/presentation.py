@@ -5,7 +5,7 @@ problem, anything else unknown.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpubench.formats.registry import DATED, NAGIOS, NPD, TABLE, Format
 from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Verdict, exit_code
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata, Report

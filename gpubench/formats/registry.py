@@ -1,10 +1,11 @@
 """The output formats and the parts of each: a new format is one file and one line here."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
+
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata, Report, Row

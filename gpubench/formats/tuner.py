@@ -8,7 +8,6 @@ Channels are never left at -1: NCCL's plugin, though its page says otherwise, th
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import isqrt
 
@@ -18,6 +17,7 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.settings import NcclSetting
 from gpubench.model.terms.units import format_size, printable_line
+from gpubench.records import dataclass
 
 _COLUMNS = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 _KNOWN = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")

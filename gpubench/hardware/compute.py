@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -11,6 +11,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.cuda import CudaDevice
 from gpubench.hardware.torch.distributed import import_fully_shard, import_torch
 from gpubench.model.workload import BlockKind, Sharding, TransformerModel
+from gpubench.records import dataclass
 
 _SETTLE_SECONDS = 0.5  # Clocks and power of a GPU that was idle fall to what it can hold within this
 _SAMPLES = 7

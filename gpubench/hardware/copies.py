@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from types import MappingProxyType
@@ -34,6 +33,7 @@ from gpubench.model.terms.units import format_size
 from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 _THREADS = 512
 _VECTOR_BYTES = 16  # Threads a block and bytes of each at once, as in nvbandwidth's kernel, a block an SM

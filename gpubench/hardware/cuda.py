@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
@@ -38,6 +38,7 @@ from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, R
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import Array, BatchedLaunch, Launch
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 _THREADS = 256
 _MOST_BLOCKS = 4096

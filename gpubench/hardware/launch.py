@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError, missing_mpi_launch
 from gpubench.hardware.host import text_of
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.readers.documents import opened
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from subprocess import Popen

@@ -8,7 +8,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +34,7 @@ from gpubench.model.facts.process import (
 )
 from gpubench.model.terms.operation import nccl_version
 from gpubench.model.terms.plain import to_plain
+from gpubench.records import dataclass
 
 _IDENT = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")

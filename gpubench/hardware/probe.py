@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
@@ -42,6 +42,7 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
+from gpubench.records import dataclass
 
 _SECONDS_TO_END = 1.0  # For a child that answered or was killed; one inside a driver's call may never end
 _SECONDS_TO_EXIT = 10.0  # For a child whose output has ended: its exit status is the only explanation

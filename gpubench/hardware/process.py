@@ -8,7 +8,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +37,7 @@ from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.terms.units import ranges_of
 from gpubench.readers.machines.nccl_topology import Element, Parser
+from gpubench.records import dataclass
 
 _CAPABILITIES = {
     2: "DAC_READ_SEARCH",

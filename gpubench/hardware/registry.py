@@ -1,7 +1,7 @@
 """The backends of collectives, by their names on the command line; each is imported when it is opened."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -10,6 +10,7 @@ from gpubench.errors import invalid_choice, no_gpu
 from gpubench.model.facts.backends import HOST, NCCL, TORCH
 from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda import CudaDevice

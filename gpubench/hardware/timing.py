@@ -25,7 +25,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice, pairwise
 from time import CLOCK_MONOTONIC, perf_counter
@@ -35,6 +34,7 @@ from gpubench.errors import UsageError
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import BatchedLaunch, Launch
 from gpubench.ports.group import Group, NativeBarrier
+from gpubench.records import dataclass
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.facts.traffic import GpuReading, GpuUse, NodeReading, TaskFacts
 from gpubench.model.terms.plain import from_plain
+from gpubench.records import dataclass
 
 _ALL = "throttling, clocks and other users"
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +64,7 @@ from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.group import Group
 from gpubench.profiles import ProfileMatch, profile_for, profile_of_gpus, profiles_for
 from gpubench.readers.documents import read_json_line
+from gpubench.records import dataclass
 
 NAME = "check"
 

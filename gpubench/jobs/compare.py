@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from gpubench.profiles import find, match, own_profiles, read_profile
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_json import read_stored
 from gpubench.readers.results.history import list_results, past_figures
+from gpubench.records import dataclass
 
 
 def bandwidth_of(past: PastFigures | None) -> PastBandwidth:

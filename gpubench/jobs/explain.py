@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.nccl_log.stream import STDIN, LogFile, NcclLogReader, ReadSoFar, read_logs
 from gpubench.readers.registry import is_result
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.hangs import ras
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata

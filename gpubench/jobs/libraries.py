@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
@@ -18,6 +17,7 @@ from gpubench.measure.libraries import HostLibraries, report_on_libraries
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.process import LibrariesFacts
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

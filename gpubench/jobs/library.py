@@ -6,7 +6,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -15,6 +14,7 @@ from gpubench.hardware.launch import module_command, with_package
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.frame import DataFrame

@@ -1,7 +1,7 @@
 """The machines of a run: nodes, processes, and where they come from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpubench.errors import CouldNotMeasureError, no_gpu
 from gpubench.model.facts.health import given
@@ -10,6 +10,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Origin
+from gpubench.records import dataclass
 
 _NEEDED = ("nvml", "cuda")  # Sources of facts without which nothing is measured
 _NONE_FOUND = "the driver finds none on this host"

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, profile_for
+from gpubench.records import dataclass
 
 _MANAGED_SAMPLES = 5  # A pass over managed memory is one copy, where plain memory is copied many times in a sample
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20

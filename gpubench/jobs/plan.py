@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ from gpubench.model.workload import (
     layouts_for,
     parse_layout,
 )
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.compute import ProductTimer

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from gpubench.model.results.scan import PartKind as PartKind
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin
 from gpubench.model.workload import TransformerModel
 from gpubench.readers.results.gpubench_json import read_stored
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.simulated.times import CollectiveTimes

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from gpubench.model.terms.settings import (
     NcclSetting,
 )
 from gpubench.model.terms.units import parse_sizes
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective, SweepRequest

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
@@ -38,6 +38,7 @@ from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_F
 from gpubench.model.terms.ranks import Phase, RankIdentity, by_device
 from gpubench.model.terms.units import spans
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware import cuda

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
@@ -67,6 +67,7 @@ from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, domain_of, load, match, own_profiles
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
+from gpubench.records import dataclass
 
 _NO_FIGURE = "no figure of this pair in the file"
 

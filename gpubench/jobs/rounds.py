@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from gpubench.model.results.scan import EXCLUSIONS_SECTION, ExclusionRow, Tool
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text
+from gpubench.records import dataclass
 
 NAME = "scan"
 

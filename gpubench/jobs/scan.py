@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, shared_gpu_under_launcher
@@ -83,6 +82,7 @@ from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Finding, Origin
 from gpubench.profiles import matched_profiles
 from gpubench.readers.leaves import leaves_of
+from gpubench.records import dataclass
 
 SECONDS_TO_START = 120.0
 """What MPI_Init and the exchange of addresses may take before the watchdogs end the job."""

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.environment import LaunchedBy
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.simulated.machine import SimulatedMachine

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.sources import FromFile, Here, Recording, Replayed, Simulated, Source, gathered, own_process
 from gpubench.model.facts.environment import launched_by
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

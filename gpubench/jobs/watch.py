@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +44,7 @@ from gpubench.model.results.watch import WatchFrame
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import read_json_line
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

@@ -1,7 +1,7 @@
 """Report on the libraries that move data between GPUs: facts of environments in, rows and findings out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpubench.model.facts.process import (
     MPI_LIB,
@@ -18,6 +18,7 @@ from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryKind, Libr
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+from gpubench.records import dataclass
 
 SECTIONS = (LIBRARIES_SECTION, "findings")
 

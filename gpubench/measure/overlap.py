@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import fmean
 from time import perf_counter
 from types import MappingProxyType
@@ -46,6 +46,7 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, gro
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
+from gpubench.records import dataclass
 
 _SECONDS_A_BATCH = 0.06
 _FEWEST_STEPS = 3  # Of a batch, the first of which does not count

@@ -19,13 +19,14 @@ computes the block again in the backward pass (the same, section 5).
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
+from gpubench.records import dataclass
 
 
 class BlockKind(StrEnum):

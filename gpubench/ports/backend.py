@@ -1,12 +1,12 @@
 """A backend of collectives on one rank: memory, launches, the calls, steps beside computation, and the log."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 Launch = Callable[[], object]  # An operation with all its arguments bound: calling it issues the operation
 

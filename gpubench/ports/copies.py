@@ -1,11 +1,11 @@
 """Copies between GPUs of one process or of several ranks, managed memory, and the counters of links."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory, ManagedSupport, Place
 from gpubench.ports.backend import Memory, Region
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.readers import limits
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -1,7 +1,7 @@
 """The kinds of files that gpubench reads, of machines and of results. A new kind is one file and one line here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -11,6 +11,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
+from gpubench.records import dataclass
 
 T = TypeVar("T")
 

@@ -197,7 +197,8 @@ def runs(way: Way) -> Iterator[Sequence[str]]:
         yield from (["", text] for text in refused)
         yield from ([*[""] * NAMES, *turn] for turn in _turns(refused, FACTS - NAMES))
         return
-    together = {recorded_environment: len(VARIABLES), xml_attributes: len(XML_ATTRIBUTES)}.get(way, 1)
+    several: dict[Way, int] = {recorded_environment: len(VARIABLES), xml_attributes: len(XML_ATTRIBUTES)}
+    together = several.get(way, 1)
     alone = [text for text in texts if way is xml_attributes and not _is_of_xml(text)]
     rest = [text for text in texts if text not in alone]
     yield from ([text] for text in alone)

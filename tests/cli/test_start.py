@@ -13,8 +13,8 @@ from gpubench.cli import commands
 from gpubench.cli.table import COMMANDS
 from tests.cli.running import ROOT
 
-OWN_MODULES_OF_HELP = 14
-"""The package, the command line, the records of commands and collectives, errors, and who started us."""
+OWN_MODULES_OF_HELP = 15
+"""The package, the command line, the records of commands and collectives and their maker, errors, who started us."""
 
 OWN_MODULES_OF_A_COMMAND = {
     "profiles": 20,

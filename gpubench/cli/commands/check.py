@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,6 +23,7 @@ from gpubench.cli.signature import (
 )
 from gpubench.errors import UsageError, exclusive
 from gpubench.model.terms.commands import Command
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.check import CheckPlan

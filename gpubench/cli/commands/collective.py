@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -60,6 +60,7 @@ from gpubench.model.terms.settings import (
 )
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 from gpubench.model.terms.units import parse_sizes
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective, SweepRequest

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -11,6 +10,7 @@ import typer
 from gpubench.cli.options import PresentationOptions, parse_collective
 from gpubench.cli.signature import INPUT, JUDGE, HelpPage, app_of, completed, flag, option
 from gpubench.errors import UsageError
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.compare import ComparePlan

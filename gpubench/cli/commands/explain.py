@@ -1,13 +1,13 @@
 """`gpubench explain`: its options, and the report on the logs it is given."""
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpubench.cli.options import PresentationOptions
 from gpubench.cli.signature import JUDGE, HelpPage, app_of, flag
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.explain import ExplainPlan

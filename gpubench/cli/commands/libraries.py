@@ -1,11 +1,11 @@
 """`gpubench libraries`: its options, and the report."""
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options import PresentationOptions, RecordingOptions
 from gpubench.cli.signature import JUDGE, HelpPage, app_of, flag, step_timeout
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.libraries import LibrariesPlan

@@ -1,7 +1,6 @@
 """`gpubench overlap`: its options, and the run."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -41,6 +40,7 @@ from gpubench.model.terms.overlap import (
     parse_ctas,
 )
 from gpubench.model.terms.units import parse_sizes
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import SweepRequest

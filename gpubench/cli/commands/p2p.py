@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import (
@@ -20,6 +20,7 @@ from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import As, MemoryKind, P2pPlan
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.units import parse_sizes
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presentation import Presentation

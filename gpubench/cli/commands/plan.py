@@ -1,7 +1,6 @@
 """`gpubench plan`: its options, and the prediction."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -10,6 +9,7 @@ import typer
 from gpubench.cli.options import PresentationOptions
 from gpubench.cli.signature import INPUT, MEASURE, SIMULATE, HelpPage, app_of, completed, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.planned_machine import TrainingPlan

@@ -1,7 +1,6 @@
 """`gpubench report`: its options, and the result that it shows."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -10,6 +9,7 @@ import typer
 from gpubench.cli.options import PresentationOptions, parse_collective, plotting
 from gpubench.cli.signature import INPUT, JUDGE, HelpPage, app_of, completed, flag, option
 from gpubench.errors import exclusive
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.report import JudgePlan, ReportPlan

@@ -1,7 +1,6 @@
 """`gpubench scan`: its options, and the run."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +19,7 @@ from gpubench.cli.signature import (
     step_timeout,
 )
 from gpubench.errors import exclusive, invalid_choice
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.rounds import ScanPlan

@@ -1,7 +1,6 @@
 """`gpubench topo`: its options, where its machines come from, and the report."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +14,7 @@ from gpubench.cli.options import (
 )
 from gpubench.cli.signature import INPUT, JUDGE, MEASURE, OUTPUT, HelpPage, app_of, flag, option, step_timeout
 from gpubench.errors import exclusive
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.topo import TopoPlan

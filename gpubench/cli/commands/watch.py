@@ -2,13 +2,13 @@
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions
 from gpubench.cli.signature import JUDGE, MEASURE, HelpPage, app_of, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.hangs import HangPlan

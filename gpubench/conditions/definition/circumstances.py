@@ -1,7 +1,7 @@
 """The run in which conditions are looked for: machines, processes, settings, figures, paths, and NCCL's log of them."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from gpubench.model.results.figures import QUICK, Measurements
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_size
+from gpubench.records import dataclass
 
 _OFF = ("", "0")
 

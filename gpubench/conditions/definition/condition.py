@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged
@@ -15,6 +15,7 @@ from gpubench.model.paths.topology import Device, Topology
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.records import dataclass
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)  # Reported although they do not explain host staging
 NONE_EXPECTED = "none"  # What a condition expects that does not say what is healthy: none of it

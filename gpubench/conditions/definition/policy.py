@@ -1,12 +1,13 @@
 """The two tables of policy over all conditions: severity (FAIL and ERROR drain a node), and what a cause explains."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Verdict, exit_code
+from gpubench.records import dataclass
 
 
 class Relation(StrEnum):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import TextIO
 
@@ -22,6 +22,7 @@ from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import JOBS_SECTION, AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 StyledLine = tuple[str, str]
 """A line, and how rich shows it."""

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import IO, cast
@@ -26,6 +25,7 @@ from gpubench.model.terms.operation import Block, DataPattern
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch, Memory
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 _CHUNK_ELEMENTS = 2**18  # Elements of a temporary array: a megabyte, which stays in a core's cache
 

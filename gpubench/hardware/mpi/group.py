@@ -10,7 +10,6 @@ import threading
 import warnings
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +23,7 @@ from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.statistics import ClockOffset
 from gpubench.ports.backend import Array, Launch, Memory, Region
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -4,7 +4,6 @@ import ctypes
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, cycle, islice
 from pathlib import Path
@@ -28,6 +27,7 @@ from gpubench.model.terms.operation import Allocator, DataType, ReduceOp, nccl_v
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import BatchedLaunch, CollectiveCalls, Launch, Memory, Region
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import re
 import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self
@@ -25,6 +25,7 @@ from typing import Protocol, Self
 from gpubench.hardware.environment import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.hardware.host import names_in
 from gpubench.hardware.mpi.group import host_name
+from gpubench.records import dataclass
 
 INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how ranks are connected, in NCCL's order
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"

@@ -2,10 +2,12 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import permutations
 from typing import Any, NamedTuple
 from uuid import UUID
+
+from gpubench.records import dataclass
 
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100

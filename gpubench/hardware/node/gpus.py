@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import permutations
 from typing import Any
 
@@ -25,6 +25,7 @@ from gpubench.model.facts.snapshot import (
     bus_id,
 )
 from gpubench.model.terms.units import ranges_of
+from gpubench.records import dataclass
 
 _COMMON_SPEED = 90
 _LINK_COUNT = 91

@@ -5,7 +5,7 @@ RDMA ports were not seen on hardware: written after Documentation/ABI/stable/sys
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from gpubench.hardware.host import UnknownFields, exists, is_link, names_in, num
 from gpubench.hardware.node.pci import driver_of, pci_address, pci_folder, place_of, trained_link
 from gpubench.model.facts.snapshot import SOFTWARE_RDMA, Gid, NicFacts, NicKind, RdmaPort
 from gpubench.model.facts.traffic import LOOPBACK, NicReading
+from gpubench.records import dataclass
 
 _COUNTERS = frozenset(
     (

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.drivers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Answers, text
 from gpubench.ports.copies import LinkBytes
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.node.gpus import NvmlFacts

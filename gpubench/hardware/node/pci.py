@@ -7,7 +7,7 @@ hardware; only root may read them.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from gpubench.model.facts.snapshot import (
     bus_id,
 )
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
+from gpubench.records import dataclass
 
 # Domains have more than four digits under Intel VMD (10000:e1:00.0) and Hyper-V counts them up from odd numbers.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)

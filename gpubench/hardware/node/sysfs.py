@@ -6,7 +6,7 @@ IMEX and the subnet manager were not seen on hardware.
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from gpubench.hardware.host import (
@@ -45,6 +45,7 @@ from gpubench.model.facts.snapshot import (
     Service,
     bus_id,
 )
+from gpubench.records import dataclass
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
 _NUMA_NODE = re.compile(r"node(\d+)", re.ASCII)

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 
 from gpubench.hardware.scan.messages import (
@@ -38,6 +38,7 @@ from gpubench.model.results.rounds import (
     RingOutcome,
     RoundOutcome,
 )
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

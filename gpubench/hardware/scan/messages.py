@@ -7,11 +7,11 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
+from gpubench.records import dataclass
 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from gpubench.hardware.host import leave_core, mps_serves, process_state
 from gpubench.hardware.launch import module_command, with_package
@@ -31,6 +31,7 @@ from gpubench.hardware.scan.messages import (
 from gpubench.hardware.scan.worker import REFUSED, WorkerTask
 from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.results.rounds import LocalFigure, LocalQuantity
+from gpubench.records import dataclass
 
 SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long
 _FAILURES = {

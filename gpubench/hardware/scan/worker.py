@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
@@ -24,6 +23,7 @@ from gpubench.hardware.scan.messages import greet, welcome
 from gpubench.hardware.timing import copy_seconds
 from gpubench.model.results.rounds import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     import numpy

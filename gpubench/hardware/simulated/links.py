@@ -6,7 +6,6 @@ A copy lasts its latency and bytes over bandwidth; shares of ways were measured 
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshot_of, wrong_value
@@ -21,6 +20,7 @@ from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, 
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import HOST, CopyStream, LinkBytes
+from gpubench.records import dataclass
 
 _BITS_PER_BYTE = 8
 STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that make copies go through host memory

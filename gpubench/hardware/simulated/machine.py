@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.node import healthy_node, with_faults_around, with_surroundings
@@ -28,6 +28,7 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.profiles import domain_of, load, match, names
+from gpubench.records import dataclass
 
 _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"

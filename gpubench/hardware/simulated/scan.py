@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations
 from statistics import median_low
 
@@ -27,6 +27,7 @@ from gpubench.model.results.rounds import (
     ScanFabric,
 )
 from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.records import dataclass
 
 NOISE = 0.02  # Standard deviation of a figure, for which the thresholds of a scan are shown to hold
 DIPS = 0.01  # Share of figures that something passing by lowers, by 5 to 40 %

@@ -12,7 +12,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpubench.collectives.expected import Curve, Inside, curve, expected_between
 from gpubench.collectives.record import Collective
@@ -25,6 +25,7 @@ from gpubench.model.paths.wiring import NodeNetwork
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.terms.overlap import CHAIN_KERNELS, COPY_BYTES, OverlapTimes, Partner, partner_operations
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
+from gpubench.records import dataclass
 
 LEAST_STEP = 0.49  # Of the bandwidth of a channel, below which no smaller one is tried
 _ROUNDING = 1 + 1e-9

@@ -5,7 +5,6 @@ import re
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.statistics import ClockOffset
 from gpubench.model.terms.units import counted, some_of, spans
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 _WITHOUT = "--backend nccl and --backend host need no torch"
 

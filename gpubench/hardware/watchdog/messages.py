@@ -13,12 +13,12 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubench.model.terms.ranks import PHASES, Phase, RankState
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.errors import GpubenchError

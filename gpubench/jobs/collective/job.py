@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,6 +35,7 @@ from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from subprocess import Popen

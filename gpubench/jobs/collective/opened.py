@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
@@ -20,6 +20,7 @@ from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import overall
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda import CudaDevice

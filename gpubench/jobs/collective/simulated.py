@@ -4,7 +4,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Self
 
@@ -57,6 +57,7 @@ from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
+from gpubench.records import dataclass
 
 
 @dataclass

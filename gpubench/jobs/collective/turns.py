@@ -6,7 +6,7 @@ much two jobs of one setting differ is the noise that a winner has to beat.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from gpubench.errors import GpubenchError, InterruptedRunError, UsageError
@@ -18,6 +18,7 @@ from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.settings import AGAIN, NcclSetting, again
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

@@ -1,7 +1,6 @@
 """The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +19,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting, Registration
 from gpubench.ports.backend import MultiGroupBackend, SeveralKernels
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.ports.backend import CollectiveCalls

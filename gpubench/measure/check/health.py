@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
@@ -47,6 +47,7 @@ from gpubench.model.terms.verdict import (
     gravity,
     overall,
 )
+from gpubench.records import dataclass
 
 T = TypeVar("T")
 

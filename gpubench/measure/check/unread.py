@@ -1,7 +1,6 @@
 """Facts and measurements that a check needs and did not get, each with the reason and, where there is one, its cure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -13,6 +12,7 @@ from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need, host_rows, memory_row, peer_rows
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

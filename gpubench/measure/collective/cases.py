@@ -1,7 +1,7 @@
 """Cases of a sweep: the description of a run, the timing of each case, and the times of every rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import cycle, islice
 from statistics import fmean
 from time import perf_counter
@@ -36,6 +36,7 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, com
 from gpubench.model.terms.verdict import STRAGGLER, Finding, Origin, Verdict
 from gpubench.ports.backend import IssueClock, Launch, LaunchTimer
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Paths of a collective: link counters and logged choices as evidence, and the verdict on every pair of ranks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 
 from gpubench.collectives.record import SweepRequest, exchanges, least_moved
@@ -38,6 +38,7 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 COUNTED_BYTES = 64 * 2**20  # So much has to pass to be counted: other traffic ticks too
 _MOST_OPERATIONS = 64  # Sizes of which it takes more to move that much are not counted

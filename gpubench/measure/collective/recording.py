@@ -1,7 +1,7 @@
 """Recording of a collective: raw samples, their rules, and the report from a recorded or simulated run."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from gpubench.collectives.record import Asked, Collective, SweepRequest
@@ -41,6 +41,7 @@ from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
 from gpubench.readers.documents import leaves, read_json_line
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The rows of a sweep as they are measured, the judge of their speed, and the report on all of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.collectives.record import Collective, SweepRequest
@@ -26,6 +26,7 @@ from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.group import Listener
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.conditions.ranking import Named

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpubench.measure.collective.cases import Case
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.units import counted
+from gpubench.records import dataclass
 
 SECONDS_BETWEEN_LINES = 60.0
 

@@ -1,7 +1,7 @@
 """Sweep of one collective over sizes: nccl-tests' timing loop with verified buffers, and the observers beside it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.backend import Backend, Launch, LibraryLog, Memory, Region
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances

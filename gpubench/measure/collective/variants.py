@@ -1,7 +1,7 @@
 """Variants of a sweep side by side (settings, other backends), and one sweep in several groups of ranks at once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.backend import Backend, SharedMemory
 from gpubench.ports.group import Group, Listener
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.measure.collective.paths import OperationKey

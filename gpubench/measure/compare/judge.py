@@ -7,7 +7,6 @@ a whole differs from another, no number of its rows shows; there the floor for s
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from gpubench.measure.compare.noise import (
@@ -34,6 +33,7 @@ from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
+from gpubench.records import dataclass
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
     *("wrong-data", "now-staged", "slower", "worse-verdict", "lower-limit", "not-measured"),

@@ -5,7 +5,7 @@ times grow with the number of ranks and compare only between jobs of the same si
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from gpubench.measure.compare.circumstances import circumstance_rows
@@ -22,6 +22,7 @@ from gpubench.model.results.report import FINDINGS_SECTION, PairRow, Report, Tab
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.records import dataclass
 
 SECTIONS_OF_MACHINES = (MACHINES_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
 _IN_PLACE = "in_place"

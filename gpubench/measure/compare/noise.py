@@ -10,7 +10,7 @@ they know: a row alone has too few figures.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from operator import itemgetter
 from statistics import median
@@ -23,6 +23,7 @@ from gpubench.model.results.result_file import LatencyRow, ResultFile
 from gpubench.model.results.speed import times_limit
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import Noise, robust_deviation
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

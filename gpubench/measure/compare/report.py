@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +34,7 @@ from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import Kept, read_head
+from gpubench.records import dataclass
 
 NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median, median_low
 
@@ -10,6 +10,7 @@ from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord
 from gpubench.model.paths.inspected import InspectedOperation
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import counted
+from gpubench.records import dataclass
 
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
 """Operations whose sizes may differ between ranks, by their beginnings."""

@@ -1,7 +1,7 @@
 """Pairs of ranks in a job's log: the verdict on each (direct, host-staged or unknown), and a summary of all."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from gpubench.model.paths.nccl_log import (
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.fallback import Explanation, TransportRow
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 UNKNOWN = "unknown"
 

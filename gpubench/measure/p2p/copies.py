@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import TypeVar, cast
@@ -38,6 +38,7 @@ from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress
 from gpubench.ports.backend import LibraryLog, Memory, Region
 from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, ManagedMemory, RankCopies
 from gpubench.ports.group import Group
+from gpubench.records import dataclass
 
 _SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
 _FIRST_ROW = 1 << 20  # Data of managed memory differ from those of every other copy of the run

@@ -1,7 +1,6 @@
 """Findings on measured copies: wrong data, failed copies, slow GPUs and pairs, and misplaced managed memory."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypedDict
 
 from gpubench.measure.p2p.request import CopyMachine, ManagedCopy, P2pRequest
@@ -20,6 +19,7 @@ from gpubench.model.paths.p2p import (
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
 from gpubench.model.terms.units import BYTES_PER_GB, format_size, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+from gpubench.records import dataclass
 
 _MOST_PAIRS = 4
 

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Protocol, cast
 
@@ -35,6 +35,7 @@ from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import ProfileMatch
 from gpubench.readers.documents import read_json_line
+from gpubench.records import dataclass
 
 _MOST_REPEATS = 100  # Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes
 _TO_HOST = (ManagedWay.PINNED_KERNEL, ManagedWay.PREFETCH, ManagedWay.IN_PLACE)

@@ -1,7 +1,7 @@
 """Rows of measured copies: the matrix of each series, the expected bandwidth, and copies of several pairs at once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Together
 from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
@@ -13,6 +13,7 @@ from gpubench.model.results.speed import refused_above_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 Judged = tuple[Verdict | None, str]  # A verdict, None where nothing is expected, and its reason
 

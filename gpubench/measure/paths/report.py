@@ -1,7 +1,7 @@
 """The verdict on paths as parts of a report: the sections `evidence`, `fallback` and `causes`, and findings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpubench.model.results.fallback import KnownPath, evidence_rows, findings, unknown_row
@@ -17,6 +17,7 @@ from gpubench.model.results.report import (
     Table,
 )
 from gpubench.model.terms.verdict import Finding, Origin
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.measure.paths.observed import Explained

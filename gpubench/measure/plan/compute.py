@@ -6,12 +6,13 @@ data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import mean, stdev
 from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.workload import Sharding, TransformerModel
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,9 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from gpubench.records import dataclass
 
 COMPUTE = "compute"
 

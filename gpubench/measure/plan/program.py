@@ -19,7 +19,7 @@ A block's operations share its time by their FLOPs. Per block and microbatch, of
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from gpubench.measure.plan.compute import ComputeTimes
@@ -35,6 +35,7 @@ from gpubench.model.workload import (
     TransformerModel,
     layers_of_stages,
 )
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.plan.program import MOST_BLOCKS, CollectiveTimesFound, FaultSeconds, StepJob
@@ -24,6 +24,7 @@ from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Verdict
 from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel, layouts_for, memory_need
+from gpubench.records import dataclass
 
 _MOST_THAT_DO_NOT_FIT = 4
 """Of layouts that do not fit those that come nearest are simulated too."""

@@ -31,12 +31,13 @@ gathers and gradients that are reduced come to the step once, where they last lo
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpubench.measure.plan.compute import ComputeTimes
 from gpubench.measure.plan.events import GpuTimes, StepTimeline, StreamTask, simulate
 from gpubench.measure.plan.program import GRADIENTS, BlockWriter, StepJob, StepProgram
 from gpubench.model.workload import Operation, ParameterTensor, Sharding, layers_of_stages
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ ten names a healthy cell, and at a noise of 2 % more than nine of ten losses of 
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from statistics import NormalDist, fmean, median
 
@@ -34,6 +34,7 @@ from gpubench.model.results.rounds import (
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
+from gpubench.records import dataclass
 
 LEAST_CELLS = 16
 """Fewer have no level of their own inside leaves and across: both are taken together."""

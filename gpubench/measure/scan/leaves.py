@@ -7,11 +7,12 @@ them is faster, those that are slower have no majority and no minority either.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist, median, median_high
 
 from gpubench.measure.scan.judging import Shares, Yardstick, screening_yardstick, shares_of
 from gpubench.model.results.rounds import NodeRail, PairSample, ScanFabric
+from gpubench.records import dataclass
 
 LEAST_NODES, LEAST_LEAVES = 4, 3
 """Nodes that a leaf needs to be judged as a whole, and leaves that it takes to tell whose uplink is slow."""

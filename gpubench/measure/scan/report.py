@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 
 from gpubench.measure.scan.judging import smallest_sure_loss
@@ -41,6 +41,7 @@ from gpubench.model.results.scan import (
 )
 from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, drained_hosts, overall
+from gpubench.records import dataclass
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
 

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import median
 from typing import Protocol
 
@@ -46,6 +46,7 @@ from gpubench.model.results.rounds import (
     ScanFabric,
     ScanPhase,
 )
+from gpubench.records import dataclass
 
 _FEW_NODES = 64
 """Among so few nodes two random matchings often share a pair, which is then taken apart."""

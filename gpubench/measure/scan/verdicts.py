@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median, median_low
 
 from gpubench.measure.scan.judging import local_parts, smallest_sure_loss, threshold
@@ -18,6 +18,7 @@ from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.records import dataclass
 
 _ACTIVE = "active"
 

@@ -1,7 +1,7 @@
 """Running jobs: the GPUs of each by its processes, the choice of watched jobs, and why one of them is host-staged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.conditions.ranking import UNKNOWN
@@ -15,6 +15,7 @@ from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.watch import Way
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import spans
+from gpubench.records import dataclass
 
 _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
 """Programs that have a context on every GPU and no job of their own."""

@@ -1,7 +1,7 @@
 """Report on watched jobs: intervals from readings, the course of each job over time, rows, and findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpubench.conditions.gpu import GPU
 from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
@@ -16,6 +16,7 @@ from gpubench.model.results.watch import JOBS_SECTION, DeviceKind, JobRow, Traff
 from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
 from gpubench.ports.traffic import TrafficReader
+from gpubench.records import dataclass
 
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
 """So many intervals in a row make an alarm of what one may show by chance, as between two phases of a job."""

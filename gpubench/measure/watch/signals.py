@@ -1,13 +1,14 @@
 """Signals of a job's traffic on NVLink, PCIe and the network, and the decision table that names the path from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 
 from gpubench.measure.watch.jobs import RunningJob
 from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRates, total
 from gpubench.model.results.watch import Way
+from gpubench.records import dataclass
 
 BUSY_GB_S = FOREIGN_GB_S  # So much over a PCIe link or a NIC is traffic; a job's own launches and polling stay below
 QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s; just above is too little to judge

@@ -1,9 +1,9 @@
 """The environment of a process: the launcher that started it, and variables that affect GPU transfers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpubench.errors import UsageError
+from gpubench.records import dataclass
 
 MPS = "MPS"
 MPS_SETTINGS = "CUDA_MPS_"  # What the names of MPS's variables begin with

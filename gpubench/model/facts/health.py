@@ -5,11 +5,12 @@ are normal (PCIe allows one bit in 10^12).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
+from gpubench.records import dataclass
 
 ErrorCounts = Mapping[str, Mapping[str, int]]  # By device, as people name it (a bridge by its bus id), and by counter
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"

@@ -1,11 +1,12 @@
 """Facts of one process: namespaces, limits, settings, the libraries it can load, and the backends of a collective."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from gpubench.model.terms.units import format_size
+from gpubench.records import dataclass
 
 ENVIRONMENT = "the environment"
 

@@ -6,11 +6,12 @@ ids are in lower case with four digits of domain (0000:1b:00.0) wherever they co
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.terms.verdict import Origin
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

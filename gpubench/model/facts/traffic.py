@@ -1,10 +1,11 @@
 """Traffic and use of a node's GPUs: readings, rates between two readings, throttling, and use by other programs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.records import dataclass
 
 FOREIGN_GB_S = 0.5
 """So much over a link, while this job is idle, is somebody else's. On four H200s idle NVLinks carried 0.0 and idle PCIe

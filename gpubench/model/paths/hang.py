@@ -1,8 +1,10 @@
 """What ranks recorded of their collectives, and who keeps the others waiting."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """Collectives of a job as NCCL's Inspector recorded them: the time of each on every rank, and what follows by size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from statistics import median
 
 from gpubench.model.terms.operation import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.records import dataclass
 
 INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {
     "AllReduce": ("allreduce", ring_allreduce_factor),

@@ -5,13 +5,14 @@ A job of a thousand ranks has a million pairs and few different sets of channels
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cache
 
 from gpubench.model.paths.hang import Hang, ProcessStack, RankRecord, RasCommunicator
 from gpubench.model.paths.inspected import InspectedOperation
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
+from gpubench.records import dataclass
 
 MOST_CHANNELS = 1024
 """NCCL has 64 channels; larger numbers come from garbled lines."""

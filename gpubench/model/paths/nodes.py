@@ -3,13 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cmp_to_key
 from operator import attrgetter
 
 from gpubench.model.facts.snapshot import GpuFacts, HostFacts, NicFacts, Snapshot
 from gpubench.model.paths.topology import Topology, active_links, generation_and_width
 from gpubench.model.terms.units import compress_names
+from gpubench.records import dataclass
 
 Traits = Mapping[str, object]  # Traits of a node by name; of pairs as 'GPU0 GPU1 path'
 Place = tuple[int, ...]  # The rank of a value among others of its trait: the higher, the more of a healthy machine

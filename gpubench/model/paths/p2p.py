@@ -1,7 +1,7 @@
 """The judgement of measured copies: against limit, sibling pairs and profile, and as evidence on the path they took."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from statistics import median
 
@@ -10,6 +10,7 @@ from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 Pair = tuple[int, int]
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
 
@@ -21,6 +21,7 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
+from gpubench.records import dataclass
 
 PCIE_GB_S_PER_LANE = {
     1: 2.5 * 8 / 10 / 8,

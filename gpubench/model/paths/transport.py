@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 
 class TransportKind(StrEnum):

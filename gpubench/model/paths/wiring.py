@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from typing import Protocol
@@ -22,6 +21,7 @@ from gpubench.model.paths.topology import (
 )
 from gpubench.model.paths.transport import RING, Evidence, Pair, State
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity, why_not_judged
+from gpubench.records import dataclass
 
 NETWORK, MNNVL = "NET", "P2P/MNNVL"
 

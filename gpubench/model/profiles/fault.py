@@ -3,13 +3,13 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.health import HEALTH_CONDITIONS
 from gpubench.model.facts.process import THROTTLE_REASONS
 from gpubench.model.profiles.profile import P2P_STATUSES
+from gpubench.records import dataclass
 
 GRAMMAR = (
     "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, "

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.result_file import ResultFile

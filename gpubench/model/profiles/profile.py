@@ -6,7 +6,7 @@ The fields are the keys of the file, as docs/profile-keys.md has them; GB/s is 1
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from itertools import combinations
 
@@ -15,6 +15,7 @@ from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.topology import nvlink_gb_s, pcie_gb_s
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
+from gpubench.records import dataclass
 
 PROFILE_SCHEMA = 1
 SHARE = "_share"

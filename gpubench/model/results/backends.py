@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 from statistics import fmean, median
@@ -16,6 +15,7 @@ from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, PER_COMMUNICATOR, N
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
 from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

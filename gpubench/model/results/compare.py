@@ -1,7 +1,7 @@
 """Rows beside each other: the rows of `compare`, keys of comparable rows, sibling groups, and curves over size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
@@ -11,6 +11,7 @@ from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
 FINDING_CHANGES_SECTION, MACHINES_SECTION = "finding_changes", "machines"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpubench import errors
@@ -17,6 +17,7 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict, exit_code
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.figures import SpeedFigure, SpeedFigures

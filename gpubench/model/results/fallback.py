@@ -1,7 +1,6 @@
 """The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from gpubench.model.paths.transport import (
@@ -17,6 +16,7 @@ from gpubench.model.paths.transport import (
 from gpubench.model.results.report import EvidenceRow, FallbackRow, Record, made_of
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The figures of a run: what its last sentence tells, and measurements for checks to judge."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.records import dataclass
 
 PEER_COPIES, HOST_COPIES = "p2p", "host copies"
 COLLECTIVE_NAMES = {

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import NormalDist, median
@@ -19,6 +19,7 @@ from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import Noise, robust_deviation
 from gpubench.model.terms.units import counted, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 _NAME = re.compile(
     r"(?P<stamp>\d{4}-\d\d-\d\dT\d{6}Z)-(?P<command>[a-z0-9]+)-(?P<host>[\w.+-]+)(?:~(?P<number>\d{1,9}))?\.json",

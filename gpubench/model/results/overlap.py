@@ -1,7 +1,6 @@
 """The rows, curves and sentence of `gpubench overlap`: a collective beside computation, and the best cap on CTAs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from gpubench.model.results.compare import Chart, CurveLine
@@ -11,6 +10,7 @@ from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, cap_name
 from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.records import dataclass
 
 SHORTEST_STEPS_SECTION = "shortest_steps"
 

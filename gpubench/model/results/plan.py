@@ -3,11 +3,11 @@
 All times are predictions of an event simulation; `docs/plan.md` derives them.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.results.report import SIGNED, Record
+from gpubench.records import dataclass
 
 LAYOUTS_SECTION = "layouts"
 EXPOSED_SECTION = "exposed"

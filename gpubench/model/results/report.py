@@ -7,7 +7,7 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from itertools import chain
@@ -22,6 +22,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.records import dataclass
 
 R = TypeVar("R", bound="Record")
 Made = TypeVar("Made")

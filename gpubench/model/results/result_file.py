@@ -10,7 +10,7 @@ member `alike`, the names of the nodes that have the same; nodes whose figures a
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import Any
 
@@ -81,6 +81,7 @@ from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, Nvlink
 from gpubench.model.results.watch import JOBS_SECTION, JobRow, TrafficRow
 from gpubench.model.terms.units import escaped
 from gpubench.model.terms.verdict import Finding
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.verdict import Finding
+from gpubench.records import dataclass
 
 EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced: on H200 and 400 Gbit/s larger ones are no faster
 BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once, together

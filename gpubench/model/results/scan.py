@@ -1,7 +1,6 @@
 """The rows of `gpubench scan` and its sentence: rails, bad parts, rounds, collectives, and exclude lists."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from gpubench.model.results.report import Metadata, Record, Report
 from gpubench.model.results.rounds import ScanPhase
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Verdict, drained_hosts
+from gpubench.records import dataclass
 
 PARTS_SECTION, CELLS_SECTION, ROUNDS_SECTION = "parts", "cells", "rounds"
 SCAN_COLLECTIVES_SECTION, EXCLUSIONS_SECTION = "scan_collectives", "exclusions"

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
@@ -72,6 +72,7 @@ from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_size, some_of
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
+from gpubench.records import dataclass
 
 _AGAIN = "Measure again, add --new AGAIN.json"
 _ID = re.compile(r"^[a-z0-9-]+: ")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from gpubench.model.results.report import CollectiveRow, PairRow
@@ -11,6 +11,7 @@ from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
 from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.records import dataclass
 
 _NEAR_SHARE = 0.1  # Of the slowest time that is not slow: nearer rows are measured again
 _ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H200, from 5 to 20 on others

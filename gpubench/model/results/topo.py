@@ -1,7 +1,7 @@
 """The sections of `gpubench topo`: devices, pairs, matrices and the PCI tree as rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from gpubench.model.facts.health import describe_health
@@ -34,6 +34,7 @@ from gpubench.model.paths.topology import (
 from gpubench.model.paths.wiring import to_other_nodes
 from gpubench.model.results.report import PairRow, Record, RowsOfNode, Section, Table, made_of
 from gpubench.model.terms.verdict import Origin
+from gpubench.records import dataclass
 
 TREE_SECTION = "tree"
 

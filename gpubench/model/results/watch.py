@@ -1,7 +1,7 @@
 """The rows, the live frame and the sentence of `gpubench watch`: what every link carried and every job did."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from gpubench.model.results.fallback import HANGS_SECTION
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
 from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.records import dataclass
 
 JOBS_SECTION = "jobs"
 

@@ -8,11 +8,11 @@ value other than the reduction's neutral one at an element, a different set at e
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.records import dataclass
 
 
 class NumberKind(StrEnum):

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.units import format_size
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.terms.statistics import Spread

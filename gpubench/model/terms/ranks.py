@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from signal import Signals
 from typing import Any, Protocol, Self
 
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.terms.units import grouped, spans
+from gpubench.records import dataclass
 
 RANKS_SHARE_A_GPU = "ranks share a GPU"  # Speed is not judged: nothing is known of divided GPUs
 HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL joins ranks of one host over the network then

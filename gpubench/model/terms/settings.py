@@ -3,11 +3,11 @@
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
 from gpubench.errors import UsageError
+from gpubench.records import dataclass
 
 ALGORITHM_VARIABLE, PROTOCOL_VARIABLE = "NCCL_ALGO", "NCCL_PROTO"
 

@@ -7,12 +7,12 @@ right one, once the clocks of all ranks are made comparable.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import combinations, pairwise
 
 from gpubench.model.terms.units import grouped
+from gpubench.records import dataclass
 
 INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
 BATCH_SECONDS = 1e-3

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.errors import GpubenchError, UsageError, advising
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from fractions import Fraction

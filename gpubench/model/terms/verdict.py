@@ -1,10 +1,10 @@
 """Verdicts and findings, the exit code they lead to, and the origin of figures."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench import errors
+from gpubench.records import dataclass
 
 
 class Origin(StrEnum):

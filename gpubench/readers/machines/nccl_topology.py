@@ -7,7 +7,7 @@ ever expanded or fetched, whatever the file holds.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, count
 from xml.parsers import expat
 
@@ -32,6 +32,7 @@ from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 from gpubench.model.terms.units import counted, ranges_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
+from gpubench.records import dataclass
 
 _EXPECTED = "NCCL's topology XML: <system> with <cpu>, <pci> and <gpu> in it"
 _NEXT_STEP = "NCCL_TOPO_DUMP_FILE=topo.xml, set for any NCCL program, writes a whole one"

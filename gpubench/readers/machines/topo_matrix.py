@@ -10,7 +10,7 @@ NV12PIX two cells, SYS0-15 a cell and processors; NV12 before 0-15 is told from 
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import takewhile
 
 from gpubench.errors import UsageError
@@ -30,6 +30,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
+from gpubench.records import dataclass
 
 PATH_WORDS = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
 P2P_WORDS = r"OK|CNS|GNS|TNS|DR|NS|U"

@@ -8,7 +8,7 @@ still ambiguous waits until every log is read.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from gpubench.model.paths.nccl_log import ChannelSets, RankConnections, channel_code
@@ -24,6 +24,7 @@ from gpubench.readers.nccl_log.lines import (
     parse_tuning,
 )
 from gpubench.readers.nccl_log.reached import ReachedLimits
+from gpubench.records import dataclass
 
 _MOST_ENDS = 1024
 """Of a thread: its own end of connections is its rank in each communicator, and with each NIC."""

@@ -10,7 +10,7 @@ several.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator, Connections, Member, RankConnections
@@ -19,6 +19,7 @@ from gpubench.readers import limits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
 from gpubench.readers.nccl_log.lines import Connection, bus_id
 from gpubench.readers.nccl_log.reached import ReachedLimits
+from gpubench.records import dataclass
 
 _BETWEEN_MACHINES = "P2P/MNNVL"
 """The one kind of peer access that leaves a machine, over NVLinks between nodes."""

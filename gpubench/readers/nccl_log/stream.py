@@ -10,7 +10,6 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
@@ -27,6 +26,7 @@ from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, OwnGpu, may_
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.results import nccl_inspector
 from gpubench.readers.results.nccl_inspector import InspectorLines
+from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -64,6 +64,7 @@ from gpubench.readers.documents import (
 )
 from gpubench.readers.results import nccl_inspector, nvbandwidth
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
+from gpubench.records import dataclass
 
 R = TypeVar("R", bound=CollectiveRow | PairRow)
 

@@ -6,7 +6,6 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +27,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents import load_json
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_json import check_version
+from gpubench.records import dataclass
 
 _EXPECTED = "what gpubench --output FOLDER/ writes"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"

@@ -8,7 +8,7 @@ it is the default of 512 MiB, or what the command above says (-b, MiB).
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gpubench.errors import UsageError
@@ -19,6 +19,7 @@ from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import lines_of, load_json, pieces, unquoted
+from gpubench.records import dataclass
 
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024

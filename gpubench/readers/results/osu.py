@@ -7,7 +7,7 @@ neither ranks nor nodes: a launcher's command line above it may. Formats: util/o
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import PairRow, Verified
@@ -24,6 +24,7 @@ from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape
+from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

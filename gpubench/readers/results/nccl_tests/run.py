@@ -9,7 +9,7 @@ leaves out follows from the rest once ranks and collective are known.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NoReturn, Self
 
 from gpubench.errors import NotSaidError, UsageError
@@ -20,6 +20,7 @@ from gpubench.model.terms.operation import Placement, all_but_own_factor, ring_a
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
+from gpubench.records import dataclass
 
 COLLECTIVE_NAMES = {
     "all_reduce": "allreduce",

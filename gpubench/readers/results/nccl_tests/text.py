@@ -7,7 +7,7 @@ moved. 1.x counted milliseconds. rccl-tests can leave one placement out (-O).
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Self
 
@@ -28,6 +28,7 @@ from gpubench.readers.results.nccl_tests.run import (
     Placed,
     result_file,
 )
+from gpubench.records import dataclass
 
 HEADER = re.compile(r"(?:^|[#\s])(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
 ROW = re.compile(
