@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
@@ -333,6 +334,7 @@ def object_schema(kind: type) -> dict[str, Any]:
     }
 
 
+@cache
 def column_descriptions(kind: type) -> dict[str, str]:
     """What stands behind `#:` after or above a field, by the name of the field."""
     found = {}

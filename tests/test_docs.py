@@ -72,25 +72,17 @@ def test_the_docs_show_what_evidence_looks_like() -> None:
     assert shown in gpubench(*command.split()[1:]).stdout
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("docs/commands.md", "docs/gpubench.1", "docs/formats.md", "docs/faults.md", "docs/security.md"),
-        *("docs/pictures/staged-light.svg", "docs/pictures/staged-dark.svg"),
-        *("gpubench/__init__.pyi", "gpubench/formats/report.schema.json"),
-    ],
-)
-def test_what_is_generated_is_up_to_date(path: str) -> None:
-    generated = generate.generated()[ROOT / path]
-    assert generated == (ROOT / path).read_text(encoding="utf-8"), f"{path} is stale: type python docs/generate.py"
+def test_what_is_generated_is_up_to_date() -> None:
+    stale = [path for path, text in generate.generated().items() if text != path.read_text(encoding="utf-8")]
+    assert stale == [], "type python docs/generate.py"
 
 
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
     names = {kind.__name__ for kind in _row_types(Record)} - {RowKey.__name__, CaseKey.__name__}
     assert names == {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
     for kind in (Metadata, *TABLES.values()):
-        columns = [each.name for each in fields(kind)]
-        assert [name for name in columns if name not in generate.column_descriptions(kind)] == [], kind
+        described = generate.column_descriptions(kind)
+        assert [each.name for each in fields(kind) if each.name not in described] == [], kind
 
 
 def _row_types(kind: type[Record]) -> Iterator[type[Record]]:
