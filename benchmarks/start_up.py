@@ -93,10 +93,13 @@ def moments(python: str, command: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     begun, text = time.perf_counter(), b""
     # Elsewhere: a checkout in the working directory would be run in place of what is installed.
-    with tempfile.TemporaryDirectory() as folder, selectors.DefaultSelector() as selector:
-        job = subprocess.Popen(
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        selectors.DefaultSelector() as selector,
+        subprocess.Popen(
             [python, "-m", "gpubench", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder
-        )
+        ) as job,
+    ):
         for stream in (job.stdout, job.stderr):
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ)
