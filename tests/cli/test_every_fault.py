@@ -19,7 +19,7 @@ COMMANDS = {
     "overlap": ("--sizes", "1M"),
     "scan": ("--quick",),
 }
-MACHINES = {"scan": "hgx-h100-8*4"}
+MACHINES = {"scan": "hgx-h100-4*3"}
 
 
 KEYS = [(key, value) for key in FAULT_KEYS for value in key.words or [value_of(key)]]

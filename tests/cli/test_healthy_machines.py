@@ -19,21 +19,21 @@ MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
 OF_ONE_NODE = (
     "",
     "--quick",
-    "topo --strict",
     "p2p --strict",
     "p2p --sizes 256M --strict",
-    "check",
     "check --full --strict",
     "allreduce --sizes 1K:1G:32 --strict",
     "overlap --strict",
-    "watch --for 2s --strict",
 )
+"""Topo, a usual check and watch are tried with several nodes."""
+
 OF_ONE_GPU = ("", "--quick", "topo --strict", "p2p --strict", "check", "check --full --strict")
 """It has nobody to talk to: what is for several says so, and stops."""
 
 OF_SEVERAL = ("check --strict", "topo --strict", "watch --for 2s --strict")
 BETWEEN_NODES = ("allreduce --sizes 1G --strict", "scan --strict")
 RARE = (
+    *("topo --strict", "check", "watch --for 2s --strict"),
     "p2p --sizes 8:256M:8 --strict",
     "p2p --memory managed --strict",
     "check --strict",
@@ -85,7 +85,8 @@ def test_a_node_whose_gpus_are_all_split_by_mig_is_as_somebody_wants_it(name: st
     """All-reduce was FAIL, 6 % of what whole GPUs reach: `MIG is on; nothing to repair`."""
     gpus = load(name.partition("/")[0]).match.visible if "/" not in name else 1
     split = "".join(f" --fault gpu{gpu}:mig=on" for gpu in range(gpus))
-    runs = [said(name, command.replace("2s", "4s") + split) for command in (OF_ONE_NODE if gpus > 1 else OF_ONE_GPU)]
+    commands = (*OF_ONE_NODE, "topo --strict", "watch --for 4s --strict") if gpus > 1 else OF_ONE_GPU
+    runs = [said(name, command + split) for command in commands]
     assert {each.sentence.partition(" (simulated):")[0] for each in runs} <= {"PASS", "SKIP"}, runs
     assert {each.code for each in runs} <= {DONE, COULD_NOT_MEASURE}
 

@@ -5,7 +5,8 @@ import pytest
 from gpubench import profiles
 from tests.fakes.planted_faults import PLANTED, findings
 
-SEEDS = (range(3), pytest.param(range(3, 20), marks=pytest.mark.slow))
+SEEDS = (range(1, 3), pytest.param(range(3, 20), marks=pytest.mark.slow))
+"""Seed 0 is in tests/cli/test_healthy_machines.py."""
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
