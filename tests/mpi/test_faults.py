@@ -139,7 +139,7 @@ def start(
     output: Path,
     *arguments: str,
     fault: str = "",
-    ranks: int = 3,
+    ranks: int = 2,
     launch: Sequence[str] = (),
     start_seconds: float = UNHURRIED,
     variables: Mapping[str, str] | None = None,
@@ -169,7 +169,7 @@ def output(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("how", "rank"), all_but_slow((MPIRUN, 0)))
 def test_a_stopped_rank_is_named_and_the_job_ended(how: str, rank: int, output: Path) -> None:
-    run = start(how, output, *LONG)
+    run = start(how, output, *LONG, ranks=3)
     run.wait_for_rows(1)
     pid = run.pid(rank)
     os.kill(pid, signal.SIGSTOP)
@@ -186,7 +186,7 @@ def test_a_stopped_rank_is_named_and_the_job_ended(how: str, rank: int, output: 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 def test_a_rank_that_is_late_for_no_visible_reason_is_named(how: str, output: Path) -> None:
-    run = start(how, output, *SMALL, fault="2:stall")
+    run = start(how, output, *SMALL, fault="2:stall", ranks=3)
     run.wait_for_rows(4)
     said = run.end()
     assert run.process.returncode == 3
@@ -268,7 +268,7 @@ def test_a_rank_killed_in_any_phase_is_named(phase: Phase, rank: int, how: str, 
     ],
 )
 def test_a_rank_that_never_comes_out_of_mpi_init_is_named(how: str, rank: int, fault: str, output: Path) -> None:
-    run = start(how, output, *SMALL, fault=f"{rank}:{fault}", start_seconds=STARTS)
+    run = start(how, output, *SMALL, fault=f"{rank}:{fault}", start_seconds=STARTS, ranks=3)
     said = run.end(STARTS)
     assert run.process.returncode == 3
     assert "MPI_Init, or what comes before it, did not end within" in said
@@ -312,7 +312,7 @@ def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path, monkeyp
 @pytest.mark.slow
 def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
     """Ctrl-Z under mpirun stops all ranks: nothing hangs, and after `fg` it measures on."""
-    run = start(ALONE, output, "--sizes", "4K:64K", "--iters", "1000", ranks=2)
+    run = start(ALONE, output, "--sizes", "4K:64K", "--iters", "1000")
     run.wait_for_rows(1)
     pids = [run.pid(0), run.pid(1)]
     for pid in pids:

@@ -30,7 +30,7 @@ def needs_open_mpi_5() -> None:
 def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, Mapping[str, Any]]:
     """The folder, the exit code and the report of a scan to which nothing happens."""
     folder = tmp_path_factory.mktemp("scanned")
-    with scan_of_ranks(5, folder) as job:
+    with scan_of_ranks(4, folder) as job:
         return folder, *job.finish()
 
 
@@ -42,19 +42,19 @@ def test_every_rank_is_measured_and_all_together_are_a_ring_after_the_rounds(
     assert report["complete"]
     assert report["metadata"]["origin"] == "measured"
     assert report["metadata"]["backend"] == "host"
-    assert [row["node"].rpartition(":")[2] for row in report["cells"]] == [f"rank{n}" for n in range(5)]
+    assert [row["node"].rpartition(":")[2] for row in report["cells"]] == [f"rank{n}" for n in range(4)]
     assert all(row["both_ways_gb_s"] > 0 and row["failures"] == 0 for row in report["cells"])
     assert {row["pairs"] for row in report["rounds"]} == {2}
     assert silent(report) == {}
     whole = report["scan_collectives"][0]
-    assert (whole["subject"], len(whole["nodes"]), whole["note"]) == ("all", 5, None)
+    assert (whole["subject"], len(whole["nodes"]), whole["note"]) == ("all", 4, None)
     assert whole["measured_gb_s"] > 0
     assert whole["predicted_gb_s"] > 0
 
 
 def test_workers_that_are_stopped_or_killed_and_a_dead_node_are_findings_and_the_others_go_on(tmp_path: Path) -> None:
     needs_open_mpi_5()
-    with scan_of_ranks(6, tmp_path, options=RECOVERY) as job:
+    with scan_of_ranks(5, tmp_path, options=RECOVERY) as job:
         stopped = job.processes(2).worker
         os.kill(stopped, signal.SIGSTOP)  # the round lasts until its deadline
         os.kill(job.processes(1).worker, signal.SIGKILL)
@@ -123,7 +123,7 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     folder, _, before = scanned
     shutil.copytree(folder / "rounds", tmp_path / "rounds")
     kept = (tmp_path / "rounds" / "scan.jsonl").read_text()
-    with scan_of_ranks(5, tmp_path, "--quick", options=RECOVERY, rounds="--resume") as job:
+    with scan_of_ranks(4, tmp_path, "--quick", options=RECOVERY, rounds="--resume") as job:
         job.wait_until(lambda: {1, 3} <= of_job(tmp_path).keys())
         found = of_job(tmp_path)
         os.kill(found[1].worker, signal.SIGKILL)
