@@ -509,7 +509,7 @@ def run_script(ranks: int, name: str, *arguments: str) -> None:
 
 def test_what_a_group_does_for_its_ranks() -> None:
     """With a limit of 1000 elements in place of 2**30, every collective is cut into many pieces."""
-    run_script(3, "grouped.py", "1000", "4096,65536")
+    run_script(3, "grouped.py", "1000", "4096,16384")
 
 
 @pytest.mark.slow
