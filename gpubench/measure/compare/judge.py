@@ -7,6 +7,7 @@ a whole differs from another, no number of its rows shows; there the floor for s
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from statistics import fmean, median
 
 from gpubench.measure.compare.noise import (
@@ -101,9 +102,7 @@ def judge_added(key: RowKey, new: Runs) -> JudgedRow:
 
 def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
     """A row that both sides have."""
-    reasons = [*_wrong(new), *_above(new), *_path(base, new), *_limit(base, new), *_verdict(base, new)]
-    if any(each.verified for each in base) and not any(each.verified for each in new):
-        reasons.append(Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified"))
+    reasons = [] if _tell_the_same(base, new) else list(_beside_time(base, new))
     change = noise.change(key)
     if change is None:
         reasons += _unmeasured(base, new)
@@ -125,13 +124,32 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     return _judged(key, Status.COMPARED, base, new, tuple(reasons), times)
 
 
+_TOLD = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verdict", "verified")
+
+
+def _tell_the_same(base: Runs, new: Runs) -> bool:
+    """True of two runs that differ in nothing but time: most rows of a cluster, of which there are many."""
+    if len(base) != 1 or len(new) != 1 or new[0].wrong or new[0].times_limit:
+        return False
+    return bool(_TOLD(base[0]) == _TOLD(new[0]))
+
+
+def _beside_time(base: Runs, new: Runs) -> Iterator[Reason]:
+    yield from (*_wrong(new), *_above(new), *_path(base, new), *_limit(base, new), *_verdict(base, new))
+    if any(each.verified for each in base) and not any(each.verified for each in new):
+        yield Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified")
+
+
 def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Iterator[Reason]:
     """The verdict on a time that is longer by a part of `slower`; `alone`: its neighbours are not longer."""
+    is_within = slower <= bound.share
+    if is_within and (rules.threshold_percent is not None or slower <= UNSURE_FROM):
+        return
     how_much = f"{bandwidth_lost(100 * slower):.1f} % slower"
     figures = f"{how_much} (noise {bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
-    if slower <= bound.share:
+    if is_within:
         most = UNSURE_AT_MOST if bound.source == OWN_SPREAD else math.inf
-        if rules.threshold_percent is None and slower > max(UNSURE_FROM, min(bound.share / 2, most)):
+        if slower > min(bound.share / 2, most):
             yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
     elif rules.threshold_percent is not None:
         yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")
@@ -239,26 +257,33 @@ def _judged(
     times: dict[str, object] | None = None,
 ) -> JudgedRow:
     quiet = Verdict.SKIP if status is Status.ADDED else Verdict.PASS
-    columns: dict[str, object] = {}
-    for name, side in (("base", base), ("new", new)):
-        columns[f"{name}_time_us"] = _middle([each.time_us for each in side])
-        columns[f"{name}_gb_s"] = _middle([each.gb_s for each in side])
-        columns[f"{name}_runs"] = len(side)
-        columns[f"{name}_origin"] = _first([each.origin for each in side])
-        columns[f"{name}_transport"] = transport(side)
-        columns[f"{name}_host_staged"] = staged(side)
-        columns[f"{name}_verdict"] = worst(side)
+    columns = key.to_record() | (times or {})
+    for names, side in ((_OF_BASE, base), (_OF_NEW, new)):
+        columns |= zip(names, _columns(side), strict=True)
     devices = next((each.devices for each in (*new, *base) if each.devices is not None), (None, None))
     columns["source_device"], columns["destination_device"] = devices
     row = ComparisonRow(
-        **key.to_record(),
         status=status,
-        verdict=overall([quiet, *(each.verdict for each in reasons)]),
+        verdict=overall([quiet, *(each.verdict for each in reasons)]) if reasons else quiet,
         reason="; ".join(each.text for each in reasons) or None,
-        **columns,  # type: ignore[arg-type]
-        **(times or {}),  # type: ignore[arg-type]
+        **columns,
     )
     return JudgedRow(key, row, reasons)
+
+
+_OF_BASE, _OF_NEW = (
+    [f"{side}_{name}" for name in ("time_us", "gb_s", "runs", "origin", "transport", "host_staged", "verdict")]
+    for side in ("base", "new")
+)
+
+
+def _columns(side: Runs) -> tuple[object, ...]:
+    if len(side) == 1:
+        (one,) = side
+        figures = one.time_us or None, one.gb_s or None
+        return *figures, 1, one.origin, one.transport or None, one.host_staged, one.verdict
+    figures = _middle([each.time_us for each in side]), _middle([each.gb_s for each in side])
+    return *figures, len(side), _first([each.origin for each in side]), transport(side), staged(side), worst(side)
 
 
 def _middle(figures: Sequence[float | None]) -> float | None:

@@ -11,8 +11,9 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import median
 
 from gpubench.model.paths.transport import is_staged, parse_transport
@@ -26,9 +27,12 @@ from gpubench.model.terms.statistics import Noise, robust_deviation
 from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunFigures:
-    """The figures of one row of one run. `time_us` is None where it was not measured."""
+    """The figures of one row of one run. `time_us` is None where it was not measured.
+
+    Nothing changes them, but to make them frozen takes four times as long, and there is one for every row.
+    """
 
     time_us: float | None
     gb_s: float | None
@@ -56,8 +60,9 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
     settings = _swept([*base, *new])
     same_hosts = _pair_nodes(base) == _pair_nodes(new)
     sides: list[RunsByRow] = []
-    known: dict[RowKey, RowKey] = {}  # both sides have the same object, so that nothing compares it column by column
-    for files in (base, new):
+    # Keys by themselves and by what they are made of: a cluster has many, and both sides have the same.
+    known: dict[object, RowKey] = {}
+    for number, files in enumerate((base, new)):
         measured: RunsByRow = {}
         places = {host: place for place, host in enumerate(_pair_nodes(files))}
         for file in files:
@@ -69,10 +74,22 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
             for latency in file.latencies:
                 measured.setdefault(made_of(RowKey, latency), []).append(_of_latency(latency))
             for pair in file.pairs:
-                key = pair_key(pair, None if same_hosts else places)
-                measured.setdefault(known.setdefault(key, key), []).append(_of_pair(pair))
+                found = known.get(identity := (*_IDENTITY(pair), None if same_hosts else number))
+                if found is None:
+                    key = pair_key(pair, None if same_hosts else places)
+                    found = known[identity] = known.setdefault(key, key)
+                if (runs := measured.get(found)) is None:
+                    measured[found] = [_of_pair(pair)]
+                else:
+                    runs.append(_of_pair(pair))
         sides.append(measured)
     return sides[0], sides[1]
+
+
+_IDENTITY = attrgetter(
+    *("source", "destination", "source_bus_id", "destination_bus_id", "source_node", "destination_node"),
+    *("scope", "direction", "engine", "peer", "size_bytes", "note"),
+)
 
 
 def _swept(files: Iterable[ResultFile]) -> set[RowKey]:
@@ -129,8 +146,14 @@ def _of_pair(row: PairRow) -> RunFigures:
         host_staged=_staged(row.host_staged, row.transport),
         verified=row.verified not in (None, "no"),
         times_limit=times_limit(row),
-        devices=(row.source, row.destination),
+        devices=_devices(row.source, row.destination),
     )
+
+
+@lru_cache(maxsize=2**16)
+def _devices(source: str, destination: str) -> tuple[str, str]:
+    """The same tuple for the same names: a cluster has each in every node."""
+    return source, destination
 
 
 def _time_us(row: PairRow) -> float | None:
@@ -276,27 +299,26 @@ class ChangeNoise:
     ) -> None:
         self._other_hosts = other_hosts
         self._files = files
-        self._logs: dict[RowKey, tuple[list[float], list[float]]] = {}
-        self._within: dict[RowKey, float | None] = {}
+        self._times: dict[RowKey, _Times] = {}
         for key, own in base.items():
             others = new.get(key, ())
-            logs = logs_of(own), logs_of(others)
-            if all(logs):
-                self._logs[key] = logs
-                self._within[key] = _within(own, others)
-        self.families = list(siblings(self._logs))
-        self._family: dict[RowKey, Sequence[RowKey]] = {key: each for each in self.families for key in each}
+            if (logs := logs_of(own)) and (new_logs := logs_of(others)):
+                self._times[key] = _Times(logs, new_logs, _within(own, others))
+        self.families = list(siblings(self._times))
+        for number, family in enumerate(self.families):
+            for key in family:
+                self._times[key].family = number
         self._by_size: dict[int, _RowsBySize] = {}
-        self._found: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
+        self._near_noise: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
+        self._noises: dict[tuple[int, int, int, int], tuple[Noise | None, NoiseBound | None]] = {}
 
     def runs(self, key: RowKey) -> tuple[int, int]:
         """The runs of both sides; what one file repeats is one."""
-        base, new = map(len, self._logs[key])
-        return (base, new) if self._files is None else (min(base, self._files[0]), min(new, self._files[1]))
+        return self._runs(self._times[key])
 
     def shows_whole_runs(self, key: RowKey) -> bool:
         """True where both sides have runs enough to show what whole runs differ by: not what other nodes do."""
-        return min(self.runs(key)) >= REPEATED_RUNS and not (self._other_hosts and is_over_network(key))
+        return self._shows_whole_runs(key, self._times[key])
 
     def floor(self, key: RowKey, time_us: float) -> float:
         """By how much single runs of a row differ as a whole; `time_us` is what it takes."""
@@ -304,29 +326,33 @@ class ChangeNoise:
 
     def of_change(self, key: RowKey) -> Noise | None:
         """The noise of a row's change; None where too few rows tell."""
-        return self._noise(key)[0]
+        return self._noise(key, self._times[key])[0]
 
     def change(self, key: RowKey) -> float | None:
         """The logarithm of the new time over the old one; None where a side has none."""
-        logs = self._logs.get(key)
-        return None if logs is None else median(logs[1]) - median(logs[0])
+        times = self._times.get(key)
+        return None if times is None else times.change
 
     def time_us(self, key: RowKey) -> float:
         """The old time of a row that both sides have."""
-        return math.exp(median(self._logs[key][0]))
+        return math.exp(self._times[key].middle)
 
     def bound(self, key: RowKey) -> NoiseBound:
         """The least change of a row that counts."""
-        floor, floor_source = self._floor(key, self.time_us(key))
-        candidates = [NoiseBound(floor, floor_source)]
-        noise, source = self._noise(key)
-        if noise is not None:
-            candidates.append(NoiseBound(math.expm1(min(5.0, noise.bound(TESTS * len(self._logs)))), source))
-        within = self._within[key]
-        if within is not None:
-            own = Noise(within, math.inf).bound(TESTS * len(self._logs))
-            candidates.append(NoiseBound(math.expm1(min(5.0, own)), OWN_SPREAD))
-        return max(candidates, key=lambda each: each.share)
+        times = self._times[key]
+        floor, source = FLOOR, "the least that counts"
+        if not self._shows_whole_runs(key, times):
+            floor, source = self.floor(key, math.exp(times.middle)), "the least that single runs show"
+        _, found = self._noise(key, times)
+        if found is None or found.share <= floor:
+            found = NoiseBound(floor, source)
+        if times.within is not None:
+            own = self._bound_of(Noise(times.within, math.inf), OWN_SPREAD)
+            found = own if own.share > found.share else found
+        return found
+
+    def _bound_of(self, noise: Noise, source: str) -> NoiseBound:
+        return NoiseBound(math.expm1(min(5.0, noise.bound(TESTS * len(self._times)))), source)
 
     def is_isolated(self, key: RowKey) -> bool:
         """True where a row of a collective is slower, and neither its other placement nor the next sizes are.
@@ -335,8 +361,7 @@ class ChangeNoise:
         after the other has a hiccup in common. False where there are no such rows to ask, or so many runs that no two
         hiccups make their median.
         """
-        base, new = self._logs[key]
-        if key.collective is None or min(len(base), len(new)) >= SETTLED_RUNS:
+        if key.collective is None or min(self._times[key].runs) >= SETTLED_RUNS:
             return False
         half = (self.change(key) or 0.0) / 2
         beside = [(self.change(each) or 0.0) >= half for each in self._beside(key)]
@@ -364,28 +389,37 @@ class ChangeNoise:
 
     def _sizes(self, key: RowKey) -> "_RowsBySize":
         """The rows among which a row is, by size."""
-        family = self._family[key]
-        return self._by_size.get(id(family)) or self._by_size.setdefault(id(family), _RowsBySize.of(family))
+        family = self._times[key].family
+        if family not in self._by_size:
+            self._by_size[family] = _RowsBySize.of(self.families[family])
+        return self._by_size[family]
 
-    def _floor(self, key: RowKey, time_us: float) -> tuple[float, str]:
-        if self.shows_whole_runs(key):
-            return FLOOR, "the least that counts"
-        return self.floor(key, time_us), "the least that single runs show"
+    def _runs(self, times: "_Times") -> tuple[int, int]:
+        (base, new), files = times.runs, self._files
+        return (base, new) if files is None else (min(base, files[0]), min(new, files[1]))
 
-    def _noise(self, key: RowKey) -> tuple[Noise | None, str]:
+    def _shows_whole_runs(self, key: RowKey, times: "_Times") -> bool:
+        return min(self._runs(times)) >= REPEATED_RUNS and not (self._other_hosts and is_over_network(key))
+
+    def _noise(self, key: RowKey, times: "_Times") -> tuple[Noise | None, NoiseBound | None]:
         """The noise of a row's change, from the runs of its neighbours where there are enough, else from changes."""
-        place = id(self._family[key]), 0 if key.collective is None else key.size_bytes or 0
-        if place not in self._found:
-            near = tuple(self._near(key))
-            self._found[place] = self._between_runs(near), self._between_changes(near)
-        runs, changes = self._found[place]
-        base, new = self._logs[key]
+        place = times.family, 0 if key.collective is None else key.size_bytes or 0
+        if (known := self._noises.get((*place, *times.runs))) is None:
+            if place not in self._near_noise:
+                near = tuple(self._near(key))
+                self._near_noise[place] = self._between_runs(near), self._between_changes(near)
+            noise, source = self._of_neighbours(key, *self._near_noise[place])
+            bound = None if noise is None else self._bound_of(noise, source)
+            known = self._noises[*place, *times.runs] = noise, bound
+        return known
+
+    def _of_neighbours(self, key: RowKey, runs: Noise | None, changes: Noise | None) -> tuple[Noise | None, str]:
         usual = None
         if max(self.runs(key)) < REPEATED_RUNS:
             usual = with_usual_noise(key, changes if runs is None else None)
         if runs is None:
             return usual or changes, _USUAL if changes is None else "differences between neighbours"
-        share = math.sqrt(_part_of_variance(len(base)) + _part_of_variance(len(new)))
+        share = math.sqrt(sum(map(_part_of_variance, self._times[key].runs)))
         between = Noise(runs.deviation * share, runs.freedom)
         if usual is not None and usual.deviation > between.deviation:
             return usual, _USUAL
@@ -393,13 +427,13 @@ class ChangeNoise:
 
     def _near(self, key: RowKey) -> Iterator[RowKey]:
         if key.collective is None:
-            yield from self._family[key]
+            yield from self.families[self._times[key].family]
         else:
             yield from self._sizes(key).near(key.size_bytes or 0, NEIGHBOURS)
 
     def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
         """The deviation between runs of the same row, over all these rows: by the median, for a run may hiccup."""
-        sides = [side for key in keys for side in self._logs[key]]
+        sides = [side for key in keys for side in self._times[key].sides]
         freedom = _MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
         if freedom < LEAST_FREEDOM:
             return None
@@ -415,6 +449,23 @@ class ChangeNoise:
             return found
         # Every change has a part in four of these figures, so about half of them know something new.
         return Noise(found.deviation, max(LEAST_FREEDOM, found.freedom / 2))
+
+
+_ONE_EACH = 1, 1
+
+
+class _Times:
+    """Logarithms of the times of a row on both sides, and the change from one middle to the other."""
+
+    __slots__ = ("change", "family", "middle", "runs", "sides", "within")
+
+    def __init__(self, base: list[float], new: list[float], within: float | None) -> None:
+        self.runs = _ONE_EACH if len(base) == len(new) == 1 else (len(base), len(new))
+        self.sides = () if self.runs is _ONE_EACH else (base, new)  # One run does not differ from others
+        self.middle = median(base)
+        self.change = median(new) - self.middle
+        self.within = within
+        self.family = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ def compare(
     changes = finding_changes(base, new) if have_findings else []
     findings = [*health_findings(base, new, changes), *findings]
     findings = sorted([*worse_result(base, new, findings), *findings], key=lambda each: gravity(each.severity))
-    if not before.keys() & after.keys() and not have_findings:
+    if before.keys().isdisjoint(after) and not have_findings:
         findings = [nothing_compared(before, after)]
         verdict = Verdict.ERROR
     else:
@@ -210,11 +210,14 @@ def compare(
 
 
 def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rules) -> list[JudgedRow]:
-    return [
-        *(judge(key, own, new, noise, rules) for key, own in before.items() if (new := after.get(key)) is not None),
-        *(judge_missing(key, own) for key, own in before.items() if key not in after),
-        *(judge_added(key, new) for key, new in after.items() if key not in before),
-    ]
+    both, missing = list[JudgedRow](), list[JudgedRow]()
+    for key, own in before.items():
+        if (new := after.get(key)) is not None:
+            both.append(judge(key, own, new, noise, rules))
+        else:
+            missing.append(judge_missing(key, own))
+    added = after.items() if len(both) < len(after) else ()
+    return [*both, *missing, *(judge_added(key, new) for key, new in added if key not in before)]
 
 
 def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:

@@ -67,8 +67,7 @@ class RowKey(Record):
 
     def __hash__(self) -> int:
         """Of what tells most rows apart: a comparison of a cluster looks up each of its many rows dozens of times."""
-        pair = self.source, self.destination, self.source_node, self.direction, self.engine, self.peer
-        return hash((self.collective, self.size_bytes, self.placement, *pair))
+        return hash(_HASHED(self))
 
     @property
     def ends(self) -> tuple[str | None, str | None]:
@@ -97,6 +96,11 @@ class RowKey(Record):
             graph = "graph" if self.graph else None
             parts = (self.collective, size, dtype, op, root, place, mode, graph, self.setting, self.group)
         return " ".join(filter(None, parts))
+
+
+_HASHED = attrgetter(
+    *("collective", "size_bytes", "placement", "source", "destination", "source_node", "direction", "engine", "peer")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ member `alike`, the names of the nodes that have the same; nodes whose figures a
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from itertools import groupby
-from typing import Any
+from itertools import groupby, starmap
+from typing import Any, TypeVar
 
 from gpubench.model.results.backends import (
     BACKENDS_SECTION,
@@ -306,6 +306,9 @@ def _by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | None:
     return parts if len({part.host for part in parts}) == len(parts) else None
 
 
+R = TypeVar("R", bound=Record)
+
+
 class UnfoldedRows:
     """The rows of a section, as records, that `alike` says in short; made one by one, for there may be very many."""
 
@@ -334,6 +337,27 @@ class UnfoldedRows:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for piece in self._pieces:
             yield from self._records(*piece)
+
+    def made(
+        self, kind: type[R], make: Callable[[Mapping[str, Any], int], R], is_clean: Callable[[str, Sequence[Any]], bool]
+    ) -> Iterator[R]:
+        """The rows, each of its record and number by `make`, which checks all its values.
+
+        Where another node's row was checked, only columns that differ are, by `is_clean`, for there may be very many.
+        """
+        checked: dict[int, list[dict[str, Any]]] = {}
+        number = 0
+        for name, rows, values in self._pieces:
+            if (known := checked.get(id(rows))) is None or not all(starmap(is_clean, values.items())):
+                made = [make(record, number + place) for place, record in enumerate(self._records(name, rows, values))]
+                if known is None:
+                    checked[id(rows)] = [row.to_record() for row in made]
+                yield from made
+            else:
+                own = dict.fromkeys(self._hosts, name)
+                for place, record in enumerate(known):
+                    yield kind(**{**record, **own, **{key: column[place] for key, column in values.items()}})
+            number += len(rows)
 
     def parts(self, make: Callable[[Mapping[str, Any]], Record]) -> Iterator[RowsOfNode]:
         """The rows by node, made of records; nodes whose rows are equal share them."""

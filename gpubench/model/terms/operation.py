@@ -9,6 +9,7 @@ value other than the reduction's neutral one at an element, a different set at e
 import re
 from collections.abc import Hashable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import BYTES_PER_GB
@@ -287,6 +288,7 @@ class HostMemory(StrEnum):
         return f"{self} host memory"
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of_note(cls, note: str | None) -> "HostMemory | None":
         """The kind of host memory that the row with this `note` is about; None where it is about none."""
         return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)

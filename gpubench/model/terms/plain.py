@@ -112,7 +112,7 @@ def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     if not plain.keys() >= required:
         name = next(name for name, _ in _defaults(kind) if name in required and name not in plain)
         raise UsageError(f"{where} has no field {name!r}", expected=f"{name}, which every {kind.__name__} has")
-    as_is = _types_as_is(kind)
+    as_is = types_as_is(kind)
     return kind(
         **{
             name: held if type(held) in as_is[name] else _read(hints[name], held, f"{where}.{name}")
@@ -128,7 +128,8 @@ def _names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @cache
-def _types_as_is(kind: Any) -> dict[str, frozenset[type]]:
+def types_as_is(kind: Any) -> Mapping[str, frozenset[type]]:
+    """The types of plain values, by field, that are taken as they are."""
     found = {}
     for name, hint in _hints(kind).items():
         origin, arguments = _parts(hint)

@@ -27,11 +27,12 @@ class Verdict(StrEnum):
 
 
 WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+_PLACES: dict[str, int] = {verdict: place for place, verdict in enumerate(WORST_FIRST)}
 
 
 def gravity(verdict: str) -> int:
     """The place of a verdict among all of them, 0 for the worst."""
-    return WORST_FIRST.index(Verdict(verdict))
+    return _PLACES[verdict]
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:

@@ -49,7 +49,7 @@ from gpubench.model.results.result_file import (
 from gpubench.model.results.watch import TrafficRow
 from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.operation import Placement
-from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.plain import from_plain, types_as_is
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 from gpubench.readers import limits
 from gpubench.readers.documents import (
@@ -334,8 +334,8 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         name=name,
         kind=kind,
         circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
-        rows=tuple(_row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
-        pairs=tuple(_row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
+        rows=tuple(_rows_from_json(CollectiveRow, document, ROWS_SECTION, name)),
+        pairs=tuple(_rows_from_json(PairRow, document, PAIRS_SECTION, name)),
         evidence=tuple(_records(EvidenceRow, document, EVIDENCE_SECTION, name)),
         findings=tuple(findings) if command.findings_only else None,
         checks={row.check: row.verdict for row in _records(CheckRow, document, CHECKS_SECTION, name)},
@@ -344,6 +344,28 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         verdict=document.get("verdict"),
         remarks=() if complete else ("the run was cut short",),
     )
+
+
+def _rows_from_json(kind: type[R], document: Mapping[str, Any], section: str, name: str) -> Iterator[R]:
+    records = document.get(section)
+    if isinstance(records, UnfoldedRows):
+        return records.made(
+            kind,
+            lambda record, number: _row_from_json(kind, record, f"{name}: {section}[{number}]"),
+            lambda column, cells: _are_possible(kind, column, cells),
+        )
+    return (_row_from_json(kind, each, where) for each, where in _each(document, section, name))
+
+
+def _are_possible(kind: Any, column: str, cells: Sequence[Any]) -> bool:
+    """True where no cell of a column has a type that needs to be looked at, or a value that `_problems` would name."""
+    if not types_as_is(kind)[column].issuperset(map(type, cells)):
+        return False
+    known = [cell for cell in cells if cell is not None]
+    if column in _WORDS:
+        return set(known) <= set(_WORDS[column])
+    least = min(known, default=1) if column in (*_POSITIVE, *_NOT_NEGATIVE) else 1
+    return bool(least >= 0 if column in _NOT_NEGATIVE else least > 0)
 
 
 def _records(kind: type[T], document: Mapping[str, Any], section: str, name: str) -> Iterator[T]:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.errors import UsageError
 from gpubench.model.results.report import Table, VerdictRow
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, UnfoldedRows, alike_rows
+from gpubench.readers.results.gpubench_json import read
 from tests.cli.running import gpubench
 from tests.formats.schema import VALIDATOR
 
@@ -140,3 +142,27 @@ def test_what_does_not_fit_is_refused(
         ended = gpubench(*words)
         assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"), [(-1.0, "bandwidth_gb_s is -1.0"), ("fast", "bandwidth_gb_s is 'fast'"), (7, "")]
+)
+def test_cells_of_one_node_are_checked_as_all_others(cell: Any, said: str, checked: Path) -> None:
+    """Rows are read alike in short and written out, and what cannot be is named with its place in all rows."""
+    document = json.loads(checked.read_text())
+    own = [row for row in document["pairs"] if row["source_node"] == "node0"]
+    cells = [row["bandwidth_gb_s"] for row in own[:-1]]
+    values = {"bandwidth_gb_s": [*cells, cell], "note": [f"row {number}" for number in range(len(own))]}
+    document[ALIKE]["pairs"].append({"nodes": ["x"], "as": "node0", "values": values})
+    written = document | {"pairs": [*UnfoldedRows(document["pairs"], document[ALIKE]["pairs"], HOST_FIELDS["pairs"])]}
+    del written[ALIKE]
+    texts = json.dumps(document), json.dumps(written)
+    if said:
+        for text in texts:
+            with pytest.raises(UsageError, match=f"pairs.{len(written['pairs']) - 1}..{said}"):
+                read(text, "a.json")
+    else:
+        short, long = (read(text, "a.json").pairs for text in texts)
+        assert short == long
+        assert (short[-1].bandwidth_gb_s, short[-1].source_node, short[-1].note) == (7, "x", f"row {len(own) - 1}")
+        assert type(short[-1].bandwidth_gb_s) is float
