@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from gpubench import __version__
 from gpubench.cli.process import exit_with
-from gpubench.cli.signature import HELP_ALL, HelpfulGroup, switched_off
+from gpubench.cli.signature import HELP_ALL, HelpfulGroup, switched_off, usage_error
 from gpubench.cli.table import COMMANDS
 from gpubench.errors import (
     COULD_NOT_MEASURE,
@@ -21,7 +21,6 @@ from gpubench.errors import (
     GpubenchError,
     InterruptedRunError,
     OutputError,
-    UsageError,
     exit_style_under_launcher,
 )
 from gpubench.model.facts.environment import LaunchedBy
@@ -153,7 +152,7 @@ def run_command_line(launch: LaunchedBy | None) -> int:
     except typer.Abort:
         return _tell(InterruptedRunError("interrupted"), style)
     except typer.TyperException as error:
-        return _tell(UsageError(error.format_message(), next_step=f"{_command_of(error)} --help"), style)
+        return _tell(usage_error(error, _command_of(error)), style)
     except GpubenchError as error:
         return _tell(error, style)
     except BrokenPipeError:

@@ -208,7 +208,7 @@ class PlainValuesCommand(HelpfulCommand):
             default = _default_in(error, defaults, ctx)
             if default is None:
                 raise
-            unfit = UsageError(error.format_message(), next_step=f"{ctx.command_path.strip()} --help")
+            unfit = usage_error(error, ctx.command_path.strip())
             unfit.details = (set_by(default.source),)
             raise unfit from None
         used = {name: each for name, each in defaults.by_name.items() if _is_used(name, ctx)}
@@ -244,7 +244,43 @@ def _process(parameter: Any, by_typer: Any, context: Any, given: Any) -> Any:
     is_bare = parameter.callback is None and not (parameter.required and not given)
     bounds = getattr(parameter, "min", None), getattr(parameter, "max", None)
     value = plain_value(kind, given, *bounds) if is_bare else TYPERS_OWN
-    return by_typer(context, given) if value is TYPERS_OWN else value
+    if value is not TYPERS_OWN:
+        return value
+    try:
+        return by_typer(context, given)
+    except typer.BadParameter as error:
+        if kind in (int, float):
+            setattr(error, _NO_NUMBER, _no_number(parameter, kind, given, *bounds))
+        raise
+
+
+_NO_NUMBER = "no_number"
+
+
+def usage_error(error: typer.TyperException, command: str) -> UsageError:
+    """The error that is shown for one of typer's; of what should be a number, what is expected instead."""
+    own: UsageError | None = getattr(error, _NO_NUMBER, None)
+    return own or UsageError(error.format_message(), next_step=f"{command} --help")
+
+
+def _no_number(parameter: Any, kind: type, given: object, least: float | None, most: float | None) -> UsageError:
+    names, text = "/".join(parameter.opts), str(given).strip()
+    expected = "a whole number" if kind is int else "a number"
+    if least is not None and most is not None:
+        expected = f"{expected} from {least:g} to {most:g}"
+    elif least is not None:
+        expected = f"{expected} of {least:g} or more"
+    reasons = (
+        (r"--?[a-z].*", "the number was left out, and the next option taken for it"),
+        (r"[-+]?[0-9]+(\.[0-9]+)?\s*[A-Za-zµ%]+", "it has a unit, and the option takes a number alone"),
+        (r"[-+]?[0-9]*\.[0-9]+", "it has a fraction" if kind is int else ""),
+        (r".*[^0-9.eE+-].*", "it has other characters than a number"),
+    )
+    reason = next((said for form, said in reasons if re.fullmatch(form, text)), "")
+    example = parameter.default if parameter.default not in (None, 0) else least or 1
+    return UsageError(
+        f"{names} {text}", expected=expected, reason=reason, next_step=f"{names.split('/')[0]} {example:g}"
+    )
 
 
 def plain_value(kind: Any, given: Any, least: float | None = None, most: float | None = None) -> Any:

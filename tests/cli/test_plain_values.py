@@ -67,6 +67,28 @@ def test_other_values_are_left_to_typer(kind: Any, given: object) -> None:
     assert plain_value(kind, given, 1, 64) is TYPERS_OWN
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("-N", "x"), ("--cycles/-N x", "a whole number of 0 or more", "it has other characters", "--cycles 1")),
+        (("--graph", "2.5"), ("--graph 2.5", "a whole number of 0 or more", "it has a fraction", "--graph 1")),
+        (("--np", "0"), ("--np 0", "a whole number of 1 or more", "", "--np 1")),
+        (("--timeout", "5s"), ("--timeout 5s", "a number from 1 to 86400", "it has a unit", "--timeout 60")),
+        (("--budget", "fast"), ("--budget fast", "a number of 0 or more", "it has other characters", "--budget 1")),
+    ],
+)
+def test_what_is_no_number_is_told_as_everything_else(given: tuple[str, str], said: tuple[str, ...]) -> None:
+    from tests.cli.running import gpubench
+
+    result = gpubench("allreduce", *given)
+    seen, expected, likely, next_step = said
+    lines = [f"gpubench: error: {seen}", f"  expected: {expected}", f"  likely:   {likely}", f"  try:      {next_step}"]
+    told = result.stderr.splitlines()
+    assert (result.returncode, result.stdout, len(told)) == (2, "", 4 if likely else 3)
+    for line in (each for each in lines if not each.endswith("likely:   ")):
+        assert any(each.startswith(line) for each in told), result.stderr
+
+
 def test_plain_options_load_no_pydantic() -> None:
     program = (
         "import sys; from gpubench.cli.app import main\n"

@@ -20,7 +20,7 @@ from gpubench.formats.lines import (
     winner_lines,
 )
 from gpubench.formats.table import Page
-from gpubench.model.facts.backends import NCCL, TORCH_NCCL
+from gpubench.model.facts.backends import KERNELS, NCCL, TORCH_NCCL
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
@@ -162,7 +162,8 @@ class CollectiveView:
         self._several_backends = bool(backends_beside(metadata))
         self._ways = way_names(metadata)
         self._why_not_judged = why_not_judged(metadata.ranks)
-        self._hears_choices = bool(self._ways) and metadata.backend == NCCL and _has_algorithms(metadata)
+        tells = metadata.backend == NCCL or metadata.backend in KERNELS
+        self._hears_choices = bool(self._ways) and tells and _has_algorithms(metadata)
         names = metadata.options.get("groups") or self._ways
         if "turns" in metadata.options:
             names = [again(name) for name in names[1:-1]]

@@ -118,7 +118,7 @@ class Choice:
         tuning = self.tuning
         return replace(
             row,
-            algorithm=None if tuning is None else tuning.algorithm,
+            algorithm=row.algorithm if tuning is None else tuning.algorithm,
             protocol=None if tuning is None else tuning.protocol,
             channels=None if tuning is None else tuning.channels,
             transport=self.used.transport,
@@ -259,7 +259,9 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     """The verdict on all paths."""
     choices = observed.choices
     paths = _Paths(observed, rows).known()
-    not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log else ""
+    wiring = observed.circumstances.wiring
+    leaves_a_gpu = not all(wiring.one_gpu((0, rank)) for rank in range(len(wiring.gpus)))
+    not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log and leaves_a_gpu else ""
     wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
     explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
     own_way = Explanation("by-design", observed.by_design, _ANOTHER_BACKEND, by_design=True)

@@ -427,6 +427,15 @@ def test_a_library_that_has_no_way_but_host_memory_takes_it(
     assert result.report.verdict is Verdict.PASS
 
 
+def test_ranks_of_one_gpu_have_no_path_that_a_log_must_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of torch:symm: the data stay in the memory of the GPU."""
+    monkeypatch.setattr(Wiring, "one_gpu", lambda _self, _pair: True)
+    result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why")))
+    assert list(result.fallback) == []
+    assert result.report.verdict is Verdict.PASS
+    assert [finding.id for finding in result.report.findings] == []
+
+
 def test_a_rank_of_which_nothing_is_heard_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_third(rank: int) -> FakeLog:
         lines = [line for line in recorded("tuning", rank) if b" via " not in line or rank != 2]
