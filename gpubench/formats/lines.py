@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from gpubench.model.facts.backends import GATE, KERNELS, gated
 from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.backends import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
 from gpubench.model.results.report import BACKENDS, Metadata, Report
+from gpubench.model.terms.operation import GATE, KERNELS, gated
 from gpubench.model.terms.ranks import RankIdentity, by_device, hosts_of_nccl
 from gpubench.model.terms.settings import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclSetting, taken_name
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gpubench.errors import invalid_choice, no_gpu
-from gpubench.model.facts.backends import HOST, NCCL, TORCH
-from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
+from gpubench.model.terms.operation import HOST, NCCL, TORCH, Allocator, DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
 from gpubench.records import dataclass
 

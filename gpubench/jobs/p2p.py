@@ -53,7 +53,7 @@ from gpubench.measure.p2p.request import (
 )
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series

@@ -48,11 +48,11 @@ from gpubench.measure.plan.report import (
     rank,
 )
 from gpubench.measure.plan.step import StepPrediction, compute_of_step, predict
-from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.plan import CurveOrigin
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.operation import ROW_BACKENDS
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_memory, parse_size
 from gpubench.model.terms.verdict import Origin

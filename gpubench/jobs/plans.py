@@ -12,10 +12,9 @@ from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.sources import Recording
-from gpubench.model.facts.backends import HOST
 from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.terms.operation import HOST, Allocator
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.operation import Allocator
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,

@@ -13,7 +13,7 @@ from gpubench.conditions.definition.policy import Medium, PathKind, Relation
 from gpubench.conditions.profile import GPU_MISSING, SURPLUS
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
-from gpubench.measure.paths.observed import Explained
+from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.nodes import MachineKind, group

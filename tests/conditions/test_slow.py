@@ -8,7 +8,7 @@ from gpubench.conditions.definition.policy import Slowed
 from gpubench.conditions.nccl_settings import chosen, nccl_number
 from gpubench.conditions.ranking import Named
 from gpubench.conditions.registry import ids_now
-from gpubench.measure.paths.observed import Explained
+from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import CpuQuota, GpuCondition, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind
 from gpubench.model.paths.transport import Confidence

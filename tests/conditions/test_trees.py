@@ -8,7 +8,7 @@ import pytest
 from gpubench.hardware.node.sysfs import read_sysfs
 from gpubench.hardware.probe import merge
 from gpubench.hardware.process import read_rank_facts
-from gpubench.measure.paths.observed import Explained
+from gpubench.measure.paths import Explained
 from gpubench.measure.topo import survey
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths.nodes import group

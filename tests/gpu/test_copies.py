@@ -11,7 +11,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies import CudaCopies, open_copies
 from gpubench.hardware.node.nvml import NvmlCounters
-from gpubench.measure.paths.observed import Meter
+from gpubench.measure.paths import Meter
 from gpubench.model.paths.p2p import Carried
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Engine, HostMemory, Place
 from gpubench.ports.backend import Memory, Region

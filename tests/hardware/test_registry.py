@@ -11,8 +11,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.registry import BACKENDS, BackendSetup, backend_named, default_backend
-from gpubench.model.facts.backends import BACKEND_NAMES
-from gpubench.model.terms.operation import Allocator, DataType
+from gpubench.model.terms.operation import BACKEND_NAMES, Allocator, DataType
 from gpubench.model.terms.units import parse_sizes
 
 

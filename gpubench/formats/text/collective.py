@@ -20,11 +20,10 @@ from gpubench.formats.lines import (
     winner_lines,
 )
 from gpubench.formats.table import Page
-from gpubench.model.facts.backends import KERNELS, NCCL, TORCH_NCCL
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
-from gpubench.model.terms.operation import Placement
+from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
 from gpubench.model.terms.ranks import why_not_judged
 from gpubench.model.terms.settings import again, taken_name
 from gpubench.model.terms.statistics import Mode

@@ -10,8 +10,7 @@ from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.hardware.timing import BlockingClock, in_order
 from gpubench.hardware.torch import distributed
 from gpubench.hardware.torch.distributed import TorchDistributed
-from gpubench.model.facts.backends import divides
-from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp
+from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, divides
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, Region
 from gpubench.ports.group import Group

@@ -6,7 +6,7 @@ from gpubench.hardware.torch import distributed
 from gpubench.hardware.torch.backend import TorchGlooOnCuda, TorchGroups, TorchNccl, TorchOnCpu, TorchOnDevice
 from gpubench.hardware.torch.distributed import TorchDistributed, load_torch, torch_without
 from gpubench.hardware.torch.symmetric import TorchSymmetric, check_operations
-from gpubench.model.facts.backends import TORCH, TORCH_SYMM
+from gpubench.model.terms.operation import TORCH, TORCH_SYMM
 from gpubench.ports.backend import MultiGroupBackend
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.timing import in_order
 from gpubench.hardware.torch.backend import EnqueuedOnCuda, Tensors, TorchCalls, TorchGroups
 from gpubench.hardware.torch.distributed import TorchDistributed, first_line, torch_without
-from gpubench.model.facts.backends import TORCH_SYMM, TWO_SHOT, kernel_of
-from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.operation import TORCH_SYMM, TWO_SHOT, DataType, ReduceOp, kernel_of
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import Launch, Memory, Region
 from gpubench.ports.group import Group

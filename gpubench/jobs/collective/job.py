@@ -29,8 +29,8 @@ from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan, RankOptions
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
-from gpubench.model.facts.backends import HOST, TORCH
 from gpubench.model.facts.environment import launched_by
+from gpubench.model.terms.operation import HOST, TORCH
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds

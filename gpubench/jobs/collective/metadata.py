@@ -12,10 +12,10 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import CollectivePlan
 from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollective, RunOptions
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
-from gpubench.model.facts.backends import GATE, gated
 from gpubench.model.facts.process import MpiSupport
 from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Metadata, Report, Table
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
+from gpubench.model.terms.operation import GATE, gated
 from gpubench.model.terms.overlap import OverlapAsked, operation_words
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling

@@ -13,8 +13,8 @@ from gpubench.jobs.plans import CollectivePlan
 from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.sweep import ReadCondition
-from gpubench.model.facts.backends import HOST, MPI, gated
 from gpubench.model.facts.process import MpiSupport
+from gpubench.model.terms.operation import HOST, MPI, gated
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import overall

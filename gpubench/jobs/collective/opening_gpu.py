@@ -25,8 +25,7 @@ from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.collective.sweep import ObservationSources, PathObserver
-from gpubench.measure.paths.observed import IdleWindow, first_cause
-from gpubench.model.facts.backends import MPI, TORCH
+from gpubench.measure.paths import IdleWindow, first_cause
 from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import holders
@@ -35,6 +34,7 @@ from gpubench.model.paths.nodes import with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
+from gpubench.model.terms.operation import MPI, TORCH
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group

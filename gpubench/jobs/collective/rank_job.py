@@ -42,11 +42,10 @@ from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.rank import agree, own_identity
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
-from gpubench.measure.collective.soak import Soak
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
-from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.model.facts.backends import KERNELS, NCCL_ALONE
+from gpubench.measure.collective.variants import Soak, SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
+from gpubench.model.terms.operation import KERNELS, NCCL_ALONE
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Origin, overall
@@ -171,7 +170,7 @@ class CollectiveRankJob:
                 _say(observers.soak.line())
         report = _with_unverified(report, opened.unverified_variables)
         if opened.path_watch is None:
-            from gpubench.measure.paths.report import unwatched
+            from gpubench.measure.paths import unwatched
 
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()

@@ -13,8 +13,7 @@ from gpubench.jobs.rank import agree
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
-from gpubench.model.facts.backends import KERNELS, kernel_of
-from gpubench.model.terms.operation import TwoLevels
+from gpubench.model.terms.operation import KERNELS, TwoLevels, kernel_of
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting, Registration
 from gpubench.ports.backend import MultiGroupBackend, SeveralKernels

@@ -7,12 +7,11 @@ from statistics import fmean
 from time import perf_counter
 
 from gpubench.collectives.record import Asked, SweepRequest
-from gpubench.model.facts.backends import composed, kernel_of
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Section, Table, Verified
 from gpubench.model.results.speed import ONE_RANK
-from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s
+from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s, composed, kernel_of
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
 from gpubench.model.terms.statistics import (
     FIRST_BATCHES,

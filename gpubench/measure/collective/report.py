@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
-from gpubench.model.facts.backends import TORCH_NCCL, composed
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.report import CollectiveRow, Report
@@ -20,7 +19,7 @@ from gpubench.model.results.speed import (
     refused_above_limit,
     times_limit,
 )
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, composed
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
@@ -31,7 +30,7 @@ from gpubench.records import dataclass
 if TYPE_CHECKING:
     from gpubench.conditions.ranking import Named
     from gpubench.measure.collective.paths import PathJudge, PathObservations
-    from gpubench.measure.paths.observed import Explained
+    from gpubench.measure.paths import Explained
     from gpubench.model.facts.traffic import IdleGpu
     from gpubench.model.paths.wiring import NodeNetwork
     from gpubench.model.profiles.profile import Profile
@@ -316,7 +315,7 @@ class RowCollector:
 
     def report(self) -> Report:
         """Verdict, findings and sections."""
-        from gpubench.measure.paths.report import PathOutcome
+        from gpubench.measure.paths import PathOutcome
 
         wrong = (wrong_data(self._failures, self._identities),) if self._failures else ()
         above: tuple[Finding, ...] = ()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances
     from gpubench.measure.collective.paths import Counting, LoggedChoices, PathJudge, PathObservations
     from gpubench.measure.collective.report import SpeedJudge
-    from gpubench.measure.collective.soak import Soak
-    from gpubench.measure.paths.observed import IdleWindow
+    from gpubench.measure.collective.variants import Soak
+    from gpubench.measure.paths import IdleWindow
     from gpubench.model.facts.process import GpuCondition
     from gpubench.model.facts.traffic import IdleGpu
 

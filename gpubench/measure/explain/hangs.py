@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from statistics import median, median_low
 
 from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
-from gpubench.model.paths.inspected import InspectedOperation
-from gpubench.model.paths.nccl_log import LogFacts
+from gpubench.model.paths.nccl_log import InspectedOperation, LogFacts
 from gpubench.model.terms.units import counted
 from gpubench.records import dataclass
 

@@ -18,8 +18,7 @@ from gpubench.measure.explain.pairs import (
     summarise,
 )
 from gpubench.model.paths.hang import Hang
-from gpubench.model.paths.inspected import by_size
-from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind
+from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind, by_size
 from gpubench.model.paths.transport import MULTICAST, Confidence
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.fallback import (

@@ -19,7 +19,7 @@ from gpubench.measure.p2p.request import (
     label,
     random_data,
 )
-from gpubench.measure.paths.observed import CounterReading, IdleWindow, Meter, NcclLogListener
+from gpubench.measure.paths import CounterReading, IdleWindow, Meter, NcclLogListener
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
 from gpubench.model.paths.transport import Selection, Transport

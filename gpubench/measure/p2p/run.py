@@ -34,8 +34,7 @@ from gpubench.measure.p2p.rows import (
     pattern_rows,
     verdict_without_bandwidth,
 )
-from gpubench.measure.paths.observed import Explained
-from gpubench.measure.paths.report import PathOutcome, report_on
+from gpubench.measure.paths import Explained, PathOutcome, report_on
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
 from gpubench.model.paths.p2p import (
     ABOVE_HOST,

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.conditions.ranking import UNKNOWN
-from gpubench.measure.paths.observed import first_cause
+from gpubench.measure.paths import first_cause
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NodeRates, NodeReading, TaskFacts
 from gpubench.model.paths.topology import Topology

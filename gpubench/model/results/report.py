@@ -14,10 +14,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, Protocol, TypeVar
 
-from gpubench.model.facts.backends import ROW_BACKENDS
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import ROW_BACKENDS, DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode

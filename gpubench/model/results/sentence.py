@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.model.facts.backends import NCCL as NCCL_BACKEND
-from gpubench.model.facts.backends import NCCL_ALONE, TORCH, TORCH_NCCL
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.facts.process import NCCL_LIB
 from gpubench.model.paths.transport import Conclusion
@@ -67,7 +65,8 @@ from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_parts
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
 from gpubench.model.results.watch import watch_part
-from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.operation import NCCL as NCCL_BACKEND
+from gpubench.model.terms.operation import NCCL_ALONE, TORCH, TORCH_NCCL, HostMemory
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_size, some_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpubench.errors import UsageError
-from gpubench.model.paths.inspected import INSPECTED, InspectedOperation, InspectedSize, by_size
+from gpubench.model.paths.nccl_log import INSPECTED, InspectedOperation, InspectedSize, by_size
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp

@@ -36,7 +36,7 @@ from gpubench.measure.collective.recording import (
 from gpubench.measure.collective.report import Recorder
 from gpubench.measure.collective.sweep import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.variants import GroupRows, InStep, SweepVariant, measure_variants
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.process import GpuCondition, GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu
 from gpubench.model.paths.transport import EvidenceUse, Transport, Tuning, Used, parse_transport

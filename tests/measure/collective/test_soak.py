@@ -11,8 +11,8 @@ from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.cases import Case
-from gpubench.measure.collective.soak import SECONDS_BETWEEN_LINES, Soak
 from gpubench.measure.collective.sweep import Observers
+from gpubench.measure.collective.variants import SECONDS_BETWEEN_LINES, Soak
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.terms.verdict import Verdict

@@ -11,7 +11,7 @@ from gpubench.conditions.definition.condition import Condition, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge, middle
-from gpubench.measure.paths.observed import Explained
+from gpubench.measure.paths import Explained
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.outputs import NullListener
+from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p import rows as p2p_rows
 from gpubench.measure.p2p import run as p2p_evidence
 from gpubench.measure.p2p.copies import RankBench
 from gpubench.measure.p2p.request import CopyMachine, Method, P2pRequest
 from gpubench.measure.p2p.run import P2pRun
-from gpubench.measure.paths import observed as p2p_counters
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds

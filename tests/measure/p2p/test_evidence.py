@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p import run as p2p_evidence
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import (
@@ -19,8 +20,7 @@ from gpubench.measure.p2p.request import (
     wiring_of_process,
 )
 from gpubench.measure.p2p.run import P2pRun
-from gpubench.measure.paths import observed as p2p_counters
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import Cell, Pair

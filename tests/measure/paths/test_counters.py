@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.paths.observed import Meter
+from gpubench.measure.paths import Meter
 from gpubench.model.paths.p2p import Carried
 from gpubench.ports.copies import LinkBytes
 

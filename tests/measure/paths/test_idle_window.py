@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpubench.measure.paths.observed import IdleWindow
+from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.ports.copies import LinkBytes
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.facts.backends import composed, divides, gated, kernel_of
 from gpubench.model.results.backends import (
     BackendRow,
     against_first,
@@ -16,7 +15,7 @@ from gpubench.model.results.backends import (
     staged_beside,
 )
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp, composed, divides, gated, kernel_of
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding

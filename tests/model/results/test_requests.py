@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench.model.results.backends import without_effect
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.requests import without_effect
 from gpubench.model.terms.settings import AGAIN
 from tests.formats.sample import ROW
 

@@ -1,7 +1,7 @@
 """What is observed of paths, and what explains them: bytes of links, idle links, NCCL's log, and conditions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from time import perf_counter, sleep
@@ -15,14 +15,23 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
 from gpubench.model.paths.transport import Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
-from gpubench.model.results.fallback import Explanation
+from gpubench.model.results.fallback import Explanation, KnownPath, evidence_rows, findings, unknown_row
 from gpubench.model.results.report import (
+    CAUSES_SECTION,
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
     CauseRow,
     CollectiveRow,
     Effect,
+    EvidenceRow,
+    FallbackRow,
+    Report,
+    Section,
+    Table,
     UnreadRow,
 )
 from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.model.terms.verdict import Finding, Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.ports.traffic import GpuUsers, NoUsers
@@ -311,3 +320,35 @@ class Explained:
 def first_cause(staged: Mapping[Pair, Sequence[Transport]], circumstances: Circumstances) -> Explanation:
     """The likeliest cause of what some pairs do."""
     return Explained(replace(circumstances, staged=staged)).first(staged)
+
+
+@dataclass(frozen=True, slots=True)
+class PathOutcome:
+    """The verdict on paths: three sections, findings, and the causes of the run; None where nothing was looked at."""
+
+    sections: Mapping[str, Section]
+    findings: tuple[Finding, ...]
+    explained: "Explained | None" = None
+
+
+def report_on(
+    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
+) -> PathOutcome:
+    """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
+    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
+
+
+def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
+    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
+    sections = _path_sections((), [unknown_row(origin, why)] if why else (), ())
+    return replace(report, sections={**sections, **report.sections})
+
+
+def _path_sections(
+    evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
+) -> dict[str, Section]:
+    return {
+        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
+        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: causes),
+    }

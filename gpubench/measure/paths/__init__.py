@@ -1,1 +1,0 @@
-"""Evidence of paths and its causes; shared by collectives and copies."""
