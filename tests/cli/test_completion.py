@@ -15,9 +15,14 @@ from gpubench.profiles import names
 from tests.cli.running import ROOT, environment
 
 PROGRAM = r"""
-import json, os, sys
+import gc, json, os, sys
 from gpubench.cli.app import main
-for variables in json.loads(sys.argv[1]):
+from tests.modules import load_all_modules
+asked = json.loads(sys.argv[1])
+if len(asked) > 2:
+    load_all_modules()
+    gc.freeze()
+for variables in asked:
     if os.fork() == 0:
         os.environ.update(variables)
         sys.argv = ["gpubench"]
@@ -39,7 +44,7 @@ def completions(*asked: str, shell: str = "bash", cwd: Path = ROOT, **variables:
         capture_output=True,
         text=True,
         check=True,
-        env=environment(**variables),
+        env=environment(**variables, PYTHONPATH=str(ROOT)),
         cwd=cwd,
     )
     assert result.stderr == ""
