@@ -9,32 +9,22 @@ from typing import Any, TypeVar
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.environment import bearing_on_performance
-from gpubench.model.results.compare import (
-    COMPARISON_SECTION,
-    HOST,
-    Chart,
-    ComparisonRow,
-    bandwidth_lost,
-    charts,
-    compared_charts,
-)
+from gpubench.model.results.compare import HOST, Chart, ComparisonRow, bandwidth_lost, charts, compared_charts
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
-from gpubench.model.results.plan import TIMELINE_SECTION
+from gpubench.model.results.plan import TimelineRow
 from gpubench.model.results.report import (
-    CHECKS_SECTION,
-    EVIDENCE_SECTION,
     OVERLAP_SECTION,
-    PAIRS_SECTION,
-    ROWS_SECTION,
-    VERDICTS_SECTION,
+    CheckRow,
     CollectiveRow,
+    EvidenceRow,
     Matrix,
     Metadata,
     PairRow,
     Report,
     Table,
+    VerdictRow,
 )
-from gpubench.model.results.scan import CELLS_SECTION, ScanCellRow
+from gpubench.model.results.scan import ScanCellRow
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.units import compress_names, format_memory, format_percent, format_size, grouped, some_of
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
@@ -47,7 +37,7 @@ _MOST_COMPARED = 1000
 MOST_COLUMNS = 64
 _HIDDEN = (
     *("rows", "nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices"),
-    *(CELLS_SECTION, OVERLAP_SECTION, TIMELINE_SECTION),
+    *(ScanCellRow.section, OVERLAP_SECTION, TimelineRow.section),
 )
 """Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
 
@@ -67,9 +57,9 @@ _SHOWN: Mapping[str, Sequence[str]] = {
         *("slowed_ms", "exposed_ms", "bubble_ms"),
         *("host_ms", "tokens_per_second", "bucket_mb", "prefetch", "memory_bytes", "gpu_memory_bytes", "fits"),
     ),
-    CHECKS_SECTION: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
-    VERDICTS_SECTION: ("scope", "node", "subject", "verdict", "findings"),
-    EVIDENCE_SECTION: (
+    CheckRow.section: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
+    VerdictRow.section: ("scope", "node", "subject", "verdict", "findings"),
+    EvidenceRow.section: (
         *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
         *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
     ),
@@ -87,7 +77,7 @@ _TITLES = {
 """Titles of sections whose names say too little on a page."""
 
 
-_FOLDED = (CHECKS_SECTION, VERDICTS_SECTION, COMPARISON_SECTION)
+_FOLDED = (CheckRow.section, VerdictRow.section, ComparisonRow.section)
 _NOT_JUDGED = "not judged"
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
 
@@ -173,7 +163,7 @@ def _section_blocks(report: Report) -> Iterator[Listing | Grid]:
         if name in _HIDDEN:
             continue
         if isinstance(section, Table):
-            listing = _comparison_block(section) if name == COMPARISON_SECTION else _listing_of(name, section)
+            listing = _comparison_block(section) if name == ComparisonRow.section else _listing_of(name, section)
             if listing.lines:
                 yield listing
         elif section.cells:
@@ -193,7 +183,7 @@ def _listing_of(name: str, section: Table) -> Listing:
 
 def _comparison_block(section: Table) -> Listing:
     compared = (row for row in section.rows() if isinstance(row, ComparisonRow))
-    rows, more = gravest(compared, _MOST_COMPARED, COMPARISON_SECTION, sort=True)
+    rows, more = gravest(compared, _MOST_COMPARED, ComparisonRow.section, sort=True)
     heads = ("what", "before µs", "after µs", "before GB/s", "after GB/s", "% of before", "noise", "verdict", "reason")
     lines = [
         (
@@ -403,8 +393,8 @@ def title(metadata: Metadata) -> str:
 def blocks(run: DocumentRun) -> Iterator[Block]:
     """The page, below header and findings."""
     yield from charts(run.rows)
-    yield from compared_charts(run.report.rows(COMPARISON_SECTION, ComparisonRow))
-    every = (*run.rows, *run.report.rows(ROWS_SECTION, CollectiveRow))
+    yield from compared_charts(run.report.rows(ComparisonRow))
+    every = (*run.rows, *run.report.rows(CollectiveRow))
     collectives = [row for row in every if isinstance(row, CollectiveRow)]
     if collectives:
         yield _collective(collectives)
@@ -418,17 +408,17 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
 
 def copies_of_report(report: Report) -> Iterator[Block]:
     """The copies that a report of one node holds in a section of its own, as a check does; nothing of many nodes."""
-    table = report.sections.get(PAIRS_SECTION)
+    table = report.sections.get(PairRow.section)
     if isinstance(table, Table) and table.parts is not None and len(list(islice(table.parts(), 2))) > 1:
         return
-    rows = [row for row in report.rows(PAIRS_SECTION, PairRow) if row.bandwidth_gb_s is not None]
+    rows = [row for row in report.rows(PairRow) if row.bandwidth_gb_s is not None]
     if rows and len({row.source_node for row in rows}) == 1:
         yield from _copy_blocks(rows)
 
 
 def _map(report: Report) -> Iterator[Grid]:
     """The rails of all nodes of a scan; of very many nodes those of leaves where something is wrong."""
-    cells = report.rows(CELLS_SECTION, ScanCellRow)
+    cells = report.rows(ScanCellRow)
     if not cells:
         return
     nodes = len({row.node for row in cells})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpubench.errors import UsageError
-from gpubench.model.results.report import ROWS_SECTION, CollectiveRow, Record
+from gpubench.model.results.report import CollectiveRow, Record
 from gpubench.model.results.result_file import unmarked_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
         marked = [str(name) for name in frame.columns if isinstance(frame[name].dtype, pandas.StringDtype)]
         return frame.assign(**{name: frame[name].map(unmarked_text, na_action="ignore") for name in marked})
     if path.suffix == ".json":
-        return pandas.DataFrame(json.loads(path.read_text())[ROWS_SECTION]).convert_dtypes()
+        return pandas.DataFrame(json.loads(path.read_text())[CollectiveRow.section]).convert_dtypes()
     if path.suffix == ".jsonl":
         records = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [record for record in records if record.pop("kind") == "row"]

@@ -22,7 +22,7 @@ from gpubench.formats.table import fallback_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.results.ending import first_command
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
-from gpubench.model.results.plan import TIMELINE_SECTION, TimelineRow
+from gpubench.model.results.plan import TimelineRow
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
@@ -234,7 +234,7 @@ _COMPUTE, _WAITING = "compute", "waiting"
 
 
 def _timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
-    rows = report.rows(TIMELINE_SECTION, TimelineRow)
+    rows = report.rows(TimelineRow)
     if not rows:
         return
     devices = sorted({row.device for row in rows})[:_MOST_DEVICES]

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gpubench.model.facts.environment import bearing_on_performance
-from gpubench.model.results.backends import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
+from gpubench.model.results.backends import RefusedRow, WinnerRow, crossings
 from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
 from gpubench.model.results.report import BACKENDS, Metadata, Report
 from gpubench.model.terms.operation import GATE, KERNELS, gated
@@ -263,7 +263,7 @@ _BOTH = 2
 
 def winner_lines(report: Report, width: int) -> Iterator[str]:
     """Tables by type, reduction and placement, each with its cross-overs; then what could not run."""
-    best = report.rows(WINNERS_SECTION, WinnerRow)
+    best = report.rows(WinnerRow)
     if all(row.setting is None and row.candidates <= _BOTH for row in best):
         best = []  # two backends have a table of their own, by size
     for _, series in groupby(best, key=lambda row: (row.dtype, row.op, row.placement)):
@@ -272,7 +272,7 @@ def winner_lines(report: Report, width: int) -> Iterator[str]:
         yield from ("", _legend_of_ways(best))
         remarks = dict.fromkeys(remark for row in best for remark in NcclSetting.of(row.setting).remarks)
         yield from (f"mind              {remark}" for remark in remarks)
-    yield from map(_refused, report.rows(REFUSED_SECTION, RefusedRow))
+    yield from map(_refused, report.rows(RefusedRow))
 
 
 def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:

@@ -11,8 +11,8 @@ from html import escape
 from statistics import median
 
 from gpubench.formats.json import DocumentRun
-from gpubench.model.results.report import PAIRS_SECTION, PairRow
-from gpubench.model.results.topo import TREE_SECTION, TreeRow
+from gpubench.model.results.report import PairRow
+from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
 from gpubench.model.terms.units import format_size, grouped, printable_line
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
@@ -113,8 +113,8 @@ class Machine:
 
 def machines(run: DocumentRun) -> list[Machine]:
     """The machines of a run, as far as it tells: none where it knows no tree of devices."""
-    trees = grouped(run.report.rows(TREE_SECTION, TreeRow), lambda row: row.node)
-    pairs = run.report.rows(PAIRS_SECTION, PairRow, trees)
+    trees = grouped(run.report.rows(TreeRow), lambda row: row.node)
+    pairs = run.report.rows(PairRow, trees)
     rows = [row for row in (*run.rows, *pairs) if isinstance(row, PairRow)]
     several = len(set(run.metadata.hosts)) > 1
     found = [_machine(node, tree, rows, run.report.findings, several=several) for node, tree in trees.items()]

@@ -18,8 +18,6 @@ from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
     OVERLAP_SECTION,
-    PAIRS_SECTION,
-    ROWS_SECTION,
     CollectiveRow,
     Metadata,
     PairRow,
@@ -313,9 +311,8 @@ class Presenter:
         from gpubench.model.results.sentence import sentence
 
         if self._metadata.subject != "topo":
-            for name in (PAIRS_SECTION, ROWS_SECTION):
-                for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
-                    self._figures.add(row)
+            for row in (*report.rows(PairRow), *report.rows(CollectiveRow)):
+                self._figures.add(row)
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
         said = sentence(self._metadata, report, self._figures, remark=not has_style)
         took = round(time.monotonic() - self._began, 3) if report.duration_s is None else report.duration_s

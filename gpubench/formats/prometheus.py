@@ -15,7 +15,7 @@ from gpubench.formats.json import DocumentRun, DocumentWriter
 from gpubench.formats.registry import Style, Target
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of
-from gpubench.model.results.report import PAIRS_SECTION, VERDICTS_SECTION, Metadata, Report, Table, VerdictRow
+from gpubench.model.results.report import Metadata, PairRow, Report, Table, VerdictRow
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, printable_line
 from gpubench.model.terms.verdict import Verdict
@@ -227,7 +227,7 @@ def _add_subjects(exposition: _Exposition, report: Report) -> None:
     for finding, subject in islice(wrong, _MOST_SUBJECTS):
         labels = {"id": finding.id, "severity": finding.severity.value, "subject": subject}
         exposition.add("gpubench_finding", "1 for a subject and a finding on it.", 1.0, labels)
-    for row in report.rows(VERDICTS_SECTION, VerdictRow):
+    for row in report.rows(VerdictRow):
         if row.scope != "link":
             labels = {"scope": row.scope, "node": row.node, "subject": row.subject, "verdict": row.verdict}
             exposition.add("gpubench_verdict", "1 for the verdict on a node, GPU or NIC.", 1.0, labels)
@@ -276,5 +276,5 @@ def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metad
 
 def writer(target: Target, style: Style) -> DocumentWriter:
     """The writer; with the section of pairs it has a figure for every one of them."""
-    with_pairs = partial(render, pairs=style.section == PAIRS_SECTION)
+    with_pairs = partial(render, pairs=style.section == PairRow.section)
     return DocumentWriter(target, with_pairs, marks_unfinished=False)

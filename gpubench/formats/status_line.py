@@ -14,7 +14,7 @@ from gpubench.formats.json import DocumentRun, documents
 from gpubench.formats.presentation import STATES, nagios_line, npd_line
 from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.transport import Conclusion, State
-from gpubench.model.results.report import EVIDENCE_SECTION, CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
+from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
 from gpubench.model.terms.units import counted, printable_line, some_of
 from gpubench.model.terms.verdict import Origin
 
@@ -115,7 +115,7 @@ class VetoWriter:
 
     def end(self, report: Report) -> None:
         """The line."""
-        line = veto_line(report.rows(EVIDENCE_SECTION, EvidenceRow), complete=report.complete)
+        line = veto_line(report.rows(EvidenceRow), complete=report.complete)
         # A line break in foreign text would end the comment, and the shell would run what follows.
         self._target.open().write(printable_line(line + (" (simulated)" if self._simulated else "")) + "\n")
 

@@ -21,20 +21,7 @@ from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
 from gpubench.model.results.fallback import shown, slowdown
-from gpubench.model.results.report import (
-    CAUSES_SECTION,
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
-    UNREAD_SECTION,
-    CauseRow,
-    Effect,
-    EvidenceRow,
-    FallbackRow,
-    Metadata,
-    Report,
-    Row,
-    UnreadRow,
-)
+from gpubench.model.results.report import CauseRow, Effect, EvidenceRow, FallbackRow, Metadata, Report, Row, UnreadRow
 from gpubench.model.terms.units import compress_names, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
@@ -68,29 +55,29 @@ def top_causes(report: Report) -> Iterator[CauseText]:
 
 def all_causes(report: Report) -> Iterator[CauseText]:
     """All causes that hold, with everything that the catalogue says of them."""
-    return (_text(report, row, whole=True) for row in report.rows(CAUSES_SECTION, CauseRow) if not row.implied_by)
+    return (_text(report, row, whole=True) for row in report.rows(CauseRow) if not row.implied_by)
 
 
 def unread_lines(report: Report) -> list[str]:
     """Of which causes it is not known whether they hold, and why; those of one reason together."""
     ids: dict[str, dict[str, None]] = {}
     subjects: dict[str, dict[str, None]] = {}
-    for row in report.rows(UNREAD_SECTION, UnreadRow):
+    for row in report.rows(UnreadRow):
         ids.setdefault(row.reason, {})[row.id] = None
         subjects.setdefault(row.reason, {})[row.subject] = None
     return [f"not known: {', '.join(ids[reason])} on {some_of(list(subjects[reason]))}: {reason}" for reason in ids]
 
 
 def _root_findings(report: Report) -> list[CauseRow]:
-    blamed = {row.cause for row in report.rows(FALLBACK_SECTION, FallbackRow)}
-    rows = [row for row in report.rows(CAUSES_SECTION, CauseRow) if not row.implied_by]
+    blamed = {row.cause for row in report.rows(FallbackRow)}
+    rows = [row for row in report.rows(CauseRow) if not row.implied_by]
     return [row for row in rows if row.paths or row.id in blamed][:_MOST_CAUSES] if blamed else []
 
 
 def _text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
     verdict = Verdict(row.verdict)
     sure = f"by design, {row.confidence}" if verdict is Verdict.SKIP else row.confidence
-    implied = [each.id for each in report.rows(CAUSES_SECTION, CauseRow) if each.implied_by == row.id]
+    implied = [each.id for each in report.rows(CauseRow) if each.implied_by == row.id]
     details = [("what", f"{row.title}: {', '.join(row.effects)}")] if whole else []
     details += [("on", row.subject)] if whole else []
     details += [("implies", ", ".join(implied))] if implied else []
@@ -116,7 +103,7 @@ _ELSEWHERE = {
 
 def was_looked_at(report: Report) -> bool:
     """True where nothing was sent between the machines of a report: it alone has causes that could not be read."""
-    return UNREAD_SECTION in report.sections
+    return UnreadRow.section in report.sections
 
 
 def lead(origin: str) -> str:
@@ -126,7 +113,7 @@ def lead(origin: str) -> str:
 
 def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
     """The pairs of GPUs and the nodes that would fall back, with causes; of those in `said` no cure is told."""
-    rows = report.rows(FALLBACK_SECTION, FallbackRow)
+    rows = report.rows(FallbackRow)
     between = list(_lines_between_nodes(report, said))
     alone = len(rows) == 1
     return [*((Verdict(row.verdict), _line(row, said, alone=alone, nodes=bool(between))) for row in rows), *between]
@@ -134,7 +121,7 @@ def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Ver
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
     """Causes that would make paths slow, or go wrong in other ways."""
-    blamed = {row.cause for row in report.rows(FALLBACK_SECTION, FallbackRow)}
+    blamed = {row.cause for row in report.rows(FallbackRow)}
     for row in _causes(report):
         said = _ELSEWHERE.get(Effect(row.effects[0]))
         if row.id not in blamed and said is not None:
@@ -166,7 +153,7 @@ def _named(row: FallbackRow) -> str:
 
 
 def _lines_between_nodes(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, str]]:
-    origin = next((row.origin for row in report.rows(FALLBACK_SECTION, FallbackRow)), "")
+    origin = next((row.origin for row in report.rows(FallbackRow)), "")
     for row in _causes(report):
         effects = [effect for effect in row.effects if effect in _BETWEEN_NODES]
         if row.effects[0] not in _BETWEEN_NODES:
@@ -182,7 +169,7 @@ def _lines_between_nodes(report: Report, said: Collection[str]) -> Iterator[tupl
 
 
 def _causes(report: Report) -> Sequence[CauseRow]:
-    return [row for row in report.rows(CAUSES_SECTION, CauseRow) if not row.implied_by]
+    return [row for row in report.rows(CauseRow) if not row.implied_by]
 
 
 _KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
@@ -197,7 +184,7 @@ def fallback_lines(report: Report) -> list[str]:
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
     if was_looked_at(report):
         return prospect_lines(report, said)
-    rows = report.rows(FALLBACK_SECTION, FallbackRow)
+    rows = report.rows(FallbackRow)
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
     if len(rows) == 1 and rows[0].conclusion == Conclusion.UNKNOWN and rows[0].count > 1:
@@ -235,7 +222,7 @@ def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
 
 def evidence_table(report: Report, width: int) -> list[str]:
     """All evidence, a line a path: + for, - against, . nothing known."""
-    rows = report.rows(EVIDENCE_SECTION, EvidenceRow)
+    rows = report.rows(EvidenceRow)
     if not rows:
         return ["evidence: none, no path between GPUs was watched"]
     table = [
@@ -256,7 +243,7 @@ def evidence_table(report: Report, width: int) -> list[str]:
 
 def evidence_notes(report: Report) -> list[str]:
     """The evidence of each kind, with its paths."""
-    rows = report.rows(EVIDENCE_SECTION, EvidenceRow)
+    rows = report.rows(EvidenceRow)
     found: dict[str, list[str]] = {}
     for kind in _KINDS:
         for row in rows:

@@ -12,7 +12,7 @@ from itertools import groupby
 from math import isqrt
 
 from gpubench.formats.json import DocumentRun, documents
-from gpubench.model.results.backends import WINNERS_SECTION, WinnerRow
+from gpubench.model.results.backends import WinnerRow
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.settings import NcclSetting
@@ -71,7 +71,7 @@ def tuned(rows: Sequence[CollectiveRow], best: Sequence[WinnerRow]) -> list[Tune
 
 def _tuner_text(run: DocumentRun) -> Iterator[str]:
     rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
-    sizes = tuned(rows, run.report.rows(WINNERS_SECTION, WinnerRow))
+    sizes = tuned(rows, run.report.rows(WinnerRow))
     yield _comment(
         f"gpubench {run.metadata.gpubench_version}, {run.metadata.started_at}: {' '.join(run.metadata.command)}"
     )

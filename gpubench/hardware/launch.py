@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -32,7 +31,7 @@ from gpubench.records import dataclass
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from gpubench.model.results.report import Report, Section
+    from gpubench.model.results.report import Report
 
 _PARENT = Path(__file__).resolve().parents[2]  # The folder that the package `gpubench` is in
 
@@ -222,55 +221,12 @@ _READ_BYTES = 1 << 16
 def report_in(message: Message) -> "Report":
     """The report in a message that ends a run, with its sections."""
     from gpubench.model.results.report import Report, Table
+    from gpubench.model.results.result_file import TABLES
     from gpubench.model.terms.plain import from_plain
 
-    kinds = _section_rows()
-    sections: dict[str, Section] = {}
-    for name, records in message["sections"].items():
-        kind = kinds[name]
-        rows = [from_plain(kind, record) for record in records]
-        sections[name] = Table(kind.columns(), partial(list, rows))
-    return replace(Report.from_record(message["report"]), sections=sections)
-
-
-def _section_rows() -> Mapping[str, Any]:
-    """The types of rows by section; of a collective, which is over where they are read."""
-    from gpubench.model.results.backends import (
-        BACKENDS_SECTION,
-        MPI_SUPPORT_SECTION,
-        REFUSED_SECTION,
-        WINNERS_SECTION,
-        BackendRow,
-        MpiTrialRow,
-        RefusedRow,
-        WinnerRow,
-    )
-    from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, ShortestStepRow
-    from gpubench.model.results.report import (
-        CAUSES_SECTION,
-        EVIDENCE_SECTION,
-        FALLBACK_SECTION,
-        RANK_TIMES_SECTION,
-        ROWS_SECTION,
-        CauseRow,
-        CollectiveRow,
-        EvidenceRow,
-        FallbackRow,
-        RankTimeRow,
-    )
-
-    return {
-        EVIDENCE_SECTION: EvidenceRow,
-        FALLBACK_SECTION: FallbackRow,
-        CAUSES_SECTION: CauseRow,
-        RANK_TIMES_SECTION: RankTimeRow,
-        WINNERS_SECTION: WinnerRow,
-        ROWS_SECTION: CollectiveRow,
-        SHORTEST_STEPS_SECTION: ShortestStepRow,
-        REFUSED_SECTION: RefusedRow,
-        BACKENDS_SECTION: BackendRow,
-        MPI_SUPPORT_SECTION: MpiTrialRow,
-    }
+    kinds: dict[str, Any] = {name: TABLES[name] for name in message["sections"]}
+    rows = {kind: [from_plain(kind, each) for each in message["sections"][name]] for name, kind in kinds.items()}
+    return replace(Report.from_record(message["report"]), sections=Table.by_section(rows))
 
 
 class ChannelReceiver:

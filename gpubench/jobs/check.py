@@ -54,7 +54,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
-from gpubench.model.results.report import EVIDENCE_SECTION, CollectiveRow, EvidenceRow, Report
+from gpubench.model.results.report import CollectiveRow, EvidenceRow, Report
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
 from gpubench.model.terms.ranks import RankIdentity
@@ -379,7 +379,7 @@ class SimulatedMeasurer:
         report = p2p_job.measured(copies, node, profile_for(node, os.environ, self._profile), request, collector)
         return Measurements(
             pairs=tuple(collector.pairs),
-            evidence=tuple(report.rows(EVIDENCE_SECTION, EvidenceRow)),
+            evidence=tuple(report.rows(EvidenceRow)),
             findings=findings_beside_speed(report.findings),
             left_out={Need.HOST_COPIES: "gpubench check measures them"}
             if brief

@@ -136,16 +136,16 @@ class RunResult:
     @property
     def rows(self) -> list[CollectiveRow]:
         """The rows of collectives: size, time, busbw, what was expected."""
-        return self._rows("rows", CollectiveRow)
+        return self._rows(CollectiveRow)
 
     @property
     def pairs(self) -> list[PairRow]:
         """The pairs of devices: of `topo` their wiring and limit, of others what was copied too."""
-        return self._rows("pairs", PairRow)
+        return self._rows(PairRow)
 
     def section(self, name: str, kind: type[R]) -> list[R]:
         """The rows of another section, `gpus` of `GpuRow`; docs/formats.md has all of them."""
-        return self.report.rows(name, kind)
+        return self.report.rows(kind, section=name)
 
     def to_frame(self, section: str | None = None) -> "DataFrame":
         """A pandas data frame of a section; by default rows of collectives, else pairs, else the main section."""
@@ -154,7 +154,7 @@ class RunResult:
         streamed = [row for row in self.stored.rows if isinstance(row, Record)]
         own = section in (None, self.metadata.rows_section)
         name = section or self.report.main
-        return frame_of((own and (streamed or self.rows or self.pairs)) or self.report.rows(name, Record))
+        return frame_of((own and (streamed or self.rows or self.pairs)) or self.report.rows(Record, section=name))
 
     def _repr_html_(self) -> str:
         import html
@@ -173,8 +173,8 @@ class RunResult:
             f'<iframe style="width: 100%; height: 40em; border: 0" srcdoc="{html.escape(stream.getvalue())}"></iframe>'
         )
 
-    def _rows(self, name: str, kind: type[R]) -> list[R]:
-        return [row for row in self.stored.rows if isinstance(row, kind)] or self.report.rows(name, kind)
+    def _rows(self, kind: type[R]) -> list[R]:
+        return [row for row in self.stored.rows if isinstance(row, kind)] or self.report.rows(kind)
 
 
 def function_of(command: str) -> Callable[..., RunResult]:

@@ -14,8 +14,8 @@ from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault, parse_faults
 from gpubench.model.results.result_file import ResultFile
-from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan import PartKind as PartKind
+from gpubench.model.results.scan import ScanPartRow
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin
 from gpubench.model.workload import TransformerModel
 from gpubench.readers.results.gpubench_json import read_stored
@@ -406,7 +406,7 @@ def faults_told(path: Path) -> list[str]:
     """Each once; of very many the first. UsageError where the file cannot be read, or is no result of gpubench's."""
     report = read_stored(path).report
     found = [each for finding in report.findings for each in _of_finding(finding)]
-    found += [each for row in report.rows(PARTS_SECTION, ScanPartRow) for each in _of_part(row)]
+    found += [each for row in report.rows(ScanPartRow) for each in _of_part(row)]
     return list(dict.fromkeys(found))[:_MOST]
 
 

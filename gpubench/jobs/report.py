@@ -44,12 +44,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import (
-    CAUSES_SECTION,
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
-    FINDINGS_SECTION,
     PAIR_COLUMNS,
-    ROWS_SECTION,
     CollectiveRow,
     Metadata,
     PairRow,
@@ -57,7 +52,7 @@ from gpubench.model.results.report import (
     made_of,
 )
 from gpubench.model.results.result_file import ResultFile, Told
-from gpubench.model.results.topo import TREE_SECTION
+from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
@@ -210,7 +205,7 @@ def _judge_copies(
     with presenting(shown) as presenter:
         presenter.begin(_metadata_of_copies(file, request, model, ids, arguments, strict=strict), PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
-        sections = {name: section for name, section in report.sections.items() if name != TREE_SECTION}
+        sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
         presenter.end(replace(report, sections=sections))
     return presenter.exit_code
 
@@ -253,7 +248,7 @@ def _metadata_of_copies(
     )
 
 
-SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
+SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
 _NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
 _ALGORITHMS = tuple(each.upper() for each in Algorithm)

@@ -46,7 +46,7 @@ from gpubench.model.results.rounds import (
     StoredLocal,
     StoredRound,
 )
-from gpubench.model.results.scan import EXCLUSIONS_SECTION, ExclusionRow, Tool
+from gpubench.model.results.scan import ExclusionRow, Tool
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text
@@ -528,7 +528,7 @@ def _sharing(ranks_per_gpu: int) -> dict[str, float]:
 
 
 def _write_hostfile(path: Path, report: Report) -> None:
-    rows = report.rows(EXCLUSIONS_SECTION, ExclusionRow)
+    rows = report.rows(ExclusionRow)
     lines = [f"{row.line}\n" for row in rows if row.tool == Tool.MPIRUN]
     with naming_output(path):
         path.write_text("".join(lines), encoding="utf-8")

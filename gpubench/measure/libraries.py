@@ -14,13 +14,13 @@ from gpubench.model.facts.process import (
     LibraryFile,
     LibraryUser,
 )
-from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryKind, LibraryRow
+from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 from gpubench.records import dataclass
 
-SECTIONS = (LIBRARIES_SECTION, "findings")
+SECTIONS = (LibraryRow.section, "findings")
 
 _FILES = (NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
 _ALWAYS = (NCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
@@ -64,8 +64,8 @@ def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Repor
     able = {row.node for row in rows if row.found and row.library in (NCCL_LIB, RCCL_LIB)}
     looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
     verdict = overall([looked, *(finding.severity for finding in findings)])
-    sections = {LIBRARIES_SECTION: Table(LibraryRow.columns(), lambda: rows)}
-    return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LIBRARIES_SECTION)
+    sections = Table.by_section({LibraryRow: rows})
+    return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LibraryRow.section)
 
 
 def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:

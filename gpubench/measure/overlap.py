@@ -14,15 +14,13 @@ from gpubench.measure.collective.report import RowCollector
 from gpubench.measure.collective.sweep import Observers, job_facts
 from gpubench.measure.collective.variants import SweepVariant, VariantPreparation, VariantRun, finished, measure_runs
 from gpubench.model.facts.health import GpuLoad, load_of_ranks, mean_load
-from gpubench.model.results.backends import REFUSED_SECTION, RefusedRow
-from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.backends import RefusedRow
+from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import (
     OVERLAP_SECTION,
-    ROWS_SECTION,
     CollectiveRow,
     Metadata,
     Report,
-    Section,
     Table,
     Verified,
     made_of,
@@ -277,10 +275,8 @@ def with_rows(
     """
     found = list(shortest_steps(rows, again))
     wrong = list(wrong_data(rows))
-    sections: dict[str, Section] = {
-        SHORTEST_STEPS_SECTION: Table(ShortestStepRow.columns(), lambda: found),
-        ROWS_SECTION: Table(CollectiveRow.columns(), lambda: alone),
-        REFUSED_SECTION: Table(RefusedRow.columns(), lambda: refused),
+    sections = {
+        **Table.by_section({ShortestStepRow: found, CollectiveRow: alone, RefusedRow: refused}),
         **report.sections,
     }
     return replace(

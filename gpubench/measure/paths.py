@@ -17,9 +17,6 @@ from gpubench.model.paths.p2p import MOVED_SHARE, Carried
 from gpubench.model.paths.transport import Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
 from gpubench.model.results.fallback import Explanation, KnownPath, evidence_rows, findings, unknown_row
 from gpubench.model.results.report import (
-    CAUSES_SECTION,
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
     CauseRow,
     CollectiveRow,
     Effect,
@@ -347,8 +344,4 @@ def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Rep
 def _path_sections(
     evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
 ) -> dict[str, Section]:
-    return {
-        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
-        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
-        CAUSES_SECTION: Table(CauseRow.columns(), lambda: causes),
-    }
+    return Table.by_section({EvidenceRow: evidence, FallbackRow: fallback, CauseRow: causes})

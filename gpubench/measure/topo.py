@@ -23,10 +23,6 @@ from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.fallback import Explanation, shown
 from gpubench.model.results.report import (
-    CAUSES_SECTION,
-    FALLBACK_SECTION,
-    PAIRS_SECTION,
-    UNREAD_SECTION,
     CauseRow,
     Effect,
     FallbackRow,
@@ -255,14 +251,14 @@ def examine(
         "matrix": MatrixSection(first.matrix),
         "peer_access": MatrixSection(peer_access(first)),
         "limits": MatrixSection(limits(first)),
-        PAIRS_SECTION: Table.of_nodes(PairRow.columns(), lambda: pair_rows_of(nodes)),
+        PairRow.section: Table.of_nodes(PairRow.columns(), lambda: pair_rows_of(nodes)),
         "ranks": _table(RankRow, lambda: rank_rows(ranks)),
         "tree": _table(TreeRow, lambda: chain.from_iterable(tree_rows(nodes[kind.representative]) for kind in kinds)),
-        FALLBACK_SECTION: _table(FallbackRow, lambda: expected),
-        CAUSES_SECTION: _table(CauseRow, explained.conditions),
-        UNREAD_SECTION: _table(UnreadRow, explained.unread),
+        FallbackRow.section: _table(FallbackRow, lambda: expected),
+        CauseRow.section: _table(CauseRow, explained.conditions),
+        UnreadRow.section: _table(UnreadRow, explained.unread),
     }
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
 
 
 _NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}

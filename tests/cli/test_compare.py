@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.measure.compare.report import SECTIONS
-from gpubench.model.results.compare import (
-    FINDING_CHANGES_SECTION,
-    CircumstanceRow,
-    ComparisonRow,
-    FindingChangeRow,
-    HistoryRow,
-)
+from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, FindingChangeRow, HistoryRow
 from tests.cli.running import ROOT, environment, gpubench
 from tests.fakes.old_nccl_tests import old_output
 from tests.formats.schema import SCHEMA, VALIDATOR
@@ -108,7 +102,7 @@ def test_sections_as_csv(results: Path, section: str) -> None:
     paths = [str(results / name) for name in ("a.json", "slow.json")]
     result = gpubench("compare", *paths, "--format", "csv", "--section", section)
     assert result.returncode == 1
-    assert len(result.stdout.splitlines()) > (section != FINDING_CHANGES_SECTION)
+    assert len(result.stdout.splitlines()) > (section != FindingChangeRow.section)
 
 
 def test_strict_and_threshold(results: Path) -> None:

@@ -29,7 +29,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import State
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import CHECKS_SECTION, CheckRow, Report
+from gpubench.model.results.report import CheckRow, Report
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.overlap import OverlapAsked
 from gpubench.model.terms.ranks import RankIdentity
@@ -392,7 +392,7 @@ def test_a_check_of_one_gpu_reduces_between_ranks_that_share_it(monkeypatch: pyt
     found = by.collective(collective_named("allreduce"), (1024,))
     assert "--ranks-per-gpu 2" in " ".join(asked[0])
     report = judge(Facts([node], measurements=found))
-    (line,) = [each for each in report.rows(CHECKS_SECTION, CheckRow) if each.check == "collective_bandwidth"]
+    (line,) = [each for each in report.rows(CheckRow) if each.check == "collective_bandwidth"]
     assert (line.verdict, line.note) == (Verdict.SKIP, "speed not judged: ranks share a GPU")
 
 

@@ -19,7 +19,7 @@ from gpubench.model.facts.snapshot import NicKind, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair
-from gpubench.model.results.report import CHECKS_SECTION
+from gpubench.model.results.report import CheckRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, below_a_switch, job_of, simulated, with_nodes, with_ranks
 
@@ -145,10 +145,10 @@ def test_a_policy_comes_first_where_it_explains_all_and_else_last() -> None:
 def test_checks_that_say_something_of_machines_without_gpus() -> None:
     node = Topology(replace(snapshots(parse_machine("hgx-h100-8"))[0], gpus=(), pairs=(), nvswitches=()))
     report = judge(Facts([node], group([node])))
-    verdicts = {row.check: row.verdict for row in report.sections[CHECKS_SECTION].rows()}  # type: ignore[union-attr]
+    verdicts = {row.check: row.verdict for row in report.sections[CheckRow.section].rows()}  # type: ignore[union-attr]
     judged = {name for name, verdict in verdicts.items() if verdict is not Verdict.SKIP}
     assert judged == {"driver", "nic_state", "nic_errors"}
-    assert {row.origin for row in report.sections[CHECKS_SECTION].rows()} == {"simulated"}  # type: ignore[union-attr]
+    assert {row.origin for row in report.sections[CheckRow.section].rows()} == {"simulated"}  # type: ignore[union-attr]
 
 
 def test_a_list_of_what_was_seen_ends_where_it_gets_long() -> None:

@@ -17,7 +17,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, of_host_memory
-from gpubench.model.results.report import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, PairRow, Report, Table, VerdictRow
+from gpubench.model.results.report import CheckRow, PairRow, Report, Table, VerdictRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
@@ -135,11 +135,11 @@ def test_a_time_out_is_neither_healthy_nor_faulty(stage: str) -> None:
 @pytest.mark.parametrize(("stage", "nics"), [("nvml", {"nic": "PASS"}), ("cuda", {"nic": "PASS"}), ("sysfs", {})])
 def test_a_silent_node_is_an_error_by_name_and_the_others_are_judged(stage: str, nics: dict[str, str]) -> None:
     found = report(machine("hgx-h100-8*3", f"node1:silent={stage}", "node2.gpu3:nvlink=12"))
-    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    checks = {row.check: row for row in rows(found, CheckRow)}
     assert (checks["ecc"].verdict, checks["ecc"].nodes_in_error) == ("PASS", ("node1",))
     assert (checks["nvlink_active"].verdict, checks["nvlink_active"].nodes_in_error) == ("FAIL", ("node1",))
     assert (checks["driver"].verdict, checks["driver"].nodes_in_error) == ("ERROR", ())
-    verdicts = rows(found, VERDICTS_SECTION, VerdictRow)
+    verdicts = rows(found, VerdictRow)
     silent = {row.scope: row.verdict for row in verdicts if row.node == "node1"}
     assert silent == {"node": "ERROR", "gpu": "ERROR", **nics}
     assert {row.verdict for row in verdicts if row.node == "node0"} == {"PASS"}
@@ -148,7 +148,7 @@ def test_a_silent_node_is_an_error_by_name_and_the_others_are_judged(stage: str,
 
 def test_where_all_nodes_are_silent_no_check_is_judged() -> None:
     found = report(machine("hgx-h100-8*2", "node0:silent=nvml", "node1:silent=nvml"))
-    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    checks = {row.check: row for row in rows(found, CheckRow)}
     assert (checks["ecc"].verdict, checks["ecc"].note) == ("ERROR", "the driver did not tell")
 
 
@@ -157,9 +157,9 @@ def test_what_one_node_could_not_measure_is_an_error_there_alone() -> None:
     nodes = machine("hgx-h100-8*2")
     found = report(nodes, measurements=Measurements(failed_on=(broken,), pairs=host_copies(nodes[0], 55.0)))
     assert [(each.id, each.subject) for each in found.findings] == [("not-measured", "node1, host copies")]
-    (check,) = (row for row in rows(found, CHECKS_SECTION, CheckRow) if row.check == "host_bandwidth")
+    (check,) = (row for row in rows(found, CheckRow) if row.check == "host_bandwidth")
     assert (check.verdict, check.nodes_in_error) == ("PASS", ("node1",))
-    judged = {row.node: row.verdict for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "node"}
+    judged = {row.node: row.verdict for row in rows(found, VerdictRow) if row.scope == "node"}
     assert judged == {"node0": "PASS", "node1": "ERROR"}
 
 
@@ -167,12 +167,12 @@ def test_what_one_node_could_not_measure_is_an_error_there_alone() -> None:
 def test_what_was_not_measured_is_an_error_of_every_check_that_needs_it(need: Need) -> None:
     found = report([HEALTHY], measurements=Measurements(failed={need: "did not end within 120 s"}))
     assert ids(found) == [("not-measured", "ERROR")]
-    errors = [row.check for row in rows(found, CHECKS_SECTION, CheckRow) if row.verdict == "ERROR"]
+    errors = [row.check for row in rows(found, CheckRow) if row.verdict == "ERROR"]
     assert set(errors) == {check.name for check in CHECKS if check.needs is need} | {"measured"}
 
 
 def test_what_was_left_out_on_purpose_is_skipped_and_says_so() -> None:
-    skipped = [row for row in rows(report([HEALTHY]), CHECKS_SECTION, CheckRow) if row.verdict == "SKIP"]
+    skipped = [row for row in rows(report([HEALTHY]), CheckRow) if row.verdict == "SKIP"]
     left_out = {row.check for row in skipped if row.note == "--quick"}
     assert left_out == {check.name for check in CHECKS if check.needs is not Need.FACTS} | {"measured"}
     assert {row.check: row.note for row in skipped if row.check not in left_out} == {
@@ -184,8 +184,8 @@ def test_what_was_left_out_on_purpose_is_skipped_and_says_so() -> None:
     }
 
 
-def rows(found: Report, section: str, kind: type[Any]) -> list[Any]:
-    table = found.sections[section]
+def rows(found: Report, kind: type[Any]) -> list[Any]:
+    table = found.sections[kind.section]
     assert isinstance(table, Table)
     return [row for row in table.rows() if isinstance(row, kind)]
 
@@ -211,7 +211,7 @@ def test_the_odd_gpu_is_named(facts: dict[str, Any], expected: tuple[str, str]) 
     assert expected in ids(found)
     (named,) = [each for each in found.findings if each.id == expected[0]]
     assert named.subject.startswith("GPU6 (")
-    verdicts = {row.subject[:4]: row.verdict for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"}
+    verdicts = {row.subject[:4]: row.verdict for row in rows(found, VerdictRow) if row.scope == "gpu"}
     assert verdicts.pop("GPU6") == expected[1]
     assert set(verdicts.values()) == {"PASS"}
 
@@ -274,7 +274,7 @@ def test_of_two_hosts_the_one_with_the_older_driver_is_named() -> None:
     found = report(machine("hgx-h100-8*2", "node1:driver=570.86.10"))
     (named,) = [each for each in found.findings if each.id == "driver-differs"]
     assert (named.subject, named.severity, named.seen) == ("node1", Verdict.FAIL, "driver 570.86.10")
-    nodes = {row.subject: row.verdict for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "node"}
+    nodes = {row.subject: row.verdict for row in rows(found, VerdictRow) if row.scope == "node"}
     assert nodes["node1"] == "FAIL"
     assert nodes["node0"] != "FAIL"
 
@@ -319,7 +319,7 @@ def test_one_slow_direction_is_named_once() -> None:
     assert ids(found) == [("p2p-slow", "WARN")]
     assert "GPU0" in found.findings[0].subject
     assert " → GPU3" in found.findings[0].subject
-    links = {row.subject: row.verdict for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "link"}
+    links = {row.subject: row.verdict for row in rows(found, VerdictRow) if row.scope == "link"}
     assert [verdict for verdict in links.values() if verdict != "PASS"] == ["WARN"]
 
 
@@ -411,7 +411,7 @@ def test_what_measuring_found_out_is_said_by_the_check_it_belongs_to() -> None:
     )
     found = report([HEALTHY], measurements=Measurements(findings=found_out))
     assert ids(found) == [("host-staged", "FAIL"), (WRONG_DATA, "FAIL"), ("copy-failed", "ERROR")]
-    verdicts = {each.check: each.verdict for each in rows(found, CHECKS_SECTION, CheckRow)}
+    verdicts = {each.check: each.verdict for each in rows(found, CheckRow)}
     assert (verdicts["paths"], verdicts["data_correct"], verdicts["measured"]) == ("FAIL", "FAIL", "ERROR")
 
 
@@ -455,8 +455,8 @@ def test_memory_is_compared_between_hosts_with_the_same_cpu() -> None:
 def test_a_node_whose_driver_is_not_loaded_is_an_error_with_all_its_gpus() -> None:
     found = report(machine("hgx-h100-8*2", "node1:driver_missing=yes"))
     assert ("driver-missing", "ERROR") in ids(found)
-    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    checks = {row.check: row for row in rows(found, CheckRow)}
     assert (checks["ecc"].verdict, checks["ecc"].nodes_in_error) == ("PASS", ("node1",))
-    gpus = [row for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"]
+    gpus = [row for row in rows(found, VerdictRow) if row.scope == "gpu"]
     assert [row.verdict for row in gpus] == ["PASS"] * 8 + ["ERROR"] * 8
     assert {row.findings for row in gpus} == {(), ("driver-missing",)}

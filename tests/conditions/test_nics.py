@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench import profiles
-from gpubench.model.results.report import CHECKS_SECTION, CheckRow
+from gpubench.model.results.report import CheckRow
 from gpubench.model.terms.verdict import Verdict
 from tests.conditions.test_checks import machine
 from tests.conditions.test_health import ids, report
@@ -76,7 +76,7 @@ def test_a_rate_that_no_driver_tells_is_below_no_profile() -> None:
     node = replace(node, nics=tuple(replace(nic, rate_gbit_s=None) for nic in node.nics))
     found = report([node], profiles.load("a10-4"), asked=True)
     assert ids(found) == []
-    checks = {row.check: row for row in found.rows(CHECKS_SECTION, CheckRow)}
+    checks = {row.check: row for row in found.rows(CheckRow)}
     assert (checks["nic_profile"].verdict, "unknown rate of eth0" in (checks["nic_profile"].note or "")) == (
         "SKIP",
         True,

@@ -13,7 +13,7 @@ from gpubench.measure.check.health import judge
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import MachineKind, group, topologies
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import CHECKS_SECTION, CheckRow
+from gpubench.model.results.report import CheckRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant
 
@@ -94,7 +94,7 @@ def is_plain_pass(job: Job, check: Check) -> bool:
     facts = Facts(nodes, kinds, job.ranks, [job.profile] * len(nodes), job.measurements, job.asked)
     if found_by(check, facts):
         return False
-    row = judge(facts, checks=(check,)).rows(CHECKS_SECTION, CheckRow)[0]
+    row = judge(facts, checks=(check,)).rows(CheckRow)[0]
     return row.verdict == Verdict.PASS and not row.note
 
 

@@ -7,14 +7,7 @@ from gpubench.formats.lines import collective_lines
 from gpubench.formats.registry import TABLE, Style
 from gpubench.formats.text.collective import backend_lines, support_lines
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
-from gpubench.model.results.backends import (
-    BACKENDS_SECTION,
-    MPI_SUPPORT_SECTION,
-    BackendRow,
-    MpiTrialRow,
-    against_first,
-    trial_rows,
-)
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first, trial_rows
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
@@ -40,7 +33,7 @@ def report(section: str, rows: list[object], columns: tuple[str, ...]) -> Report
 
 
 def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
-    shown = list(backend_lines(report(BACKENDS_SECTION, [*ROWS], BackendRow.columns()), 100))
+    shown = list(backend_lines(report(BackendRow.section, [*ROWS], BackendRow.columns()), 100))
     assert shown[1:5] == [
         "speed, % of nccl's, float32, sum, out of place",
         "size  nccl µs  torch:nccl  host  issued in µs:  nccl  torch:nccl",
@@ -51,7 +44,7 @@ def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
     assert shown[-2].startswith(
         "beside            torch:nccl is as fast as nccl, within 2 %, from 1K to 16M out of place; made of several "
     )
-    narrow = list(backend_lines(report(BACKENDS_SECTION, [*ROWS], BackendRow.columns()), 40))
+    narrow = list(backend_lines(report(BackendRow.section, [*ROWS], BackendRow.columns()), 40))
     assert narrow[2] == "size  nccl µs  torch:nccl  host"
 
 
@@ -106,7 +99,7 @@ def test_every_trial_of_mpi_is_shown_with_its_end() -> None:
         OperationTrial(operation="sendrecv", size_bytes=2**20, outcome=TrialOutcome.WRONG, seconds=6.1, said="3 wrong"),
     ]
     rows = trial_rows(MpiSupport(library="MPI", asked="allreduce", trials=trials))
-    shown = list(support_lines(report(MPI_SUPPORT_SECTION, [*rows], MpiTrialRow.columns()), 100))
+    shown = list(support_lines(report(MpiTrialRow.section, [*rows], MpiTrialRow.columns()), 100))
     assert shown[1:] == [
         "MPI on GPU memory, each operation in a job of its own",
         "operation  1K       1M          after s  its words",

@@ -8,7 +8,7 @@ from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Evidence, State
 from gpubench.model.results.fallback import KnownPath, evidence_rows, fallback_rows
-from gpubench.model.results.report import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow, Report, Table
+from gpubench.model.results.report import EvidenceRow, FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from tests.model.results.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_of, path
 
@@ -17,8 +17,8 @@ def report(*paths: KnownPath, origin: str = "measured", unheard: str = "") -> Re
     rows = fallback_rows(paths, origin, cause_of, unheard)
     seen = evidence_rows(paths, origin)
     sections = {
-        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: seen),
-        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: rows),
+        EvidenceRow.section: Table(EvidenceRow.columns(), lambda: seen),
+        FallbackRow.section: Table(FallbackRow.columns(), lambda: rows),
     }
     return Report(verdict=Verdict.PASS, complete=True, sections=sections)
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.machine_picture import Machine, MachinePart, Reach, Wire, machine_figure, machines
-from gpubench.model.results.report import PAIRS_SECTION, PairRow, Record, Report, Row, Table
-from gpubench.model.results.topo import TREE_SECTION, TreeRow
+from gpubench.model.results.report import PairRow, Record, Report, Row, Table
+from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import METADATA
@@ -69,7 +69,7 @@ def table(kind: type[Record], rows: Sequence[Row]) -> Table:
 def drawn(
     rows: Sequence[PairRow] = (), findings: Sequence[Finding] = (), of: Sequence[TreeRow] = tuple(FOUR)
 ) -> list[Machine]:
-    sections = {TREE_SECTION: table(TreeRow, of), PAIRS_SECTION: table(PairRow, rows)}
+    sections = {TreeRow.section: table(TreeRow, of), PairRow.section: table(PairRow, rows)}
     return machines(
         DocumentRun(METADATA, (), Report(verdict=Verdict.PASS, complete=True, findings=findings, sections=sections))
     )

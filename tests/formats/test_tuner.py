@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.formats.registry import TUNER, Style, Target
-from gpubench.model.results.backends import WINNERS_SECTION, WinnerRow, winners
+from gpubench.model.results.backends import WinnerRow, winners
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.terms.settings import AGAIN, again
 from gpubench.model.terms.verdict import Verdict
@@ -54,7 +54,7 @@ def written(
     for each in rows:
         writer.row(each)
     best = winners(rows)
-    sections = {WINNERS_SECTION: Table(WinnerRow.columns(), lambda: best)}
+    sections = {WinnerRow.section: Table(WinnerRow.columns(), lambda: best)}
     writer.end(Report(verdict=Verdict.PASS, complete=ends, sections=sections))
     lines = path.read_text().splitlines()
     assert max(map(len, lines)) < 255

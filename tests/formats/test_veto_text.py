@@ -11,7 +11,7 @@ import pytest
 from gpubench.formats.registry import Style, Target
 from gpubench.formats.status_line import OFF, OFF_OVER_PCIE, VetoWriter, veto_line
 from gpubench.model.paths.transport import Conclusion, State
-from gpubench.model.results.report import EVIDENCE_SECTION, EvidenceRow, Report, Table
+from gpubench.model.results.report import EvidenceRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 
 
@@ -63,7 +63,7 @@ def test_the_shell_takes_the_variables_and_nothing_of_foreign_text(tmp_path: Pat
     out = StringIO()
     writer = VetoWriter(Target(stream=out), Style())
     report = Report(
-        verdict=Verdict.FAIL, complete=True, sections={EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: rows)}
+        verdict=Verdict.FAIL, complete=True, sections={EvidenceRow.section: Table(EvidenceRow.columns(), lambda: rows)}
     )
     writer.end(report)
     script = f'eval {shlex.quote(out.getvalue())}; echo "$NCCL_P2P_DISABLE"'

@@ -497,19 +497,9 @@ class CollectiveOptions:
 
 def sections() -> tuple[str, ...]:
     """The sections that a report of a collective may have."""
-    from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, REFUSED_SECTION, WINNERS_SECTION
-    from gpubench.model.results.report import (
-        CAUSES_SECTION,
-        EVIDENCE_SECTION,
-        FALLBACK_SECTION,
-        FINDINGS_SECTION,
-        RANK_TIMES_SECTION,
-        ROWS_SECTION,
-    )
-
     return (
-        *(ROWS_SECTION, RANK_TIMES_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION),
-        *(WINNERS_SECTION, REFUSED_SECTION, BACKENDS_SECTION, MPI_SUPPORT_SECTION),
+        *("rows", "rank_times", "evidence", "fallback", "causes", "findings"),
+        *("winners", "refused", "backends", "mpi_support"),
     )
 
 

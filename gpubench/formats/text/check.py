@@ -9,17 +9,7 @@ from gpubench.model.facts.environment import MPS, bearing_on_performance
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.figures import is_pinned
-from gpubench.model.results.report import (
-    CHECKS_SECTION,
-    PAIRS_SECTION,
-    ROWS_SECTION,
-    VERDICTS_SECTION,
-    CheckRow,
-    CollectiveRow,
-    PairRow,
-    Report,
-    VerdictRow,
-)
+from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Report, VerdictRow
 from gpubench.model.results.topo import GpuRow, NicRow, NodeRow
 from gpubench.model.terms.operation import Direction
 from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, some_of
@@ -33,8 +23,8 @@ class CheckView(ReportView):
         """The whole; of a run that was cut short there is nothing but the verdict."""
         self._header()
         if report.sections:
-            verdicts = report.rows(VERDICTS_SECTION, VerdictRow)
-            self._checks(report.rows(CHECKS_SECTION, CheckRow))
+            verdicts = report.rows(VerdictRow)
+            self._checks(report.rows(CheckRow))
             self._verdicts(verdicts)
             self._page.print("")
         self._page.outcome(report)
@@ -132,7 +122,7 @@ class BriefView(ReportView):
         page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
         if report.sections:
             self._told("machine", "; ".join(_machine_lines(report, metadata.options.get(HIDDEN_GPUS))))
-            for place in dict.fromkeys(filter(None, map(_place, report.rows("nodes", NodeRow)))):
+            for place in dict.fromkeys(filter(None, map(_place, report.rows(NodeRow)))):
                 self._told("place", place)
             self._told("software", "; ".join(self._software(report)))
             settings = bearing_on_performance(metadata.environment)
@@ -149,12 +139,12 @@ class BriefView(ReportView):
         page.closing(report)
 
     def _software(self, report: Report) -> Iterator[str]:
-        metadata, nodes = self._metadata, report.rows("nodes", NodeRow)
+        metadata, nodes = self._metadata, report.rows(NodeRow)
         yield from dict.fromkeys(map(_driver, nodes))
         if MPS in metadata.libraries:
             yield f"{MPS} {metadata.libraries[MPS]}"
         yield from dict.fromkeys(f"Linux {row.kernel}" for row in nodes[:1] if row.kernel)
-        if report.rows("gpus", GpuRow):
+        if report.rows(GpuRow):
             yield f"profile {metadata.profile['name']}" if metadata.profile else "no profile of this machine"
 
     def _problems(self, findings: Sequence[Finding]) -> None:
@@ -172,10 +162,10 @@ class BriefView(ReportView):
 
 
 def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
-    nodes = report.rows("nodes", NodeRow)
+    nodes = report.rows(NodeRow)
     if len(nodes) > 1:
         yield counted(len(nodes), "node")
-    gpus = report.rows("gpus", GpuRow)
+    gpus = report.rows(GpuRow)
     if not gpus:
         yield "no GPU"
     for (model, memory, links), number in Counter(map(_gpu, gpus)).items():
@@ -185,7 +175,7 @@ def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
         yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
     for text, number in Counter(map(_cpus, nodes)).items():
         yield text if number == len(nodes) else f"{counted(number, 'node')} with {text}"
-    for text, number in Counter(map(_nic, report.rows("nics", NicRow))).items():
+    for text, number in Counter(map(_nic, report.rows(NicRow))).items():
         yield f"{counted(number, 'NIC')}{text}"
 
 
@@ -221,14 +211,14 @@ def _nic(row: NicRow) -> str:
 
 
 def _health_words(report: Report) -> Iterator[str]:
-    verdicts = report.rows(VERDICTS_SECTION, VerdictRow)
+    verdicts = report.rows(VerdictRow)
     for scope, name in _SCOPES_IN_BRIEF.items():
         fare = Counter(row.verdict for row in verdicts if row.scope == scope)
         told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(fare.items(), key=_passed_first))
         if fare:
             yield f"{counted(sum(fare.values()), name)}: {told}"
-    checks = Counter(row.verdict for row in report.rows(CHECKS_SECTION, CheckRow))
-    skipped = f"{checks[Verdict.SKIP]} skipped" + ("" if report.rows("gpus", GpuRow) else " (no GPU)")
+    checks = Counter(row.verdict for row in report.rows(CheckRow))
+    skipped = f"{checks[Verdict.SKIP]} skipped" + ("" if report.rows(GpuRow) else " (no GPU)")
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
     passed = f"{counted(checks[Verdict.PASS], 'check')} passed"
     yield ", ".join(filter(None, (passed, failed, skipped if checks[Verdict.SKIP] else "")))
@@ -241,7 +231,7 @@ def _passed_first(fare: tuple[str, int]) -> bool:
 def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
     pairs = [
         row
-        for row in report.rows(PAIRS_SECTION, PairRow)
+        for row in report.rows(PairRow)
         if row.bandwidth_gb_s is not None
         and row.direction == Direction.WRITE
         and row.peer == "on"
@@ -250,17 +240,17 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
     if pairs:
         direct = "; all direct" if Verdict.PASS in _verdicts_of_check(report, "paths") else ""
         yield "copies", _copies(pairs) + direct, _verdict_of(pairs)
-    with_host = [row for row in report.rows(PAIRS_SECTION, PairRow) if HOST in (row.source, row.destination)]
+    with_host = [row for row in report.rows(PairRow) if HOST in (row.source, row.destination)]
     with_host = [row for row in with_host if row.source != row.destination and is_pinned(row)]
     if with_host and not pairs:
         yield "copies", _copies(with_host), _verdict_of(with_host)
-    rows = report.rows(ROWS_SECTION, CollectiveRow)
+    rows = report.rows(CollectiveRow)
     if rows:
         told = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
         by = f"; {rows[0].ranks} CPU ranks, by MPI" if rows[0].backend == HOST else ""
         yield "allreduce", told + by, _verdict_of(rows)
-    missing = [row.note for row in report.rows(CHECKS_SECTION, CheckRow) if row.verdict == Verdict.ERROR and row.note]
-    left_out = [row.note for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == "collective_bandwidth"]
+    missing = [row.note for row in report.rows(CheckRow) if row.verdict == Verdict.ERROR and row.note]
+    left_out = [row.note for row in report.rows(CheckRow) if row.check == "collective_bandwidth"]
     if quick:
         yield "speed", "not measured: --quick", None
     elif not rows and not missing and left_out and left_out[0]:
@@ -270,7 +260,7 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
 
 
 def _verdicts_of_check(report: Report, name: str) -> list[str]:
-    return [row.verdict for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == name]
+    return [row.verdict for row in report.rows(CheckRow) if row.check == name]
 
 
 def _copies(pairs: Sequence[PairRow]) -> str:
@@ -310,7 +300,7 @@ def _verdict_of(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
 
 
 def _next_steps(depth: object, report: Report) -> Iterator[tuple[str, str]]:
-    gpus = report.rows("gpus", GpuRow)
+    gpus = report.rows(GpuRow)
     if not gpus:
         yield "gpubench --simulate hgx-h100-8", "what this says of a machine with GPUs"
         yield "gpubench allreduce", "MPI on CPU buffers, by size"

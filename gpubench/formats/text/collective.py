@@ -21,7 +21,7 @@ from gpubench.formats.lines import (
 )
 from gpubench.formats.table import Page
 from gpubench.model.facts.process import TrialOutcome
-from gpubench.model.results.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow, speed_words
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
 from gpubench.model.terms.ranks import why_not_judged
@@ -35,7 +35,7 @@ _UNKNOWN = "-"
 
 def backend_lines(report: Report, width: int) -> Iterator[str]:
     """A table by type, reduction and placement: the first backend's time, and the speed of the others."""
-    rows = report.rows(BACKENDS_SECTION, BackendRow)
+    rows = report.rows(BackendRow)
     for series in grouped(rows, lambda row: (row.dtype, row.op, row.placement)).values():
         yield from ("", *_table(series, width))
     if rows:
@@ -82,7 +82,7 @@ def _issue_columns(
 
 def support_lines(report: Report, width: int) -> Iterator[str]:
     """Every operation that MPI was handed GPU memory for, and how that ended."""
-    rows = report.rows(MPI_SUPPORT_SECTION, MpiTrialRow)
+    rows = report.rows(MpiTrialRow)
     if not rows:
         return
     by_operation = grouped(rows, lambda row: row.operation)

@@ -8,11 +8,6 @@ from typing import Any
 from gpubench.formats.lines import INDENT, Column, fitted_lines
 from gpubench.formats.table import ReportView
 from gpubench.model.results.compare import (
-    CIRCUMSTANCES_SECTION,
-    COMPARISON_SECTION,
-    FINDING_CHANGES_SECTION,
-    HISTORY_SECTION,
-    MACHINES_SECTION,
     Change,
     CircumstanceRow,
     ComparisonRow,
@@ -44,9 +39,9 @@ class CompareView(ReportView):
             metadata = self._metadata
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
             self._page.defaults(metadata)
-            rows = report.rows(COMPARISON_SECTION, ComparisonRow)
-            circumstances = report.rows(CIRCUMSTANCES_SECTION, CircumstanceRow)
-            changes = report.rows(FINDING_CHANGES_SECTION, FindingChangeRow)
+            rows = report.rows(ComparisonRow)
+            circumstances = report.rows(CircumstanceRow)
+            changes = report.rows(FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
@@ -58,9 +53,9 @@ class CompareView(ReportView):
                 elif found:
                     self._page.print("")
                 self._findings(found)
-            self._machines(report.rows(MACHINES_SECTION, MachineRow))
-            if HISTORY_SECTION in report.sections:
-                self._left_out(report.rows(HISTORY_SECTION, HistoryRow))
+            self._machines(report.rows(MachineRow))
+            if HistoryRow.section in report.sections:
+                self._left_out(report.rows(HistoryRow))
             self._page.print("")
         self._page.outcome(report)
 
@@ -77,7 +72,7 @@ class CompareView(ReportView):
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
         if len(changed) > _MOST_CHANGED:
             left = len(changed) - _MOST_CHANGED
-            self._page.print(f"{INDENT}and {left} more: --format csv --section {CIRCUMSTANCES_SECTION}")
+            self._page.print(f"{INDENT}and {left} more: --format csv --section {CircumstanceRow.section}")
         if options["threshold"] is not None:
             self._page.wrap(
                 f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
@@ -139,7 +134,7 @@ class CompareView(ReportView):
                 self._page.wrap(f"{INDENT}{status}: {row.base_severity}{now} {row.finding}: {row.subject}", hanging=8)
             if len(own) > _MOST_GONE:
                 left = len(own) - _MOST_GONE
-                self._page.print(f"{INDENT}and {left} more: --format csv --section {FINDING_CHANGES_SECTION}")
+                self._page.print(f"{INDENT}and {left} more: --format csv --section {FindingChangeRow.section}")
 
     def _left_out(self, files: Sequence[HistoryRow]) -> None:
         """The reasons why files took part in no comparison, each with the names of the newest."""
@@ -153,7 +148,7 @@ class CompareView(ReportView):
             self._page.wrap(f"left out: {some_of(names, _MOST_NAMED)}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
-            self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HISTORY_SECTION}")
+            self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
     def _table(self, compared: Sequence[ComparisonRow]) -> None:
         """The rows that got worse, then those that got faster; the rest is summed up."""

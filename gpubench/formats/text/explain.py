@@ -5,16 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines
 from gpubench.formats.table import ReportView
 from gpubench.formats.text.hangs import print_hangs
-from gpubench.model.results.fallback import (
-    HANGS_SECTION,
-    OPERATIONS_SECTION,
-    CommunicatorRow,
-    HangRow,
-    MemberRow,
-    OperationRow,
-    TransportRow,
-    either,
-)
+from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import compress_names, counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
@@ -37,8 +28,8 @@ class ExplainView(ReportView):
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if report.sections:
-            communicators = report.rows("communicators", CommunicatorRow)
-            transports = report.rows("transports", TransportRow)
+            communicators = report.rows(CommunicatorRow)
+            transports = report.rows(TransportRow)
             self._header(communicators)
             kinds = list(_kinds(communicators, transports))
             for kind in kinds[:_MOST_KINDS]:
@@ -46,9 +37,9 @@ class ExplainView(ReportView):
             if len(kinds) > _MOST_KINDS:
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
                 self._page.wrap(f"and {counted(left, 'communicator')} more: --format csv --section transports")
-            self._ranks(communicators, report.rows("members", MemberRow))
-            self._operations(report.rows(OPERATIONS_SECTION, OperationRow))
-            print_hangs(self._page, report.rows(HANGS_SECTION, HangRow))
+            self._ranks(communicators, report.rows(MemberRow))
+            self._operations(report.rows(OperationRow))
+            print_hangs(self._page, report.rows(HangRow))
             self._page.print("")
             if transports:
                 self._page.wrap(_total(transports))
@@ -98,7 +89,7 @@ class ExplainView(ReportView):
         ]
         self._page.table(fitted_lines(columns, self._page.width))
         if len(rows) > len(shown):
-            self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OPERATIONS_SECTION}")
+            self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)

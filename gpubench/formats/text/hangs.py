@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpubench.formats.lines import Column, fitted_lines
 from gpubench.formats.table import Page
 from gpubench.model.paths.hang import Hang
-from gpubench.model.results.fallback import HANGS_SECTION, HangRow
+from gpubench.model.results.fallback import HangRow
 from gpubench.model.terms.units import counted, some_of
 
 _MOST_LINES = 10
@@ -27,7 +27,7 @@ def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
     ]
     page.table(fitted_lines(columns, page.width))
     if len(hangs) > _MOST_LINES:
-        page.wrap(f"and {len(hangs) - _MOST_LINES} more: --format csv --section {HANGS_SECTION}")
+        page.wrap(f"and {len(hangs) - _MOST_LINES} more: --format csv --section {HangRow.section}")
 
 
 def status_line(seconds: float, communicators: int | None, hangs: Sequence[Hang]) -> str:

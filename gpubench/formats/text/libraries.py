@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from gpubench.formats.lines import INDENT, Column, fitting, lines
 from gpubench.formats.table import ReportView
-from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryKind, LibraryRow
+from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import grouped
 
@@ -20,7 +20,7 @@ class LibrariesView(ReportView):
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
-        rows = report.rows(LIBRARIES_SECTION, LibraryRow)
+        rows = report.rows(LibraryRow)
         metadata = self._metadata
         origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
         self._page.wrap(f"gpubench {metadata.gpubench_version}  libraries  {', '.join(metadata.hosts)}{origin}")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpubench.formats.lines import INDENT, Column, fitted_lines, rank_lines, sharing_lines, software_lines
 from gpubench.formats.table import Page
-from gpubench.model.results.backends import REFUSED_SECTION, RefusedRow
-from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.backends import RefusedRow
+from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.overlap import OWN_CTAS, Partner
 from gpubench.model.terms.units import counted, describe_dropped, format_size
@@ -66,9 +66,9 @@ class OverlapView:
         self._page.print("")
         for line in _note_lines(self._rows):
             self._page.wrap(f"{INDENT}{line}")
-        for refused in report.rows(REFUSED_SECTION, RefusedRow):
+        for refused in report.rows(RefusedRow):
             self._page.wrap(f"{INDENT}{refused.setting}: NCCL refused: {refused.reason}")
-        self._shortest(report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow))
+        self._shortest(report.rows(ShortestStepRow))
         if self._metadata.options.get("evidence") == "shown":
             self._page.evidence(report)
         self._page.outcome(report)

@@ -165,7 +165,7 @@ class P2pView:
             for source, row in ratios.cells.items():
                 cells[source] |= {destination: f"{ratio:.3g}" for destination, ratio in row.items()}
             self._matrix("on / off", "bandwidth with peer access on over that with it off", cells)
-        self._patterns(report.rows("patterns", PatternRow))
+        self._patterns(report.rows(PatternRow))
         if self._shows_evidence:
             self._page.evidence(report)
         else:

@@ -4,14 +4,7 @@ from collections.abc import Sequence
 
 from gpubench.formats.lines import INDENT, Column, fitted_lines
 from gpubench.formats.table import ReportView
-from gpubench.model.results.plan import (
-    EXPOSED_SECTION,
-    FAULT_COSTS_SECTION,
-    LAYOUTS_SECTION,
-    ExposedRow,
-    FaultCostRow,
-    LayoutRow,
-)
+from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_memory
 
@@ -25,10 +18,10 @@ class PlanView(ReportView):
         """The whole."""
         self._header()
         if report.sections:
-            layouts = report.rows(LAYOUTS_SECTION, LayoutRow)
+            layouts = report.rows(LayoutRow)
             self._layouts(layouts)
-            self._exposed(layouts[0], report.rows(EXPOSED_SECTION, ExposedRow))
-            self._faults(report.rows(FAULT_COSTS_SECTION, FaultCostRow))
+            self._exposed(layouts[0], report.rows(ExposedRow))
+            self._faults(report.rows(FaultCostRow))
         self._page.outcome(report)
 
     def _header(self) -> None:
@@ -74,7 +67,7 @@ class PlanView(ReportView):
         ]
         self._page.table(fitted_lines(columns, self._page.width))
         if len(rows) > len(shown):
-            self._page.wrap(f"and {len(rows) - len(shown):,} more: --format csv --section {LAYOUTS_SECTION}")
+            self._page.wrap(f"and {len(rows) - len(shown):,} more: --format csv --section {LayoutRow.section}")
         self._page.print("")
 
     def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:

@@ -5,19 +5,7 @@ from collections.abc import Sequence
 from gpubench.formats.lines import INDENT, Column, fitted_lines
 from gpubench.formats.table import ReportView
 from gpubench.model.results.report import Report
-from gpubench.model.results.scan import (
-    CELLS_SECTION,
-    EXCLUSIONS_SECTION,
-    PARTS_SECTION,
-    ROUNDS_SECTION,
-    SCAN_COLLECTIVES_SECTION,
-    ExclusionRow,
-    ScanCellRow,
-    ScanCollectiveRow,
-    ScanPartRow,
-    ScanRoundRow,
-    Tool,
-)
+from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow, Tool
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Verdict
 
@@ -34,10 +22,10 @@ class ScanView(ReportView):
         if report.sections:
             self._page.wrap(report.sentence)
             self._page.print("")
-            self._cells(report.rows(CELLS_SECTION, ScanCellRow), report.rows(PARTS_SECTION, ScanPartRow))
-            self._rounds(report.rows(ROUNDS_SECTION, ScanRoundRow))
-            self._collectives(report.rows(SCAN_COLLECTIVES_SECTION, ScanCollectiveRow))
-            self._exclusions(report.rows(EXCLUSIONS_SECTION, ExclusionRow))
+            self._cells(report.rows(ScanCellRow), report.rows(ScanPartRow))
+            self._rounds(report.rows(ScanRoundRow))
+            self._collectives(report.rows(ScanCollectiveRow))
+            self._exclusions(report.rows(ExclusionRow))
             self._page.print("")
         self._page.outcome(report)
 
@@ -83,7 +71,7 @@ class ScanView(ReportView):
         ]
         self._page.table(fitted_lines(columns, self._page.width))
         if len(bad) > len(shown):
-            self._page.print(f"and {len(bad) - len(shown):,} more: --format csv --section {CELLS_SECTION}")
+            self._page.print(f"and {len(bad) - len(shown):,} more: --format csv --section {ScanCellRow.section}")
         self._page.print("")
 
     def _rounds(self, rows: Sequence[ScanRoundRow]) -> None:

@@ -9,7 +9,7 @@ from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
 from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, pcie_text
-from gpubench.model.results.report import CAUSES_SECTION, CauseRow, Report
+from gpubench.model.results.report import CauseRow, Report
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
 from gpubench.model.terms.units import compress_names, counted, format_memory, grouped
 
@@ -272,16 +272,16 @@ class TopoView(ReportView):
         if not report.sections:
             self._page.outcome(report)
             return
-        nodes = {row.node: row for row in report.rows("nodes", NodeRow)}
-        kinds = report.rows("kinds", KindRow)
-        gpus = grouped(report.rows("gpus", GpuRow), lambda row: row.node)
-        nics = grouped(report.rows("nics", NicRow), lambda row: row.node)
-        tree = grouped(report.rows("tree", TreeRow), lambda row: row.node)
+        nodes = {row.node: row for row in report.rows(NodeRow)}
+        kinds = report.rows(KindRow)
+        gpus = grouped(report.rows(GpuRow), lambda row: row.node)
+        nics = grouped(report.rows(NicRow), lambda row: row.node)
+        tree = grouped(report.rows(TreeRow), lambda row: row.node)
         total = sum(node.gpus for node in nodes.values())
         self._header(f"{counted(len(nodes), 'node')}  {counted(total, 'GPU')}")
         if self._metadata.options.get("causes"):
             self._page.print("")
-            if not report.rows(CAUSES_SECTION, CauseRow):
+            if not report.rows(CauseRow):
                 self._page.wrap("no cause of a fallback or of slow paths was found")
             self._page.prospects(report)
             return
@@ -299,7 +299,7 @@ class TopoView(ReportView):
             if self._page.verbose and is_worth_drawing(tree.get(kind.node, [])):
                 self._page.print("")
                 self._page.tree(draw(kind.node, tree[kind.node]))
-        self._ranks(report.rows("ranks", RankRow))
+        self._ranks(report.rows(RankRow))
         self._page.print("")
         self._page.outcome(report)
 

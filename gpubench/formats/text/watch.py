@@ -17,9 +17,9 @@ from gpubench.formats.delivery import say
 from gpubench.formats.lines import INDENT, wrapped
 from gpubench.formats.table import Page, ReportView
 from gpubench.formats.text.hangs import print_hangs
-from gpubench.model.results.fallback import HANGS_SECTION, HangRow
+from gpubench.model.results.fallback import HangRow
 from gpubench.model.results.report import Metadata, Report, Row
-from gpubench.model.results.watch import JOBS_SECTION, AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
+from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
@@ -250,9 +250,9 @@ class WatchView(ReportView):
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         self._page.defaults(metadata)
-        print_hangs(self._page, report.rows(HANGS_SECTION, HangRow))
+        print_hangs(self._page, report.rows(HangRow))
         self._devices()
-        self._jobs(report.rows(JOBS_SECTION, JobRow))
+        self._jobs(report.rows(JobRow))
         self._page.outcome(report)
 
     def _devices(self) -> None:

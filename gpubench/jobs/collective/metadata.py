@@ -50,11 +50,11 @@ def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
     if support is None:
         return report
     from gpubench.conditions.mpi import on_support
-    from gpubench.model.results.backends import MPI_SUPPORT_SECTION, MpiTrialRow, trial_rows
+    from gpubench.model.results.backends import MpiTrialRow, trial_rows
 
     found = on_support(support)
     verdict = overall([report.verdict, *(each.severity for each in found)])
-    sections = {**report.sections, MPI_SUPPORT_SECTION: Table(MpiTrialRow.columns(), lambda: trial_rows(support))}
+    sections = {**report.sections, **Table.by_section({MpiTrialRow: trial_rows(support)})}
     return replace(report, verdict=verdict, findings=(*found, *report.findings), sections=sections)
 
 

@@ -148,7 +148,7 @@ class TurnListener:
         """The report of NCCL's own choice counts; of the others, that data were wrong."""
         self.report = report
         self._sweep.wrong += [each for each in report.findings if each.id == WRONG_DATA and not self._is_first]
-        for line in report.rows("refused", RefusedRow):
+        for line in report.rows(RefusedRow):
             setting = self._turn.name(line.setting)
             self._sweep.refused += [] if setting is None or self._turn.is_second else [replace(line, setting=setting)]
         if self._is_first:

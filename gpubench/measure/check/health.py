@@ -17,23 +17,18 @@ from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import TOO_NOISY
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import (
-    CHECKS_SECTION,
-    EVIDENCE_SECTION,
     FINDINGS_SECTION,
-    PAIRS_SECTION,
-    ROWS_SECTION,
-    VERDICTS_SECTION,
     CheckRow,
     CollectiveRow,
     Effect,
     EvidenceRow,
     PairRow,
+    Record,
     Report,
-    Section,
     Table,
     VerdictRow,
 )
-from gpubench.model.results.topo import TREE_SECTION, TreeRow, tree_rows
+from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity
 from gpubench.model.terms.verdict import (
@@ -49,7 +44,7 @@ from gpubench.model.terms.verdict import (
 )
 from gpubench.records import dataclass
 
-T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 JUDGED_BY_CHECKS = frozenset(each.id for each in CONDITIONS if each.check and not each.effects) - {WRONG_DATA}
 JUDGED_BY_CHECKS |= {
@@ -64,8 +59,8 @@ JUDGED_BY_CHECKS |= {
 def of_p2p(document: Mapping[str, Any]) -> Measurements:
     """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
     return Measurements(
-        pairs=_rows(document, PAIRS_SECTION, PairRow),
-        evidence=_rows(document, EVIDENCE_SECTION, EvidenceRow),
+        pairs=_rows(document, PairRow),
+        evidence=_rows(document, EvidenceRow),
         findings=_findings(document),
     )
 
@@ -73,7 +68,7 @@ def of_p2p(document: Mapping[str, Any]) -> Measurements:
 def of_collective(document: Mapping[str, Any]) -> Measurements:
     """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
     return Measurements(
-        collectives=_rows(document, ROWS_SECTION, CollectiveRow),
+        collectives=_rows(document, CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
         findings=without_wrong_data(_findings(document)),
     )
@@ -159,8 +154,8 @@ def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
     return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)
 
 
-def _rows(document: Mapping[str, Any], section: str, kind: type[T]) -> tuple[T, ...]:
-    return tuple(from_plain(kind, row) for row in document.get(section) or ())
+def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
+    return tuple(from_plain(kind, row) for row in document.get(kind.section) or ())
 
 
 _OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
@@ -290,7 +285,7 @@ def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")  # Checks that say who did not answer
-SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, TREE_SECTION, FINDINGS_SECTION)
+SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", FINDINGS_SECTION)
 
 _MOST_TREES = 4  # Nodes whose PCI tree a report holds, and those with findings: many are alike
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job: what explains them says on which node it is
@@ -326,13 +321,15 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in told]
     verdict_rows = tuple(_verdict_rows(facts, own))
     measured = facts.measurements
-    sections: dict[str, Section] = {
-        CHECKS_SECTION: Table(CheckRow.columns(), lambda: check_rows),
-        VERDICTS_SECTION: Table(VerdictRow.columns(), lambda: verdict_rows),
-        PAIRS_SECTION: Table(PairRow.columns(), lambda: measured.pairs),
-        ROWS_SECTION: Table(CollectiveRow.columns(), lambda: measured.collectives),
-        TREE_SECTION: Table(TreeRow.columns(), lambda: chain.from_iterable(map(tree_rows, _shown(facts, found)))),
-    }
+    sections = Table.by_section(
+        {
+            CheckRow: check_rows,
+            VerdictRow: verdict_rows,
+            PairRow: measured.pairs,
+            CollectiveRow: measured.collectives,
+            TreeRow: lambda: chain.from_iterable(map(tree_rows, _shown(facts, found))),
+        }
+    )
     return Report(verdict=verdict, complete=True, findings=found, sections=sections, main=FINDINGS_SECTION)
 
 

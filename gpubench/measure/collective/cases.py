@@ -9,7 +9,7 @@ from time import perf_counter
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Section, Table, Verified
+from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s, composed, kernel_of
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
@@ -400,7 +400,7 @@ class RankTimings:
         """A line for every rank and row; no section without rows."""
         if not self._rows:
             return {}
-        return {RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: list(self._lines()))}
+        return Table.by_section({RankTimeRow: lambda: list(self._lines())})
 
     def findings(self) -> tuple[Finding, ...]:
         """The finding on ranks that are late as a rule, if there are any; ranks of one GPU are late by its turns."""

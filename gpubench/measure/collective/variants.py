@@ -11,7 +11,7 @@ from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, slow_unexplained
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
 from gpubench.model.results.compare import figures_of_siblings
-from gpubench.model.results.report import RANK_TIMES_SECTION, CollectiveRow, RankTimeRow, Report, Section, Table
+from gpubench.model.results.report import CollectiveRow, RankTimeRow, Report, Table
 from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.settings import AGAIN
@@ -398,9 +398,6 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """The report with the fastest variants of its rows, those that could not run, and backends beside the first."""
     from gpubench.model.results.backends import (
-        BACKENDS_SECTION,
-        REFUSED_SECTION,
-        WINNERS_SECTION,
         BackendRow,
         RefusedRow,
         WinnerRow,
@@ -413,12 +410,9 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
 
     best = winners(rows)
     beside = against_first(rows)
-    sections: dict[str, Section] = {
-        WINNERS_SECTION: Table(WinnerRow.columns(), lambda: best),
-        REFUSED_SECTION: Table(RefusedRow.columns(), lambda: refused),
-    }
+    sections = Table.by_section({WinnerRow: best, RefusedRow: refused})
     if beside or any(each.backend == each.setting for each in refused):
-        sections[BACKENDS_SECTION] = Table(BackendRow.columns(), lambda: beside)
+        sections |= Table.by_section({BackendRow: beside})
     found = (*staged_beside(beside), *framework_slower(beside), *without_effect(rows))
     verdict = overall([report.verdict, *(each.severity for each in found)])
     findings = (*report.findings, *found)
@@ -446,7 +440,7 @@ class PartReport:
     @classmethod
     def of(cls, report: Report) -> "PartReport":
         """From the report of the group."""
-        return cls(report.verdict, tuple(report.findings), tuple(report.rows(RANK_TIMES_SECTION, RankTimeRow)))
+        return cls(report.verdict, tuple(report.findings), tuple(report.rows(RankTimeRow)))
 
 
 def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
@@ -462,7 +456,7 @@ def together(parts: Sequence[PartReport]) -> Report:
         verdict=overall(each.verdict for each in parts),
         complete=True,
         findings=tuple(finding for each in parts for finding in each.findings),
-        sections={RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: rank_times)},
+        sections=Table.by_section({RankTimeRow: rank_times}),
     )
 
 

@@ -9,22 +9,14 @@ from dataclasses import replace
 from statistics import median
 
 from gpubench.measure.compare.circumstances import circumstance_rows
-from gpubench.model.results.compare import (
-    CIRCUMSTANCES_SECTION,
-    MACHINES_SECTION,
-    CircumstanceRow,
-    MachineRow,
-    RowKey,
-    collective_key,
-    pair_key,
-)
+from gpubench.model.results.compare import CircumstanceRow, MachineRow, RowKey, collective_key, pair_key
 from gpubench.model.results.report import FINDINGS_SECTION, PairRow, Report, Table
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.records import dataclass
 
-SECTIONS_OF_MACHINES = (MACHINES_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
+SECTIONS_OF_MACHINES = (MachineRow.section, CircumstanceRow.section, FINDINGS_SECTION)
 _IN_PLACE = "in_place"
 
 
@@ -56,14 +48,10 @@ def compare_machines(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> R
     """The report on two machines, which judges nothing; ERROR, with the reason, where nothing compares."""
     before, after = _curves(base), _curves(new)
     rows = [_row(name, before[name], after[name]) for name in before if name in after]
-    circumstances = circumstance_rows(base, new)
-    sections = {
-        MACHINES_SECTION: Table(MachineRow.columns(), lambda: rows),
-        CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
-    }
+    sections = Table.by_section({MachineRow: rows, CircumstanceRow: circumstance_rows(base, new)})
     findings = () if rows else (_nothing(before, after),)
     verdict = Verdict.SKIP if rows else Verdict.ERROR
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=MACHINES_SECTION)
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=MachineRow.section)
 
 
 def _row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow:

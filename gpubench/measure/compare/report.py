@@ -14,10 +14,6 @@ from gpubench.measure.compare.findings import findings_of, nothing_compared, wor
 from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing, slower_ranges
 from gpubench.measure.compare.noise import ChangeNoise, RunsByRow, gather
 from gpubench.model.results.compare import (
-    CIRCUMSTANCES_SECTION,
-    COMPARISON_SECTION,
-    FINDING_CHANGES_SECTION,
-    HISTORY_SECTION,
     CircumstanceRow,
     ComparisonRow,
     FindingChangeRow,
@@ -27,7 +23,7 @@ from gpubench.model.results.compare import (
     Use,
 )
 from gpubench.model.results.history import CUT_SHORT, DatedName, ResultHead
-from gpubench.model.results.report import FINDINGS_SECTION, Report, Table, VerdictRow
+from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.units import some_of
@@ -172,7 +168,7 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Ite
 
 
 OTHER_MACHINE = "--other-machine"
-SECTIONS = (COMPARISON_SECTION, FINDING_CHANGES_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
+SECTIONS = ("comparison", "finding_changes", "circumstances", "findings")
 
 
 def compare(
@@ -201,12 +197,8 @@ def compare(
         verdicts = [each.row.verdict for each in judged if each.row.verdict != Verdict.SKIP]
         verdict = overall([Verdict.PASS, *map(Verdict, verdicts), *(each.severity for each in findings)])
     rows = [each.row for each in judged]
-    sections = {
-        COMPARISON_SECTION: Table(ComparisonRow.columns(), lambda: rows),
-        FINDING_CHANGES_SECTION: Table(FindingChangeRow.columns(), lambda: changes),
-        CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
-    }
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=COMPARISON_SECTION)
+    sections = Table.by_section({ComparisonRow: rows, FindingChangeRow: changes, CircumstanceRow: circumstances})
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=ComparisonRow.section)
 
 
 def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rules) -> list[JudgedRow]:
@@ -420,7 +412,7 @@ def _doubt_unfit(folder: _Folder) -> None:
             folder.doubts.append((str(name), reason))
 
 
-SECTIONS_OF_HISTORY = (*SECTIONS, HISTORY_SECTION)
+SECTIONS_OF_HISTORY = (*SECTIONS, HistoryRow.section)
 
 R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
@@ -431,20 +423,19 @@ def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Rep
     findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda each: gravity(each.severity))
     if not reports:
         findings.append(_nothing(chosen, folder))
-    comparison = _of_all(reports, COMPARISON_SECTION, ComparisonRow)
-    changes = _of_all(reports, FINDING_CHANGES_SECTION, FindingChangeRow)
-    circumstances = _of_all(reports, CIRCUMSTANCES_SECTION, CircumstanceRow)
     return Report(
         verdict=overall([*(each.verdict for each in reports.values()), *(each.severity for each in findings)]),
         complete=True,
         findings=findings,
-        sections={
-            COMPARISON_SECTION: Table(ComparisonRow.columns(), lambda: comparison),
-            FINDING_CHANGES_SECTION: Table(FindingChangeRow.columns(), lambda: changes),
-            CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
-            HISTORY_SECTION: Table(HistoryRow.columns(), lambda: chosen.files),
-        },
-        main=COMPARISON_SECTION,
+        sections=Table.by_section(
+            {
+                ComparisonRow: _of_all(reports, ComparisonRow),
+                FindingChangeRow: _of_all(reports, FindingChangeRow),
+                CircumstanceRow: _of_all(reports, CircumstanceRow),
+                HistoryRow: chosen.files,
+            }
+        ),
+        main=ComparisonRow.section,
     )
 
 
@@ -491,6 +482,6 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
     )
 
 
-def _of_all(reports: Mapping[str, Report], section: str, kind: type[R]) -> list[R]:
+def _of_all(reports: Mapping[str, Report], kind: type[R]) -> list[R]:
     """The rows of a section of all comparisons, each with which one it is of."""
-    return [replace(row, series=name) for name, report in reports.items() for row in report.rows(section, kind)]
+    return [replace(row, series=name) for name, report in reports.items() for row in report.rows(kind)]

@@ -22,9 +22,6 @@ from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts,
 from gpubench.model.paths.transport import MULTICAST, Confidence
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.fallback import (
-    HANGS_SECTION,
-    OPERATIONS_SECTION,
-    PATHS_SECTION,
     CommunicatorRow,
     Explanation,
     HangRow,
@@ -34,7 +31,7 @@ from gpubench.model.results.fallback import (
     TransportRow,
     either,
 )
-from gpubench.model.results.report import CAUSES_SECTION, FINDINGS_SECTION, CauseRow, Effect, Report, Table
+from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
 
@@ -439,8 +436,7 @@ def _numbers(numbers: Sequence[int]) -> str:
     return some_of(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
 
-_OF_OTHERS = (HANGS_SECTION, OPERATIONS_SECTION)
-SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", *_OF_OTHERS, FINDINGS_SECTION)
+SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs", "operations", "findings")
 
 
 def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) -> Report:
@@ -449,22 +445,24 @@ def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) ->
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
     findings = findings_of(facts, summary, logs, tables)
-    sections = {
-        PATHS_SECTION: Table(PathRow.columns(), lambda: _path_rows(facts, judge)),
-        CAUSES_SECTION: Table(CauseRow.columns(), lambda: _cause_rows(summary)),
-        "transports": Table(TransportRow.columns(), lambda: [row for each in summary.parts for row in each.transports]),
-        "communicators": Table(CommunicatorRow.columns(), lambda: _communicator_rows(summary)),
-        "members": Table(MemberRow.columns(), lambda: _member_rows(facts)),
-        HANGS_SECTION: Table(HangRow.columns(), lambda: _hang_rows(facts)),
-        OPERATIONS_SECTION: Table(OperationRow.columns(), lambda: _operation_rows(facts)),
-    }
+    sections = Table.by_section(
+        {
+            PathRow: lambda: _path_rows(facts, judge),
+            CauseRow: lambda: _cause_rows(summary),
+            TransportRow: lambda: [row for each in summary.parts for row in each.transports],
+            CommunicatorRow: lambda: _communicator_rows(summary),
+            MemberRow: lambda: _member_rows(facts),
+            HangRow: lambda: _hang_rows(facts),
+            OperationRow: lambda: _operation_rows(facts),
+        }
+    )
     was_told = _is_of_no_log(facts) or any(part.pairs for part in summary.parts)
     heard = [Verdict.PASS] if was_told else []
     verdict = overall([*heard, *(finding.severity for finding in findings)])
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PATHS_SECTION)
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PathRow.section)
 
 
-WATCHED_SECTIONS = (HANGS_SECTION, FINDINGS_SECTION)
+WATCHED_SECTIONS = (HangRow.section, FINDINGS_SECTION)
 
 
 def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
@@ -472,8 +470,8 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     facts = LogFacts(hangs=tuple(hangs))
     findings = _failures_of(facts)
     verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
-    sections = {HANGS_SECTION: Table(HangRow.columns(), lambda: _hang_rows(facts))}
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HANGS_SECTION)
+    sections = Table.by_section({HangRow: lambda: _hang_rows(facts)})
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HangRow.section)
 
 
 def _is_of_no_log(facts: LogFacts) -> bool:

@@ -55,10 +55,6 @@ from gpubench.model.paths.p2p import (
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.report import (
-    CAUSES_SECTION,
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
-    PAIRS_SECTION,
     Matrix,
     PairRow,
     PatternRow,
@@ -67,7 +63,7 @@ from gpubench.model.results.report import (
     Table,
 )
 from gpubench.model.results.speed import times_limit
-from gpubench.model.results.topo import TREE_SECTION, TreeRow, tree_rows
+from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict, overall
@@ -246,10 +242,7 @@ class _PairObservations:
         ]
 
 
-SECTIONS = (
-    *(PAIRS_SECTION, "matrices", "ratios", "patterns"),
-    *(EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, TREE_SECTION, "findings"),
-)
+SECTIONS = ("pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings")
 _MOST_REPEATS = 3
 _MOST_TREES = 4  # Nodes whose PCI tree a report holds
 LookAgain = Callable[[CopyMachine], CopyMachine]  # When everything was measured, with errors counted meanwhile
@@ -434,13 +427,11 @@ class P2pRun:
         sections: dict[str, Section] = {
             "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": Matrix(self._named(_ratios(self._matrices))),
-            "patterns": Table(PatternRow.columns(), self._pattern_rows),
+            **Table.by_section({PatternRow: self._pattern_rows}),
             **paths.sections,
-            TREE_SECTION: Table(
-                TreeRow.columns(), lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))
-            ),
+            **Table.by_section({TreeRow: lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))}),
         }
-        return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
+        return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
 
     def _pattern_rows(self) -> Iterator[PatternRow]:
         return pattern_rows(self._machine, self._request, self._patterns, self._matrices)

@@ -8,19 +8,8 @@ from gpubench.errors import UsageError
 from gpubench.measure.plan.program import MOST_BLOCKS, CollectiveTimesFound, FaultSeconds, StepJob
 from gpubench.measure.plan.step import StepPrediction, predict, roughly
 from gpubench.model.results.ending import LATER, SOON, last_line, part
-from gpubench.model.results.plan import (
-    CURVES_SECTION,
-    EXPOSED_SECTION,
-    FAULT_COSTS_SECTION,
-    LAYOUTS_SECTION,
-    TIMELINE_SECTION,
-    CurveRow,
-    ExposedRow,
-    FaultCostRow,
-    LayoutRow,
-    TimelineRow,
-)
-from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
+from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow, TimelineRow
+from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Verdict
 from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel, layouts_for, memory_need
@@ -205,10 +194,7 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
     return sorted(found, key=lambda each: (-each.prediction.seconds, -each.prediction.communication_seconds))
 
 
-SECTIONS = (
-    *(LAYOUTS_SECTION, EXPOSED_SECTION, FAULT_COSTS_SECTION, CURVES_SECTION, TIMELINE_SECTION),
-    FINDINGS_SECTION,
-)
+SECTIONS = ("layouts", "exposed", "fault_costs", "curves", "timeline", "findings")
 
 WAITING = "waiting"
 """The stream of a timeline that has what was waited for."""
@@ -245,14 +231,16 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     return Report(
         verdict=Verdict.SKIP,
         complete=True,
-        sections={
-            LAYOUTS_SECTION: Table(LayoutRow.columns(), lambda: layouts),
-            EXPOSED_SECTION: Table(ExposedRow.columns(), lambda: exposed_rows(best)),
-            FAULT_COSTS_SECTION: Table(FaultCostRow.columns(), lambda: list(_fault_rows(best, outcome))),
-            CURVES_SECTION: Table(CurveRow.columns(), lambda: list(curve_rows(outcome.times))),
-            TIMELINE_SECTION: Table(TimelineRow.columns(), lambda: timeline_rows(best)),
-        },
-        main=LAYOUTS_SECTION,
+        sections=Table.by_section(
+            {
+                LayoutRow: layouts,
+                ExposedRow: lambda: exposed_rows(best),
+                FaultCostRow: lambda: list(_fault_rows(best, outcome)),
+                CurveRow: lambda: list(curve_rows(outcome.times)),
+                TimelineRow: lambda: timeline_rows(best),
+            }
+        ),
+        main=LayoutRow.section,
         sentence=_sentence(outcome, origin),
     )
 

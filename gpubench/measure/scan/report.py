@@ -26,12 +26,7 @@ from gpubench.measure.scan.verdicts import (
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric, login_name
 from gpubench.model.results.scan import (
-    CELLS_SECTION,
-    EXCLUSIONS_SECTION,
     OF_ONE_NODE,
-    PARTS_SECTION,
-    ROUNDS_SECTION,
-    SCAN_COLLECTIVES_SECTION,
     ExclusionRow,
     ScanCellRow,
     ScanCollectiveRow,
@@ -388,14 +383,7 @@ def _names(fabric: ScanFabric, cells: Sequence[NodeRail]) -> list[str]:
     return found
 
 
-SECTIONS = (
-    PARTS_SECTION,
-    CELLS_SECTION,
-    ROUNDS_SECTION,
-    SCAN_COLLECTIVES_SECTION,
-    EXCLUSIONS_SECTION,
-    "findings",
-)
+SECTIONS = ("parts", "cells", "rounds", "scan_collectives", "exclusions", "findings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,14 +486,16 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         verdict=verdict,
         complete=True,
         findings=findings,
-        sections={
-            PARTS_SECTION: Table(ScanPartRow.columns(), lambda: parts),
-            CELLS_SECTION: Table(ScanCellRow.columns(), lambda: cells),
-            ROUNDS_SECTION: Table(ScanRoundRow.columns(), lambda: _round_rows(result)),
-            SCAN_COLLECTIVES_SECTION: Table(ScanCollectiveRow.columns(), lambda: _collective_rows(result)),
-            EXCLUSIONS_SECTION: Table(ExclusionRow.columns(), lambda: _exclusion_rows(result, cells, ranks_per_node)),
-        },
-        main=CELLS_SECTION,
+        sections=Table.by_section(
+            {
+                ScanPartRow: parts,
+                ScanCellRow: cells,
+                ScanRoundRow: lambda: _round_rows(result),
+                ScanCollectiveRow: lambda: _collective_rows(result),
+                ExclusionRow: lambda: _exclusion_rows(result, cells, ranks_per_node),
+            }
+        ),
+        main=ScanCellRow.section,
     )
 
 

@@ -11,8 +11,8 @@ from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
 from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation
-from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Section, Table
-from gpubench.model.results.watch import JOBS_SECTION, DeviceKind, JobRow, TrafficRow, Way
+from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table
+from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, Way
 from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
 from gpubench.ports.traffic import TrafficReader
@@ -386,7 +386,7 @@ def _note(unknown: Mapping[str, str]) -> str | None:
     return "; ".join(f"{name.replace('_', ' ')}: {reason}" for name, reason in unknown.items()) or None
 
 
-SECTIONS = (TRAFFIC_SECTION, JOBS_SECTION, FINDINGS_SECTION)
+SECTIONS = (TRAFFIC_SECTION, JobRow.section, FINDINGS_SECTION)
 
 RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
@@ -406,8 +406,8 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     verdict = overall((*judged, *(each.severity for each in findings)))
     if verdict is Verdict.PASS and any(each.main.way is Way.NOT_TOLD for each in course.jobs.values()):
         verdict = Verdict.SKIP
-    sections: dict[str, Section] = {JOBS_SECTION: Table(JobRow.columns(), lambda: jobs)}
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JOBS_SECTION)
+    sections = Table.by_section({JobRow: jobs})
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JobRow.section)
 
 
 def _job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:

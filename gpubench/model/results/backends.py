@@ -43,12 +43,8 @@ class CaseKey(Record):
     mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
 
 
-BACKENDS_SECTION = "backends"
-MPI_SUPPORT_SECTION = "mpi_support"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendRow(CaseKey):
+class BackendRow(CaseKey, section="backends"):
     """One size with one backend, against the first backend of the table at the same size."""
 
     backend: Annotated[str, BACKENDS]  #: what moved the data
@@ -67,7 +63,7 @@ class BackendRow(CaseKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MpiTrialRow(Record):
+class MpiTrialRow(Record, section="mpi_support"):
     """One operation of MPI on GPU memory, in a job of its own."""
 
     operation: str  #: the collective
@@ -265,16 +261,13 @@ def path_words(rows: Sequence[BackendRow]) -> str:
     return f"over another path: {one}, {rows[0].first} {other}"
 
 
-WINNERS_SECTION = "winners"
-REFUSED_SECTION = "refused"
-
 _NEAREST_PAIRS = 16
 _FEWEST_PAIRS = 6
 _REACH = math.log2(16)  # Powers of two; times of sizes further away vary in another way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WinnerRow(CaseKey):
+class WinnerRow(CaseKey, section="winners"):
     """The fastest way at one size of a sweep over settings, and what the library's own choice loses."""
 
     candidates: Annotated[int, {"minimum": 1}]  #: ways that ran right and as they were asked to
@@ -297,7 +290,7 @@ class WinnerRow(CaseKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedRow(Record):
+class RefusedRow(Record, section="refused"):
     """A setting of a sweep that could not run."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
@@ -488,9 +481,6 @@ def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
     return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]
 
 
-LIBRARIES_SECTION = "libraries"
-
-
 class LibraryKind(StrEnum):
     """A file that is loaded, a package of Python that loads such, or a part of the kernel."""
 
@@ -500,7 +490,7 @@ class LibraryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryRow(Record):
+class LibraryRow(Record, section="libraries"):
     """One library, package or kernel module of an environment, also if it was looked for and not found."""
 
     node: str  #: host

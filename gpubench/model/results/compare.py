@@ -13,9 +13,6 @@ from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
-COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
-FINDING_CHANGES_SECTION, MACHINES_SECTION = "finding_changes", "machines"
-
 
 class Status(StrEnum):
     """The sides that have a row: both, the old one alone, the new one alone."""
@@ -104,7 +101,7 @@ _HASHED = attrgetter(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow(RowKey):
+class ComparisonRow(RowKey, section="comparison"):
     """The same thing in old and new results."""
 
     status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
@@ -139,7 +136,7 @@ class ComparisonRow(RowKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CircumstanceRow(Record):
+class CircumstanceRow(Record, section="circumstances"):
     """A circumstance that numbers depend on."""
 
     name: str  #: what it is: a version, the GPUs, the topology, an option, a variable
@@ -150,7 +147,7 @@ class CircumstanceRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRow(Record):
+class MachineRow(Record, section="machines"):
     """One collective, or copies between GPUs, on two machines."""
 
     what: str  #: the collective, with type and reduction where they are not the usual ones; or the way of copying
@@ -187,7 +184,7 @@ class FindingStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindingChangeRow(Record):
+class FindingChangeRow(Record, section="finding_changes"):
     """A finding of a check or of topo on one subject, as both sides tell it."""
 
     finding: str  #: its id
@@ -211,7 +208,7 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryRow(Record):
+class HistoryRow(Record, section="history"):
     """A file of a folder of dated results."""
 
     file: str  #: its name in the folder

@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench import errors
 from gpubench.model.paths.transport import Conclusion
-from gpubench.model.results.compare import MACHINES_SECTION
+from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.fallback import PATH_UNKNOWN
-from gpubench.model.results.report import (
-    FALLBACK_SECTION,
-    FallbackRow,
-    Metadata,
-    Report,
-)
+from gpubench.model.results.report import FallbackRow, Metadata, Report
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict, exit_code
 from gpubench.records import dataclass
@@ -46,7 +41,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     Without, a benchmark and `topo` end with 1 for wrong data alone, and with 3 for what could not be measured.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
-    judges = metadata.of_command.judges and MACHINES_SECTION not in report.sections
+    judges = metadata.of_command.judges and MachineRow.section not in report.sections
     if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
         return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
     if verdict is Verdict.SKIP:
@@ -68,7 +63,7 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
         return report
     is_gate = exit_style or is_strict(metadata.options) or metadata.of_command.is_gate
     is_part = any(each.id == EXCERPT for each in report.findings)
-    unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FALLBACK_SECTION, FallbackRow))
+    unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
     if is_gate and (figures.is_unjudged or is_part or unseen):
         return replace(report, verdict=Verdict.SKIP)
     noise = figures.lost_in_noise

@@ -221,8 +221,6 @@ def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
     return lead + some_of(row.pairs, most, row.count)
 
 
-PATHS_SECTION = "paths"
-
 _MOST_CANDIDATES = 3
 _SCOPES = ("node", "network", "unknown")
 _VERDICTS = ("PASS", "WARN", "FAIL", "SKIP", "ERROR")
@@ -236,7 +234,7 @@ def either(candidates: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathRow(Record):
+class PathRow(Record, section="paths"):
     """Channels from one rank of a communicator to another that travel alike."""
 
     communicator: str | None  #: NCCL's commId; null where lines could not be told
@@ -259,11 +257,8 @@ class PathRow(Record):
     cause: str | None  #: id of the cause where host_staged
 
 
-HANGS_SECTION = "hangs"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HangRow(Record):
+class HangRow(Record, section="hangs"):
     """A collective that did not end, and the ranks that keep the others waiting."""
 
     group: str  #: the process group, or the communicator's hash
@@ -276,11 +271,8 @@ class HangRow(Record):
     waiting: int  #: ranks that wait
 
 
-OPERATIONS_SECTION = "operations"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationRow(Record):
+class OperationRow(Record, section="operations"):
     """What the collectives of one size took in a job, by NCCL's Inspector."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast or reduce
@@ -294,7 +286,7 @@ class OperationRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransportRow(Record):
+class TransportRow(Record, section="transports"):
     """Pairs of a communicator that are connected alike."""
 
     communicator: str | None  #: its id; null where lines could not be told
@@ -309,7 +301,7 @@ class TransportRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicatorRow(Record):
+class CommunicatorRow(Record, section="communicators"):
     """A communicator as all logs together show it."""
 
     id: str | None  #: as NCCL prints it
@@ -322,7 +314,7 @@ class CommunicatorRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow(Record):
+class MemberRow(Record, section="members"):
     """A rank of a communicator."""
 
     communicator: str | None  #: its id

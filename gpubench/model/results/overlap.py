@@ -12,16 +12,14 @@ from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.records import dataclass
 
-SHORTEST_STEPS_SECTION = "shortest_steps"
-
 SECTIONS = (
-    *(OVERLAP_SECTION, SHORTEST_STEPS_SECTION, "rows", "rank_times", "evidence", "fallback", "causes", "refused"),
+    *(OVERLAP_SECTION, "shortest_steps", "rows", "rank_times", "evidence", "fallback", "causes", "refused"),
     "findings",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapRow(Record):
+class OverlapRow(Record, section="overlap"):
     """A step: a collective and a partner's operations, started together. docs/overlap.md defines every time."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
@@ -69,7 +67,7 @@ class OverlapRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortestStepRow(Record):
+class ShortestStepRow(Record, section="shortest_steps"):
     """The cap with the shortest step of a size and a partner, and what NCCL's own number of CTAs costs beside it."""
 
     collective: str  #: as in its rows
@@ -125,7 +123,7 @@ _BESIDE = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "small 
 
 def overlap_parts(report: Report) -> Iterator[LinePart]:
     """'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'; nothing where one cap was measured."""
-    rows = report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow)
+    rows = report.rows(ShortestStepRow)
     known = [row for row in rows if row.own_communication_slowdown is not None]
     if not known:
         return

@@ -9,12 +9,6 @@ from typing import Annotated
 from gpubench.model.results.report import SIGNED, Record
 from gpubench.records import dataclass
 
-LAYOUTS_SECTION = "layouts"
-EXPOSED_SECTION = "exposed"
-FAULT_COSTS_SECTION = "fault_costs"
-CURVES_SECTION = "curves"
-TIMELINE_SECTION = "timeline"
-
 
 class CurveOrigin(StrEnum):
     """Where the times of a collective come from."""
@@ -25,7 +19,7 @@ class CurveOrigin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRow(Record):
+class LayoutRow(Record, section="layouts"):
     """A layout of the model over the GPUs: the predicted step and what it needs; the fastest that fits is first."""
 
     place: int  #: 1 is the best
@@ -54,7 +48,7 @@ class LayoutRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExposedRow(Record):
+class ExposedRow(Record, section="exposed"):
     """What one kind of communication costs the chosen layout."""
 
     source: str  #: what it is for
@@ -67,7 +61,7 @@ class ExposedRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultCostRow(Record):
+class FaultCostRow(Record, section="fault_costs"):
     """The chosen layout on another fabric: with a fault, or as the profile expects it."""
 
     fault: str  #: as --fault writes it; none: the fabric that the profile expects
@@ -83,7 +77,7 @@ class FaultCostRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow(Record):
+class CurveRow(Record, section="curves"):
     """One point of a curve that a prediction followed."""
 
     collective: str  #: as gpubench calls it
@@ -98,7 +92,7 @@ class CurveRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineRow(Record):
+class TimelineRow(Record, section="timeline"):
     """A span of the chosen layout's step."""
 
     device: int  #: GPU, or stage of a pipeline

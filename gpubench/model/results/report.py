@@ -9,10 +9,10 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
@@ -28,9 +28,7 @@ R = TypeVar("R", bound="Record")
 Made = TypeVar("Made")
 
 SCHEMA_VERSION = 1
-ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
-PAIRS_SECTION = "pairs"
 TRAFFIC_SECTION = "traffic"
 OVERLAP_SECTION = OVERLAP
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
@@ -56,9 +54,13 @@ class Row(Protocol):
 
 
 class Record:
-    """A frozen dataclass of plain values that is a row: its fields are the columns."""
+    """A frozen dataclass of plain values that is a row of a `section`: its fields are the columns."""
 
     __slots__ = ()
+    section: ClassVar[str] = ""
+
+    def __init_subclass__(cls, section: str = "") -> None:
+        cls.section = section or cls.section
 
     def to_record(self) -> dict[str, Any]:
         """Its values by column name."""
@@ -139,6 +141,14 @@ class Table:
         """A section of the rows of nodes."""
         return cls(columns, lambda: chain.from_iterable(parts()), parts)
 
+    @classmethod
+    def by_section(
+        cls, tables: Mapping[type[Record], Sequence[Row] | Callable[[], Iterable[Row]]]
+    ) -> "dict[str, Section]":
+        """Sections by name, of rows by their type, or of what makes them."""
+        made = {kind: rows if callable(rows) else partial(iter, rows) for kind, rows in tables.items()}
+        return {kind.section: cls(kind.columns(), rows) for kind, rows in made.items()}
+
     def of(self, nodes: Container[str]) -> Iterator[Row]:
         """The rows of these nodes, where rows are by node."""
         return chain.from_iterable(part for part in (self.parts or tuple)() if part.host in nodes)
@@ -155,7 +165,7 @@ Section = Table | Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow(Record):
+class CollectiveRow(Record, section="rows"):
     """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
@@ -231,7 +241,7 @@ SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRow(Record):
+class PairRow(Record, section="pairs"):
     """An ordered pair of devices: its wiring, its limit and, if it was measured, its speed."""
 
     source: str  #: where the bytes come from: a GPU, a rank, host
@@ -349,16 +359,16 @@ class Report:
     complete: bool
     findings: Sequence[Finding] = field(default=())
     sections: Mapping[str, Section] = field(default_factory=dict)
-    main: str = ROWS_SECTION
+    main: str = CollectiveRow.section
     sentence: str = ""
     duration_s: float | None = None
 
-    def rows(self, section: str, kind: type[R], nodes: Container[str] | None = None) -> list[R]:
-        """The rows of a section; none where the report has no such table.
+    def rows(self, kind: type[R], nodes: Container[str] | None = None, *, section: str = "") -> list[R]:
+        """The rows of a type, in its own section or another; none where the report has no such table.
 
         `nodes` are those whose rows are wanted, where the section has them by node.
         """
-        table = self.sections.get(section)
+        table = self.sections.get(section or kind.section)
         if not isinstance(table, Table):
             return []
         found: Iterable[object] = table.rows() if nodes is None or table.parts is None else table.of(nodes)
@@ -394,11 +404,8 @@ class Report:
         )
 
 
-CHECKS_SECTION, VERDICTS_SECTION = "checks", "verdicts"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow(Record):
+class CheckRow(Record, section="checks"):
     """One check of `check`: its verdict, how many findings it has, and why it was left out where it was."""
 
     check: str  #: what was looked for, by the name of its file
@@ -411,7 +418,7 @@ class CheckRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow(Record):
+class VerdictRow(Record, section="verdicts"):
     """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
 
     scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
@@ -422,11 +429,8 @@ class VerdictRow(Record):
     origin: str  #: measured, simulated or recorded
 
 
-EVIDENCE_SECTION, FALLBACK_SECTION = "evidence", "fallback"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceRow(Record):
+class EvidenceRow(Record, section="evidence"):
     """All evidence on one path: each kind is for, silent on, or against the claim that it is direct.
 
     docs/evidence.md has the decision table. Of more than ten thousand paths, those that are not direct.
@@ -460,7 +464,7 @@ class EvidenceRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackRow(Record):
+class FallbackRow(Record, section="fallback"):
     """The verdict on paths that fare alike; the gravest come first."""
 
     conclusion: Annotated[str, Conclusion]  #: the last two are of `topo`, which sends nothing
@@ -479,9 +483,6 @@ class FallbackRow(Record):
     how: str  #: how all this is known
 
 
-CAUSES_SECTION, UNREAD_SECTION = "causes", "causes_unread"
-
-
 class Effect(StrEnum):
     """The effect of a cause on a path. The first four are what bytes through host memory look like from outside."""
 
@@ -495,7 +496,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseRow(Record):
+class CauseRow(Record, section="causes"):
     """A cause that holds, those to look at first first. docs/conditions.md has the whole catalogue."""
 
     id: str  #: stable
@@ -514,7 +515,7 @@ class CauseRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadRow(Record):
+class UnreadRow(Record, section="causes_unread"):
     """A cause that could not be looked for, with the reason."""
 
     id: str  #: of the cause that could not be looked for
@@ -524,7 +525,7 @@ class UnreadRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatternRow(Record):
+class PatternRow(Record, section="patterns"):
     """The bandwidth of several pairs at once, beside the sum of the same pairs one at a time."""
 
     pattern: str  #: ring, all to one, one to all, bisection, all to all
@@ -540,11 +541,8 @@ class PatternRow(Record):
     note: str | None  #: what else has to be said
 
 
-RANK_TIMES_SECTION = "rank_times"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimeRow(Record):
+class RankTimeRow(Record, section="rank_times"):
     """The times of one rank in a row of a collective."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
@@ -569,6 +567,6 @@ class RankTimeRow(Record):
 
 
 TOPO_SECTIONS = (
-    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
-    *(FALLBACK_SECTION, CAUSES_SECTION, UNREAD_SECTION, FINDINGS_SECTION),
+    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", "pairs", "ranks", "tree"),
+    *("fallback", "causes", "causes_unread", "findings"),
 )

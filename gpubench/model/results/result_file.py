@@ -14,16 +14,7 @@ from dataclasses import field
 from itertools import groupby, starmap
 from typing import Any, TypeVar
 
-from gpubench.model.results.backends import (
-    BACKENDS_SECTION,
-    LIBRARIES_SECTION,
-    MPI_SUPPORT_SECTION,
-    BackendRow,
-    LibraryRow,
-    MpiTrialRow,
-    RefusedRow,
-    WinnerRow,
-)
+from gpubench.model.results.backends import BackendRow, LibraryRow, MpiTrialRow, RefusedRow, WinnerRow
 from gpubench.model.results.compare import (
     CircumstanceRow,
     ComparisonRow,
@@ -32,24 +23,10 @@ from gpubench.model.results.compare import (
     MachineRow,
 )
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, PathRow, TransportRow
-from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
-from gpubench.model.results.plan import (
-    CURVES_SECTION,
-    EXPOSED_SECTION,
-    FAULT_COSTS_SECTION,
-    LAYOUTS_SECTION,
-    TIMELINE_SECTION,
-    CurveRow,
-    ExposedRow,
-    FaultCostRow,
-    LayoutRow,
-    TimelineRow,
-)
+from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
+from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow, TimelineRow
 from gpubench.model.results.report import (
-    OVERLAP_SECTION,
-    PAIRS_SECTION,
-    TRAFFIC_SECTION,
-    VERDICTS_SECTION,
+    FINDINGS_SECTION,
     CauseRow,
     CheckRow,
     CollectiveRow,
@@ -65,20 +42,9 @@ from gpubench.model.results.report import (
     UnreadRow,
     VerdictRow,
 )
-from gpubench.model.results.scan import (
-    CELLS_SECTION,
-    EXCLUSIONS_SECTION,
-    PARTS_SECTION,
-    ROUNDS_SECTION,
-    SCAN_COLLECTIVES_SECTION,
-    ExclusionRow,
-    ScanCellRow,
-    ScanCollectiveRow,
-    ScanPartRow,
-    ScanRoundRow,
-)
+from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
-from gpubench.model.results.watch import JOBS_SECTION, JobRow, TrafficRow
+from gpubench.model.results.watch import JobRow, TrafficRow
 from gpubench.model.terms.units import escaped
 from gpubench.model.terms.verdict import Finding
 from gpubench.records import dataclass
@@ -230,8 +196,8 @@ def _gpus(metadata: Metadata) -> list[str]:
 ALIKE = "alike"  # The member of a document that says which nodes have the rows of which
 LEAST_ROWS = 4096  # Sections with fewer rows are written out: seventeen nodes have as many pairs
 HOST_FIELDS: Mapping[str, Sequence[str]] = {
-    PAIRS_SECTION: ("source_node", "destination_node"),
-    **dict.fromkeys(("gpus", "nvlinks", "nics", VERDICTS_SECTION), ("node",)),
+    PairRow.section: ("source_node", "destination_node"),
+    **dict.fromkeys(("gpus", "nvlinks", "nics", VerdictRow.section), ("node",)),
 }
 """By section whose rows are of nodes: the columns that hold the node."""
 
@@ -379,54 +345,57 @@ class UnfoldedRows:
 
 
 TABLES: Mapping[str, type] = {
-    "rows": CollectiveRow,
-    "gpus": GpuRow,
-    "nvlinks": NvlinkRow,
-    "nics": NicRow,
-    "nodes": NodeRow,
-    "kinds": KindRow,
-    "pairs": PairRow,
-    "ranks": RankRow,
-    "tree": TreeRow,
-    "findings": Finding,
-    "patterns": PatternRow,
-    LIBRARIES_SECTION: LibraryRow,
-    "evidence": EvidenceRow,
-    "fallback": FallbackRow,
-    "rank_times": RankTimeRow,
-    "paths": PathRow,
-    "causes": CauseRow,
-    "causes_unread": UnreadRow,
-    "transports": TransportRow,
-    "communicators": CommunicatorRow,
-    "members": MemberRow,
-    "hangs": HangRow,
-    "operations": OperationRow,
-    "checks": CheckRow,
-    "verdicts": VerdictRow,
-    "comparison": ComparisonRow,
-    "finding_changes": FindingChangeRow,
-    "circumstances": CircumstanceRow,
-    "machines": MachineRow,
-    "history": HistoryRow,
-    "winners": WinnerRow,
-    "refused": RefusedRow,
-    BACKENDS_SECTION: BackendRow,
-    MPI_SUPPORT_SECTION: MpiTrialRow,
-    PARTS_SECTION: ScanPartRow,
-    CELLS_SECTION: ScanCellRow,
-    ROUNDS_SECTION: ScanRoundRow,
-    SCAN_COLLECTIVES_SECTION: ScanCollectiveRow,
-    EXCLUSIONS_SECTION: ExclusionRow,
-    TRAFFIC_SECTION: TrafficRow,
-    JOBS_SECTION: JobRow,
-    OVERLAP_SECTION: OverlapRow,
-    SHORTEST_STEPS_SECTION: ShortestStepRow,
-    LAYOUTS_SECTION: LayoutRow,
-    EXPOSED_SECTION: ExposedRow,
-    FAULT_COSTS_SECTION: FaultCostRow,
-    CURVES_SECTION: CurveRow,
-    TIMELINE_SECTION: TimelineRow,
+    getattr(kind, "section", FINDINGS_SECTION): kind
+    for kind in (
+        CollectiveRow,
+        GpuRow,
+        NvlinkRow,
+        NicRow,
+        NodeRow,
+        KindRow,
+        PairRow,
+        RankRow,
+        TreeRow,
+        Finding,
+        PatternRow,
+        LibraryRow,
+        EvidenceRow,
+        FallbackRow,
+        RankTimeRow,
+        PathRow,
+        CauseRow,
+        UnreadRow,
+        TransportRow,
+        CommunicatorRow,
+        MemberRow,
+        HangRow,
+        OperationRow,
+        CheckRow,
+        VerdictRow,
+        ComparisonRow,
+        FindingChangeRow,
+        CircumstanceRow,
+        MachineRow,
+        HistoryRow,
+        WinnerRow,
+        RefusedRow,
+        BackendRow,
+        MpiTrialRow,
+        ScanPartRow,
+        ScanCellRow,
+        ScanRoundRow,
+        ScanCollectiveRow,
+        ExclusionRow,
+        TrafficRow,
+        JobRow,
+        OverlapRow,
+        ShortestStepRow,
+        LayoutRow,
+        ExposedRow,
+        FaultCostRow,
+        CurveRow,
+        TimelineRow,
+    )
 }
 """The row type of every section that is a table."""
 

@@ -11,9 +11,6 @@ from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Verdict, drained_hosts
 from gpubench.records import dataclass
 
-PARTS_SECTION, CELLS_SECTION, ROUNDS_SECTION = "parts", "cells", "rounds"
-SCAN_COLLECTIVES_SECTION, EXCLUSIONS_SECTION = "scan_collectives", "exclusions"
-
 
 class PartKind(StrEnum):
     """The kind of part that is bad."""
@@ -53,7 +50,7 @@ class Tool(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPartRow(Record):
+class ScanPartRow(Record, section="parts"):
     """A bad part; a suspect if the scan confirmed nothing."""
 
     kind: Annotated[str, PartKind]  #: what it is
@@ -71,7 +68,7 @@ class ScanPartRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanCellRow(Record):
+class ScanCellRow(Record, section="cells"):
     """One rail of one node: its newest score and, if it is bad, the part that explains it."""
 
     node: str  #: host
@@ -90,7 +87,7 @@ class ScanCellRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanRoundRow(Record):
+class ScanRoundRow(Record, section="rounds"):
     """One round of a scan."""
 
     number: int  #: from 1
@@ -104,7 +101,7 @@ class ScanRoundRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanCollectiveRow(Record):
+class ScanCollectiveRow(Record, section="scan_collectives"):
     """A collective of many nodes beside what their parts predict."""
 
     subject: str  #: all, a half, a mixed half
@@ -118,7 +115,7 @@ class ScanCollectiveRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExclusionRow(Record):
+class ExclusionRow(Record, section="exclusions"):
     """A line of an exclude list, ready to be pasted."""
 
     tool: Annotated[str, Tool]  #: what it is for
@@ -134,11 +131,11 @@ _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
     """'3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), …', '1,021 are healthy'."""
-    rows = report.rows(PARTS_SECTION, ScanPartRow)
+    rows = report.rows(ScanPartRow)
     bad = [row for row in rows if row.verdict == Verdict.FAIL]
     nodes = len(metadata.hosts)
     if bad:
-        doubtful = {cell.node for cell in report.rows(CELLS_SECTION, ScanCellRow) if cell.verdict not in _JUDGED}
+        doubtful = {cell.node for cell in report.rows(ScanCellRow) if cell.verdict not in _JUDGED}
         yield from _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
         return
     suspects = {node for row in rows for node in row.nodes if row.kind in OF_ONE_NODE}

@@ -9,23 +9,8 @@ from typing import Any
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.facts.process import NCCL_LIB
 from gpubench.model.paths.transport import Conclusion
-from gpubench.model.results.backends import (
-    BACKENDS_SECTION,
-    LIBRARIES_SECTION,
-    BackendRow,
-    LibraryRow,
-    path_words,
-    speed_words,
-)
-from gpubench.model.results.compare import (
-    COMPARISON_SECTION,
-    MACHINES_SECTION,
-    Change,
-    ComparisonRow,
-    MachineRow,
-    Status,
-    bandwidth_lost,
-)
+from gpubench.model.results.backends import BackendRow, LibraryRow, path_words, speed_words
+from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, Status, bandwidth_lost
 from gpubench.model.results.ending import (
     EXCERPT,
     LATER,
@@ -37,23 +22,14 @@ from gpubench.model.results.ending import (
     part,
     remark_on_code,
 )
-from gpubench.model.results.fallback import (
-    OPERATIONS_SECTION,
-    PATHS_SECTION,
-    CommunicatorRow,
-    OperationRow,
-    TransportRow,
-)
+from gpubench.model.results.fallback import CommunicatorRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
-    CHECKS_SECTION,
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
     FINDINGS_SECTION,
     OVERLAP_SECTION,
-    VERDICTS_SECTION,
     CheckRow,
+    EvidenceRow,
     FallbackRow,
     Metadata,
     Report,
@@ -61,7 +37,7 @@ from gpubench.model.results.report import (
     Table,
     VerdictRow,
 )
-from gpubench.model.results.scan import PARTS_SECTION, ScanPartRow, scan_parts
+from gpubench.model.results.scan import ScanPartRow, scan_parts
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
 from gpubench.model.results.watch import watch_part
@@ -103,7 +79,7 @@ def _command(metadata: Metadata, root: Finding) -> str:
 
 def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
     root = worst(report.findings)
-    if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
+    if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(ScanPartRow)):
         yield from scan_parts(metadata, report)
     elif metadata.subject == "watch" and root is None:
         yield watch_part(report)
@@ -141,7 +117,7 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
 def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:
     is_figure = root.id in FIGURES
     if metadata.subject == "compare" and root.id in _SLOWER:
-        yield part(_slower_words(report.rows(COMPARISON_SECTION, ComparisonRow)) or root.subject)
+        yield part(_slower_words(report.rows(ComparisonRow)) or root.subject)
     elif is_figure and figures.slowest is not None:
         yield part(_reached(metadata, figures, root))
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
@@ -213,7 +189,7 @@ def _machine_words(row: MachineRow) -> str:
 
 def _staged_words(report: Report) -> Iterator[str]:
     """'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', of all communicators of a log."""
-    rows = report.rows("transports", TransportRow)
+    rows = report.rows(TransportRow)
     staged = [row for row in rows if row.host_staged]
     count, total = (sum(row.pairs for row in each) for each in (staged, rows))
     over = ", ".join(dict.fromkeys(row.transport for row in staged))
@@ -247,18 +223,18 @@ def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = N
 def _machine(metadata: Metadata, report: Report) -> str:
     names = [each[0].gpu or "GPU" for each in by_device(metadata.ranks)]
     names += [rank.gpu for rank in metadata.ranks if rank.gpu and rank.device is None]
-    names = names or [row.name or "GPU" for row in report.rows("gpus", GpuRow)]
+    names = names or [row.name or "GPU" for row in report.rows(GpuRow)]
     described = metadata.options.get("gpus")
     shared = ranks_per_gpu(metadata.ranks) or 1
     if not names and isinstance(described, dict):
         names = [str(each).partition(" ")[2] for each in described.values()]
     if not names:
         names = _checked(metadata, report)
-    if not names and any(not row.gpus and not row.failures for row in report.rows("nodes", NodeRow)):
+    if not names and any(not row.gpus and not row.failures for row in report.rows(NodeRow)):
         return "no GPU"
     if not names:
         dumps, of_ras = metadata.options.get("dumps"), metadata.options.get("ras")
-        if timed := sum(row.operations for row in report.rows(OPERATIONS_SECTION, OperationRow)):
+        if timed := sum(row.operations for row in report.rows(OperationRow)):
             return f"no rank keeps the others waiting in {counted(timed, 'operation')}"
         answered = f"no rank is behind in {counted(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
         return _job(report) or (f"no collective hangs in the dumps of {counted(dumps, 'rank')}" if dumps else answered)
@@ -269,7 +245,7 @@ def _machine(metadata: Metadata, report: Report) -> str:
 
 
 def _open(report: Report) -> Iterator[str]:
-    notes = {row.check: row.note or "" for row in report.rows(CHECKS_SECTION, CheckRow)}
+    notes = {row.check: row.note or "" for row in report.rows(CheckRow)}
     if notes.get(_PRESENT, "").startswith("GPU count"):
         yield notes[_PRESENT].partition(" (")[0]
     if _BELOW_CARD in notes.get(_NIC_STATE, ""):
@@ -280,7 +256,7 @@ def _checked(metadata: Metadata, report: Report) -> list[str]:
     from gpubench.model.results.result_file import MODELS
 
     models = metadata.options.get(MODELS) or ["GPU"]
-    return [" and ".join(models) for row in report.rows(VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"]
+    return [" and ".join(models) for row in report.rows(VerdictRow) if row.scope == "gpu"]
 
 
 def _model(name: str) -> str:
@@ -288,7 +264,7 @@ def _model(name: str) -> str:
 
 
 def _job(report: Report) -> str:
-    communicators = report.rows("communicators", CommunicatorRow)
+    communicators = report.rows(CommunicatorRow)
     found = {each.id for each in report.findings}
     if NOTHING_TO_CONNECT in found:
         return "nothing to connect: one rank"
@@ -297,15 +273,15 @@ def _job(report: Report) -> str:
         if EXCERPT in found:
             return f"{pairs} in this part of a log, of how many it does not say"
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
-    libraries = [row for row in report.rows(LIBRARIES_SECTION, LibraryRow) if row.found]
+    libraries = [row for row in report.rows(LibraryRow) if row.found]
     if libraries:
         versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIB)
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
         return f"{nccl}, {len(libraries)} libraries, packages and kernel modules found"
-    machines = report.rows(MACHINES_SECTION, MachineRow)
+    machines = report.rows(MachineRow)
     if machines:
         return _machine_words(machines[0])
-    compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
+    compared = [each for each in report.rows(ComparisonRow) if each.status == Status.COMPARED]
     if not compared:
         return ""
     least = min((each.noise_percent for each in compared if each.noise_percent is not None), default=0.0)
@@ -329,7 +305,7 @@ def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
 
 
 def _beside(metadata: Metadata, report: Report) -> list[str]:
-    rows = report.rows(BACKENDS_SECTION, BackendRow)
+    rows = report.rows(BackendRow)
     if not rows:
         return []
     named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
@@ -353,10 +329,10 @@ def _share(figure: SpeedFigure, of_what: str) -> str:
 
 
 def _paths(report: Report) -> Iterator[str]:
-    staged = {row.host_staged for row in report.rows("transports", TransportRow)}
-    conclusions = {row.conclusion for row in report.rows(FALLBACK_SECTION, FallbackRow)}
-    judged = any(row.check == "paths" and row.verdict == Verdict.PASS for row in report.rows(CHECKS_SECTION, CheckRow))
-    indirect = any("indirect" in row.transport for row in report.rows("transports", TransportRow))
+    staged = {row.host_staged for row in report.rows(TransportRow)}
+    conclusions = {row.conclusion for row in report.rows(FallbackRow)}
+    judged = any(row.check == "paths" and row.verdict == Verdict.PASS for row in report.rows(CheckRow))
+    indirect = any("indirect" in row.transport for row in report.rows(TransportRow))
     if judged or staged == {False} or conclusions == {Conclusion.DIRECT}:
         yield "no path through host memory, some through another GPU" if indirect else "all paths direct"
     elif conclusions == {Conclusion.POSSIBLE}:
@@ -392,7 +368,7 @@ def _gb_s(value: float) -> str:
 
 
 RUN = "run"
-_CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)  # Maybe millions; `fallback`, `transports` condense them
+_CONDENSED_ELSEWHERE = (EvidenceRow.section, PathRow.section)  # Maybe millions; `fallback`, `transports` condense them
 _SIZES_AND_NAMES = (
     *("collective", "dtype", "op", "placement", "setting", "group"),
     *("scope", "transport", "conclusion", "direction"),

@@ -36,11 +36,9 @@ from gpubench.model.results.report import PairRow, Record, RowsOfNode, Section, 
 from gpubench.model.terms.verdict import Origin
 from gpubench.records import dataclass
 
-TREE_SECTION = "tree"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(Record):
+class GpuRow(Record, section="gpus"):
     """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
 
     node: str  #: host name of the node
@@ -91,7 +89,7 @@ class GpuRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkRow(Record):
+class NvlinkRow(Record, section="nvlinks"):
     """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
 
     node: str  #: host name of the node
@@ -108,7 +106,7 @@ class NvlinkRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NicRow(Record):
+class NicRow(Record, section="nics"):
     """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
 
     node: str  #: host name of the node
@@ -138,7 +136,7 @@ class NicRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow(Record):
+class NodeRow(Record, section="nodes"):
     """One node: of which kind, and how it differs from it."""
 
     node: str  #: host name of the node
@@ -169,7 +167,7 @@ class NodeRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindRow(Record):
+class KindRow(Record, section="kinds"):
     """A group of equal nodes, named after the first; `odd` lists nodes that differ from it in little."""
 
     node_kind: str  #: letter of the kind
@@ -185,7 +183,7 @@ class KindRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow(Record):
+class TreeRow(Record, section="tree"):
     """One element of a node's PCI tree, in the order of drawing; `gb_s` is the bandwidth of the link above it."""
 
     node: str  #: host name of the node
@@ -197,7 +195,7 @@ class TreeRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow(Record):
+class RankRow(Record, section="ranks"):
     """One process of the job."""
 
     rank: int  #: number in the job
@@ -337,11 +335,13 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
 
 def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, Section]:
     """The sections of nodes and of their devices, for a report that is about more than those."""
-    return {
-        "nodes": Table(NodeRow.columns(), lambda: node_rows(nodes, kinds)),
-        "gpus": Table(GpuRow.columns(), lambda: gpu_rows_of(nodes)),
-        "nics": Table(NicRow.columns(), lambda: (row for node in nodes for row in nic_rows(node))),
-    }
+    return Table.by_section(
+        {
+            NodeRow: lambda: node_rows(nodes, kinds),
+            GpuRow: lambda: gpu_rows_of(nodes),
+            NicRow: lambda: (row for node in nodes for row in nic_rows(node)),
+        }
+    )
 
 
 def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:

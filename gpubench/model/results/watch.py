@@ -7,13 +7,11 @@ from typing import Annotated
 
 from gpubench.model.facts.traffic import FOREIGN_GB_S
 from gpubench.model.results.ending import LinePart, part
-from gpubench.model.results.fallback import HANGS_SECTION
+from gpubench.model.results.fallback import HangRow
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.records import dataclass
-
-JOBS_SECTION = "jobs"
 
 
 class DeviceKind(StrEnum):
@@ -40,7 +38,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficRow(Record):
+class TrafficRow(Record, section="traffic"):
     """The traffic of one GPU's links or one NIC port in one interval; null: unknown, and `note` says why."""
 
     seconds: float  #: since the watch began, at the end of the interval
@@ -68,7 +66,7 @@ class TrafficRow(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow(Record):
+class JobRow(Record, section="jobs"):
     """The conclusion on one job's traffic on one node, over the intervals with traffic."""
 
     node: str  #: host
@@ -147,10 +145,10 @@ _MOST_JOBS = 3
 
 def watch_part(report: Report) -> LinePart:
     """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged."""
-    if HANGS_SECTION in report.sections:
+    if HangRow.section in report.sections:
         seen = "RAS does not show whether operations go on: " if report.verdict is not Verdict.PASS else ""
         return part(f"{seen}no rank keeps others waiting")
-    rows = report.rows(JOBS_SECTION, JobRow)
+    rows = report.rows(JobRow)
     main: dict[tuple[str, str], JobRow] = {}
     for row in rows:
         main.setdefault((row.node, row.job), row)

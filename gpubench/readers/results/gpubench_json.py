@@ -12,23 +12,19 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 from gpubench.errors import UsageError, advising
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import (
-    CHECKS_SECTION,
     COLLECTIVE_COLUMNS,
-    EVIDENCE_SECTION,
     FINDINGS_SECTION,
     OVERLAP_SECTION,
     PAIR_COLUMNS,
-    PAIRS_SECTION,
-    ROWS_SECTION,
     SCHEMA_VERSION,
     TRAFFIC_SECTION,
-    VERDICTS_SECTION,
     CheckRow,
     CollectiveRow,
     EvidenceRow,
     Matrix,
     Metadata,
     PairRow,
+    Record,
     Report,
     Row,
     Section,
@@ -265,7 +261,7 @@ def _document_of_lines(text: str, name: str, sections: Container[str] | None) ->
 def _section(kind: Any, where: str) -> str:
     if not isinstance(kind, str):
         raise UsageError(f"{where}: its kind is {kind!r}", expected=EXPECTED, reason="the file was edited by hand")
-    return ROWS_SECTION if kind == "row" else kind
+    return CollectiveRow.section if kind == "row" else kind
 
 
 def _add(found: dict[str, Any], section: str, record: dict[str, Any]) -> None:
@@ -305,9 +301,9 @@ def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding],
         )
 
 
-T = TypeVar("T")
+Kind = TypeVar("Kind", bound=Record)
 
-_SECTIONS = (ROWS_SECTION, PAIRS_SECTION, EVIDENCE_SECTION, CHECKS_SECTION, VERDICTS_SECTION)
+_SECTIONS = ("rows", "pairs", "evidence", "checks", "verdicts")
 
 
 def read(text: str, name: str) -> ResultFile:
@@ -324,21 +320,21 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
     if not isinstance(metadata, dict):
         raise UsageError(f"{name} has no metadata", expected=EXPECTED, reason="the file was edited by hand")
     complete = document.get("complete") is True
-    findings = list(_records(Finding, document, FINDINGS_SECTION, name))
+    findings = [from_plain(Finding, each, where) for each, where in _each(document, FINDINGS_SECTION, name)]
     if document.get("verdict") is not None:
         verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
         _check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
-    verdicts = _records(VerdictRow, document, VERDICTS_SECTION, name)
+    verdicts = _records(VerdictRow, document, name)
     command = command_of(str(metadata.get("subject")), metadata.get("collective"))
     return ResultFile(
         name=name,
         kind=kind,
         circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
-        rows=tuple(_rows_from_json(CollectiveRow, document, ROWS_SECTION, name)),
-        pairs=tuple(_rows_from_json(PairRow, document, PAIRS_SECTION, name)),
-        evidence=tuple(_records(EvidenceRow, document, EVIDENCE_SECTION, name)),
+        rows=tuple(_rows_from_json(CollectiveRow, document, name)),
+        pairs=tuple(_rows_from_json(PairRow, document, name)),
+        evidence=tuple(_records(EvidenceRow, document, name)),
         findings=tuple(findings) if command.findings_only else None,
-        checks={row.check: row.verdict for row in _records(CheckRow, document, CHECKS_SECTION, name)},
+        checks={row.check: row.verdict for row in _records(CheckRow, document, name)},
         devices=tuple(row for row in verdicts if row.scope in ("gpu", "nic")),
         complete=complete,
         verdict=document.get("verdict"),
@@ -346,7 +342,8 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
     )
 
 
-def _rows_from_json(kind: type[R], document: Mapping[str, Any], section: str, name: str) -> Iterator[R]:
+def _rows_from_json(kind: type[R], document: Mapping[str, Any], name: str) -> Iterator[R]:
+    section = kind.section
     records = document.get(section)
     if isinstance(records, UnfoldedRows):
         return records.made(
@@ -368,8 +365,8 @@ def _are_possible(kind: Any, column: str, cells: Sequence[Any]) -> bool:
     return bool(least >= 0 if column in _NOT_NEGATIVE else least > 0)
 
 
-def _records(kind: type[T], document: Mapping[str, Any], section: str, name: str) -> Iterator[T]:
-    for each, where in _each(document, section, name):
+def _records(kind: type[Kind], document: Mapping[str, Any], name: str) -> Iterator[Kind]:
+    for each, where in _each(document, kind.section, name):
         yield from_plain(kind, each, where)
 
 
@@ -390,8 +387,8 @@ _WANTED = Wanted(
 _NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s")
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
 _STREAMED: Mapping[str, Sequence[str]] = {
-    ROWS_SECTION: COLLECTIVE_COLUMNS,
-    PAIRS_SECTION: PAIR_COLUMNS,
+    CollectiveRow.section: COLLECTIVE_COLUMNS,
+    PairRow.section: PAIR_COLUMNS,
     TRAFFIC_SECTION: TrafficRow.columns(),
     OVERLAP_SECTION: OverlapRow.columns(),
 }

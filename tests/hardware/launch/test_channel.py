@@ -12,26 +12,8 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.table import fallback_lines
 from gpubench.hardware import launch
 from gpubench.hardware.launch import ChannelReceiver, report_in
-from gpubench.model.results.backends import (
-    BACKENDS_SECTION,
-    MPI_SUPPORT_SECTION,
-    REFUSED_SECTION,
-    WINNERS_SECTION,
-    BackendRow,
-    MpiTrialRow,
-    RefusedRow,
-    WinnerRow,
-)
-from gpubench.model.results.report import (
-    CAUSES_SECTION,
-    FINDINGS_SECTION,
-    RANK_TIMES_SECTION,
-    ROWS_SECTION,
-    CauseRow,
-    CollectiveRow,
-    RankTimeRow,
-    Table,
-)
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow
+from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, CollectiveRow, RankTimeRow, Table
 from tests.formats.sample import METADATA, REPORT, ROW
 
 CAUSE = CauseRow(
@@ -50,12 +32,12 @@ CAUSE = CauseRow(
     link="https://docs.nvidia.com",
 )
 BESIDE_PATHS = {
-    CAUSES_SECTION: Table(CauseRow.columns(), lambda: [CAUSE]),
-    RANK_TIMES_SECTION: Table(RankTimeRow.columns(), list),
-    WINNERS_SECTION: Table(WinnerRow.columns(), list),
-    REFUSED_SECTION: Table(RefusedRow.columns(), list),
-    BACKENDS_SECTION: Table(BackendRow.columns(), list),
-    MPI_SUPPORT_SECTION: Table(MpiTrialRow.columns(), list),
+    CauseRow.section: Table(CauseRow.columns(), lambda: [CAUSE]),
+    RankTimeRow.section: Table(RankTimeRow.columns(), list),
+    WinnerRow.section: Table(WinnerRow.columns(), list),
+    RefusedRow.section: Table(RefusedRow.columns(), list),
+    BackendRow.section: Table(BackendRow.columns(), list),
+    MpiTrialRow.section: Table(MpiTrialRow.columns(), list),
 }
 
 SPEAKER = """
@@ -107,8 +89,8 @@ def test_everything_arrives_in_order(rows: int) -> None:
     assert CollectiveRow(**heard[2]["row"]) == ROW
     report = report_in(next(each for each in heard if each["kind"] == "end"))
     assert replace(report, sections={}) == REPORT
-    assert {*report.sections, ROWS_SECTION, FINDINGS_SECTION} == set(sections()), "none is lost on the way"
-    causes = report.sections[CAUSES_SECTION]
+    assert {*report.sections, CollectiveRow.section, FINDINGS_SECTION} == set(sections()), "none is lost on the way"
+    causes = report.sections[CauseRow.section]
     assert isinstance(causes, Table)
     assert list(causes.rows()) == [CAUSE]
     line, *_ = fallback_lines(report)

@@ -13,7 +13,7 @@ from gpubench.hardware.mpi.backends import TrialCommand, read_support
 from gpubench.hardware.mpi.trial import SIZES_BYTES
 from gpubench.jobs.collective.metadata import nothing_measured, with_mpi_support
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
-from gpubench.model.results.backends import MPI_SUPPORT_SECTION, MpiTrialRow
+from gpubench.model.results.backends import MpiTrialRow
 from gpubench.model.terms.verdict import Verdict
 
 SMALL, LARGE = SIZES_BYTES
@@ -115,7 +115,7 @@ def test_a_run_without_a_row_is_no_success(command: TrialCommand) -> None:
     report = with_mpi_support(nothing_measured(), support)
     assert (report.verdict, report.complete) == (Verdict.FAIL, True)
     assert [each.id for each in report.findings] == ["mpi-not-cuda-aware", "not-measured"]
-    rows = report.rows(MPI_SUPPORT_SECTION, MpiTrialRow)
+    rows = report.rows(MpiTrialRow)
     assert [(row.operation, row.size_bytes, row.outcome) for row in rows] == [
         ("crash", SMALL, "crashed"),
         ("crash", LARGE, "not tried"),

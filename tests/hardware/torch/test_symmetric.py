@@ -19,7 +19,7 @@ from gpubench.hardware.torch.symmetric import TorchSymmetric, check_operations
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.plans import AskedVariants
 from gpubench.measure.collective.variants import measure_variants
-from gpubench.model.results.backends import WINNERS_SECTION, RefusedRow, WinnerRow
+from gpubench.model.results.backends import RefusedRow, WinnerRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, RankIdentity
@@ -106,9 +106,9 @@ def test_beside_nccl_one_table_names_the_fastest_kernel_by_size(gpus: Any) -> No
     assert {row.wrong for row in rows} == {0}
     here = [(row.backend, row.setting) for row in rows if (row.size_bytes, row.placement) == (1024, "in_place")]
     assert here == [("nccl", None), ("torch:symm", None), ("torch:symm", "two-shot"), ("nccl", "again")]
-    names = {row.fastest for row in report.rows(WINNERS_SECTION, WinnerRow)}
+    names = {row.fastest for row in report.rows(WinnerRow)}
     assert names <= {"nccl", "torch:symm one-shot", "torch:symm two-shot"}
-    assert {row.candidates for row in report.rows(WINNERS_SECTION, WinnerRow)} == {3}
+    assert {row.candidates for row in report.rows(WinnerRow)} == {3}
 
 
 def test_gpus_that_share_no_memory_are_left_out_once_with_the_drivers_words(gpus: Any) -> None:
@@ -119,7 +119,7 @@ def test_gpus_that_share_no_memory_are_left_out_once_with_the_drivers_words(gpus
 
     rows, report = run_ranks(RANKS, body)[0]
     assert {row.backend for row in rows} == {"nccl"}
-    (refused,) = report.rows("refused", RefusedRow)
+    (refused,) = report.rows(RefusedRow)
     assert (refused.backend, refused.size_bytes) == ("torch:symm", None)
     expected = "PyTorch shares no memory between these GPUs: CUDA driver error: operation not supported"
     assert refused.reason == expected

@@ -28,7 +28,7 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import QUICK
-from gpubench.model.results.report import CHECKS_SECTION, CheckRow, Report
+from gpubench.model.results.report import CheckRow, Report
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, replies
 from tests.fakes.planted import job_of, simulated
@@ -103,7 +103,7 @@ READ_OF_A_GPU: dict[str, dict[str, Any]] = {
 def check_row(node: Snapshot, check: str) -> CheckRow:
     nodes = [Topology(node)]
     report = judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
-    return next(row for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == check)
+    return next(row for row in report.rows(CheckRow) if row.check == check)
 
 
 @pytest.mark.parametrize("check", READ_OF_A_GPU)
@@ -170,7 +170,7 @@ def test_where_nothing_was_read_nothing_passes() -> None:
     gpus = tuple(GpuFacts(index=index) for index in range(4))
     nodes = [Topology(Snapshot(host="n0", origin=Origin.RECORDED, source="", gpus=gpus))]
     report = judge(Facts(nodes, group(nodes), (), [None], QUICK, False))
-    passed = [row.check for row in report.rows(CHECKS_SECTION, CheckRow) if row.verdict == Verdict.PASS]
+    passed = [row.check for row in report.rows(CheckRow) if row.verdict == Verdict.PASS]
     assert (passed, report.verdict) == ([], Verdict.SKIP)
 
 
@@ -185,7 +185,7 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
     def notes(snapshots: list[Snapshot]) -> dict[str, str | None]:
         both = [Topology(each) for each in snapshots]
         report = judge(Facts(both, group(both), job_of(*snapshots).ranks, [None, None], QUICK, False))
-        return {row.check: row.note for row in report.rows(CHECKS_SECTION, CheckRow)}
+        return {row.check: row.note for row in report.rows(CheckRow)}
 
     found = notes(nodes)
     assert found["pcie_errors"] == "totals only on 1 node of 2: not read again under load"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpubench.measure.collective.cases import RankTimings
 from gpubench.model.facts.process import GpuCondition
-from gpubench.model.results.report import RANK_TIMES_SECTION, RankTimeRow, Table
+from gpubench.model.results.report import RankTimeRow, Table
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from tests.formats.sample import ROW
@@ -17,7 +17,7 @@ ON_TIME, LATE = EntryTimes(200, 5, 3e-6, 1e-6), EntryTimes(200, 190, 2e-3, 1e-6)
 
 
 def lines(rank_timings: RankTimings) -> list[RankTimeRow]:
-    section = rank_timings.sections()[RANK_TIMES_SECTION]
+    section = rank_timings.sections()[RankTimeRow.section]
     assert isinstance(section, Table)
     found = list(section.rows())
     assert all(isinstance(each, RankTimeRow) for each in found)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.measure.compare.machines import compare_machines
-from gpubench.model.results.compare import MACHINES_SECTION, MachineRow
+from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import collective_row
@@ -23,7 +23,7 @@ def sweep(*gb_s: float, **changes: Any) -> list[CollectiveRow]:
 
 
 def machines(report: Report) -> list[MachineRow]:
-    return report.rows(MACHINES_SECTION, MachineRow)
+    return report.rows(MachineRow)
 
 
 def test_a_faster_machine_by_peak_half_of_it_and_latency() -> None:

@@ -12,7 +12,7 @@ from gpubench.formats.registry import DATED, Style, Target
 from gpubench.measure.compare import report as history
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import HistorySelection, choose, compare_history
-from gpubench.model.results.compare import HISTORY_SECTION, HistoryRow, Use
+from gpubench.model.results.compare import HistoryRow, Use
 from gpubench.model.results.history import CUT_SHORT, ResultHead
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report, Table
 from gpubench.model.terms.verdict import Verdict
@@ -183,7 +183,7 @@ def test_a_slow_newest_result_fails_and_says_of_which_machine(tmp_path: Path) ->
     assert report.findings[0].id == "slower"
     assert report.findings[0].subject.startswith("2026-11-03T080000Z-allreduce-n2: 1 row")
     assert report.findings[0].next_command == f"Run the same command again with --output {tmp_path}/"
-    section = report.sections[HISTORY_SECTION]
+    section = report.sections[HistoryRow.section]
     assert isinstance(section, Table)
     assert {row.use for row in section.rows() if isinstance(row, HistoryRow)} == {Use.NEW, Use.BASE}
 

@@ -13,7 +13,7 @@ from gpubench.model.facts.process import (
     LibraryFile,
     LibraryUser,
 )
-from gpubench.model.results.backends import LIBRARIES_SECTION, LibraryRow
+from gpubench.model.results.backends import LibraryRow
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
@@ -35,7 +35,7 @@ def report(*facts: LibrariesFacts, dma_buf: bool | None = None) -> Report:
 
 
 def rows(found: Report) -> dict[str, LibraryRow]:
-    return {row.library: row for row in found.rows(LIBRARIES_SECTION, LibraryRow)}
+    return {row.library: row for row in found.rows(LibraryRow)}
 
 
 def one(found: Report) -> Finding:
@@ -91,7 +91,7 @@ def test_an_nccl_that_is_linked_into_torch_counts() -> None:
     found = report(host(files=(PIP,), users=(CUPY, torch)))
     assert one(found).seen == "NCCL 2.28.9 for CuPy 14.2.0; 2.21.5 for torch 2.6.0"
     assert "measurements with one do not apply to jobs with the other" in one(found).cause
-    linked = [row for row in found.rows(LIBRARIES_SECTION, LibraryRow) if row.note == "linked into torch"]
+    linked = [row for row in found.rows(LibraryRow) if row.note == "linked into torch"]
     assert [(row.library, row.version) for row in linked] == [(NCCL_LIB, "2.21.5")]
 
 

@@ -21,7 +21,7 @@ from gpubench.measure.collective.variants import SweepVariant
 from gpubench.measure.overlap import Cap, OverlapMeans, measure_overlap
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.results.backends import RefusedRow
-from gpubench.model.results.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.overlap import (
@@ -174,7 +174,7 @@ def test_every_size_has_a_row_under_every_cap(monkeypatch: pytest.MonkeyPatch) -
     assert {(row.wrong, row.verified, row.verdict, row.origin) for row in rows} == {(0, "last", "PASS", "measured")}
     assert {(row.sm_clock_mhz, row.power_w, row.throttled_by) for row in rows} == {(1755, 690.0, "sw_power_cap")}
     assert set(steps.orders) == set(StepOrder)
-    assert len(report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow)) == 2
+    assert len(report.rows(ShortestStepRow)) == 2
 
 
 def test_the_parts_of_a_slow_down_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_the_parts_of_a_slow_down_are_told_apart(monkeypatch: pytest.MonkeyPatch
 
 def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     report, rows, _ = run(monkeypatch, replace(ASKED, partner_count=None))
-    alone = {row.size_bytes: row.time_us / 1e6 for row in report.rows("rows", CollectiveRow)}
+    alone = {row.size_bytes: row.time_us / 1e6 for row in report.rows(CollectiveRow)}
     assert alone.keys() == {1024, 4096}
     for row in rows:
         assert row.partner_count == partner_operations(alone[row.size_bytes], GEMM) >= 2
@@ -202,13 +202,13 @@ def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest
 def test_caps_without_nccl_s_own_number_are_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     report, rows, _ = run(monkeypatch, replace(ASKED, ctas=(8,)))
     assert {row.ctas for row in rows} == {8}
-    assert report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow) == []
+    assert report.rows(ShortestStepRow) == []
 
 
 def test_a_cap_that_nccl_refuses_is_left_out_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     report, rows, _ = run(monkeypatch, refused=True)
     assert {row.ctas for row in rows} == {None}
-    (refused,) = report.rows("refused", RefusedRow)
+    (refused,) = report.rows(RefusedRow)
     assert (refused.setting, refused.reason) == ("8 CTAs", "invalid argument")
 
 
@@ -222,7 +222,7 @@ def test_wrong_data_beside_computation_fail_the_run(monkeypatch: pytest.MonkeyPa
     assert all(row.wrong == 2 * row.size_bytes // 2 for row in rows if row.size_bytes == 4096)
     assert report.verdict is Verdict.FAIL
     assert report.findings[0].id == WRONG_DATA
-    assert report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow) == [], "a step that does not do its work is none"
+    assert report.rows(ShortestStepRow) == [], "a step that does not do its work is none"
 
 
 def test_a_partner_s_wrong_results_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,7 +395,7 @@ def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> 
 def test_every_rank_looks_at_its_gpu_and_all_know_who_sends() -> None:
     asked = request(4)
     outcome = run(Fabric(), asked, machine(4, 4), foreign=2)
-    (cause,) = outcome.report.rows("causes", CauseRow)
+    (cause,) = outcome.report.rows(CauseRow)
     assert (cause.id, cause.confidence) == ("foreign-nvlink-traffic", "proven")
     assert "GB/s over NVLink while this job is idle" in cause.evidence
     assert cause.subject == "GPU2"

@@ -26,17 +26,7 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.results.report import (
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
-    CauseRow,
-    EvidenceRow,
-    FallbackRow,
-    Metadata,
-    PairRow,
-    Report,
-    Table,
-)
+from gpubench.model.results.report import CauseRow, EvidenceRow, FallbackRow, Metadata, PairRow, Report, Table
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.copies import LinkBytes, LinkCounters
@@ -163,14 +153,14 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
 
 
 def evidence(report: Report, source: str = "GPU0", destination: str = "GPU1") -> EvidenceRow:
-    table = report.sections[EVIDENCE_SECTION]
+    table = report.sections[EvidenceRow.section]
     assert isinstance(table, Table)
     rows = [row for row in table.rows() if isinstance(row, EvidenceRow)]
     return next(row for row in rows if (row.source, row.destination) == (source, destination))
 
 
 def fallback(report: Report) -> list[FallbackRow]:
-    table = report.sections[FALLBACK_SECTION]
+    table = report.sections[FallbackRow.section]
     assert isinstance(table, Table)
     return [row for row in table.rows() if isinstance(row, FallbackRow)]
 

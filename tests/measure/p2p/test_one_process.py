@@ -18,13 +18,13 @@ from gpubench.measure.p2p.request import (
     sweep_series,
 )
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
-from gpubench.measure.paths import observed as p2p_counters
+from gpubench.measure import paths as p2p_counters
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.results.report import PAIRS_SECTION, Matrix, Metadata, PairRow, Report, Table
+from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.terms.operation import CopyPattern, Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.profiles import ProfileMatch, load
@@ -125,8 +125,8 @@ def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
     assert {row.verdict for row in of(rows, peer="off")} == {None}
     assert recorder.steps == [(n, len(recorder.steps)) for n in range(len(recorder.steps))]
     assert len(recorder.steps) == request(4).steps(4)
-    assert report.main == PAIRS_SECTION
-    assert set(report.sections) == set(SECTIONS) - {PAIRS_SECTION, "findings"}
+    assert report.main == PairRow.section
+    assert set(report.sections) == set(SECTIONS) - {PairRow.section, "findings"}
 
 
 def test_figures_and_proof_of_the_path() -> None:

@@ -17,7 +17,7 @@ from gpubench.measure.scan.verdicts import (
 )
 from gpubench.model.results.report import Report
 from gpubench.model.results.rounds import NodeRail
-from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow, ScanPartRow
+from gpubench.model.results.scan import ScanCellRow, ScanPartRow
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
 
@@ -51,11 +51,9 @@ def test_half_of_a_rail_that_is_slow_is_never_green(
     """They were PASS, or WARN with exit code 0, or every node of the rail was named."""
     found = report(nodes, slow, seed=seed, quick=quick)
     assert found.verdict in (Verdict.INCONCLUSIVE, Verdict.FAIL, *([Verdict.WARN] if quick else []))
-    cells = () if quick else found.rows(CELLS_SECTION, ScanCellRow)
+    cells = () if quick else found.rows(ScanCellRow)
     assert all(row.verdict != Verdict.PASS for row in cells if NodeRail(int(row.node[4:]), row.rail) in slow)
-    named = {
-        node for row in found.rows(PARTS_SECTION, ScanPartRow) if row.verdict == Verdict.FAIL for node in row.nodes
-    }
+    named = {node for row in found.rows(ScanPartRow) if row.verdict == Verdict.FAIL for node in row.nodes}
     assert named <= {f"node{node}" for node, _ in slow}
 
 
@@ -81,8 +79,8 @@ def test_of_few_nodes_a_rail_of_which_one_nic_is_named_is_not_named_too() -> Non
 
 def test_a_leaf_of_which_some_nodes_are_well_is_not_named() -> None:
     found = report(60, of_nodes(range(24), range(3, 4), 0.5), leaf=32)
-    assert not [row for row in found.rows(PARTS_SECTION, ScanPartRow) if row.leaf]
-    well = [row for row in found.rows(CELLS_SECTION, ScanCellRow) if row.rail == 3 and int(row.node[4:]) >= 24]
+    assert not [row for row in found.rows(ScanPartRow) if row.leaf]
+    well = [row for row in found.rows(ScanCellRow) if row.rail == 3 and int(row.node[4:]) >= 24]
     assert {row.verdict for row in well} == {Verdict.INCONCLUSIVE}
 
 

@@ -10,7 +10,7 @@ from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
 from gpubench.model.results.rounds import NodeRail, ScanFabric
-from gpubench.model.results.scan import CELLS_SECTION, PARTS_SECTION, ScanCellRow
+from gpubench.model.results.scan import ScanCellRow, ScanPartRow
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import METADATA
@@ -47,9 +47,9 @@ def test_a_network_that_is_slow_for_all_alike_is_not_green(
 ) -> None:
     found = report(with_rates(nodes), SimulatedFabric(USUAL_GB_S, all_nodes(nodes, share)), quick=quick)
     assert found.verdict == verdict
-    cells = {row.verdict for row in found.rows(CELLS_SECTION, ScanCellRow)}
+    cells = {row.verdict for row in found.rows(ScanCellRow)}
     assert cells == ({Verdict.PASS} if verdict is Verdict.PASS else {Verdict.WARN})
-    assert not list(found.rows(PARTS_SECTION, ScanCellRow))
+    assert not list(found.rows(ScanPartRow))
     assert {each.severity for each in below(found)} == ({verdict} - {Verdict.PASS})
 
 
@@ -75,7 +75,7 @@ def test_two_of_three_nodes_that_are_slow_alike_are_not_green() -> None:
 def test_a_rail_that_is_named_is_not_told_twice_and_those_beside_it_are_well() -> None:
     found = report(with_rates(16), SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.4, range(2, 3))))
     assert below(found) == []
-    verdicts = {row.rail: row.verdict for row in found.rows(CELLS_SECTION, ScanCellRow)}
+    verdicts = {row.rail: row.verdict for row in found.rows(ScanCellRow)}
     assert verdicts == {0: Verdict.PASS, 1: Verdict.PASS, 2: Verdict.FAIL, 3: Verdict.PASS}
 
 

@@ -10,7 +10,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import DriverFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, TOPO_SECTIONS, Matrix, Record, Report, Table
+from gpubench.model.results.report import FINDINGS_SECTION, TOPO_SECTIONS, Matrix, PairRow, Record, Report, Table
 from gpubench.model.terms.verdict import Verdict
 
 
@@ -27,7 +27,7 @@ def rows(report: Report, section: str) -> Sequence[dict[str, object]]:
 def test_sections_are_there_and_in_order() -> None:
     report = examine(cluster("hgx-h100-8"))
     assert (*report.sections, FINDINGS_SECTION) == TOPO_SECTIONS
-    assert report.main == PAIRS_SECTION == "pairs"
+    assert report.main == PairRow.section == "pairs"
     assert report.complete
     assert [name for name, section in report.sections.items() if isinstance(section, Matrix)] == [
         *("matrix", "peer_access", "limits"),
@@ -94,7 +94,7 @@ def test_a_node_with_nothing_in_it_is_shown() -> None:
     empty = Topology(replace(node.snapshot, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="no driver")))
     report = examine([empty])
     assert report.verdict is Verdict.SKIP
-    assert rows(report, "gpus") == rows(report, PAIRS_SECTION) == []
+    assert rows(report, "gpus") == rows(report, PairRow.section) == []
 
 
 def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:

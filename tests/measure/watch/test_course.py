@@ -14,7 +14,7 @@ from gpubench.model.facts.traffic import GpuReading, NodeRates, NodeReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Report
-from gpubench.model.results.watch import JOBS_SECTION, JobRow, Way
+from gpubench.model.results.watch import JobRow, Way
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Ways, facts, gpu, job, nic, node, task
 
@@ -36,7 +36,7 @@ def watched(intervals: Sequence[NodeRates], *faults: str, name: str = "hgx-h200-
 
 
 def rows(report: Report) -> list[JobRow]:
-    return report.rows(JOBS_SECTION, JobRow)
+    return report.rows(JobRow)
 
 
 def test_only_what_is_direct_passes() -> None:

@@ -8,7 +8,7 @@ from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import FALLBACK_SECTION, CollectiveRow, FallbackRow, Table
+from gpubench.model.results.report import CollectiveRow, FallbackRow, Table
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.verdict import Origin, Verdict
@@ -88,7 +88,7 @@ def test_a_gate_passes_no_path_that_nobody_saw(conclusion: Conclusion) -> None:
         pairs=("GPU0 → GPU1",),
         how="",
     )
-    table = {FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: [row])}
+    table = {FallbackRow.section: Table(FallbackRow.columns(), lambda: [row])}
     seen = replace(report(Verdict.PASS), sections=table)
     for strict in (True, False):
         asked = replace(METADATA, subject="topo", options={"strict": strict})
