@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p import rows as p2p_rows
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import (
@@ -18,7 +19,6 @@ from gpubench.measure.p2p.request import (
     sweep_series,
 )
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
-from gpubench.measure import paths as p2p_counters
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
