@@ -1,7 +1,7 @@
 """What is observed of paths, and what explains them: bytes of links, idle links, NCCL's log, and conditions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from time import perf_counter, sleep
@@ -33,6 +33,7 @@ from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.ports.traffic import GpuUsers, NoUsers
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
+from gpubench.records import dataclass
 
 _COUNTED_FROM_BYTES = 2**20  # NVLink counters tick in KiB, and other traffic ticks too
 PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters start again from 0 there

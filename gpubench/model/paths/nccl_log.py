@@ -5,7 +5,7 @@ A job of a thousand ranks has a million pairs and few different sets of channels
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cache
 from statistics import median
