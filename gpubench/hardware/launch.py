@@ -187,17 +187,13 @@ class RankWatch:
         """True once the launcher has ended, or has outlived its ranks for longer than it needs to notice."""
         if self._job.poll() is not None:
             return True
-        if _has_living_child(self._job.pid):
+        lists = (text_of(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
+        stats = (text_of(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
+        if any(stat is not None and stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats):
             self._had_ranks, self._alone_since = True, None
         elif self._had_ranks and self._alone_since is None:
             self._alone_since = time.monotonic()
         return self._alone_since is not None and time.monotonic() - self._alone_since > self._seconds_to_follow
-
-
-def _has_living_child(pid: int) -> bool:
-    lists = (text_of(path) or "" for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    stats = (text_of(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
-    return any(stat is not None and stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats)
 
 
 def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
@@ -290,14 +286,11 @@ class ChannelReceiver:
 
 
 def _has_lines(selector: selectors.BaseSelector) -> bool:
-    """True where a rank, or the watchdog of one, has not hung up."""
     keys = (selector.get_map() or {}).values()
     return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
 
 
 class _Lines:
-    """Bytes that arrive in pieces, given out in whole lines."""
-
     rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -443,7 +436,6 @@ def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: S
 
 
 def _pmi_of(srun: str) -> str:
-    """What this srun speaks to MPI: pmix where it can."""
     try:
         answer = subprocess.run(
             [srun, "--mpi=list"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False

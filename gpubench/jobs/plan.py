@@ -169,7 +169,6 @@ class FoundCurves:
     def _of_one_backend(
         self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
     ) -> Sequence[tuple[CollectiveRow, ResultFile]]:
-        """Rows of the backend that trains where there are several, and measured rows rather than simulated ones."""
         backends = sorted({row.backend for row, _ in found}, key=_PREFERRED.index)
         if not backends:
             return []
@@ -246,7 +245,6 @@ def _above_latency(seconds_of: Callable[[int], float]) -> list[tuple[int, float]
 
 
 def _is_usual(row: CollectiveRow) -> bool:
-    """Rows of the whole job as NCCL ran them by itself, in a plain loop."""
     return (
         row.group is None and row.mode == Mode.THROUGHPUT and not row.graph and row.setting is None and row.time_us > 0
     )
@@ -339,17 +337,11 @@ def _product_timer() -> "ProductTimer":
 _MILLISECONDS = 1e3
 
 
-def compute_times(plan: TrainingPlan, machine: PlannedMachine) -> ComputeTimes:
-    """Forward and backward of one microbatch on one GPU.
-
-    Raises:
-        UsageError: nothing is known of the GPU, or --measure has no GPU to measure on.
-        CouldNotMeasureError: the measurement failed.
-    """
+def _compute_times(plan: TrainingPlan, machine: PlannedMachine) -> ComputeTimes:
     sheet = times_of_sheet(plan.model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.forward_ms is not None or plan.backward_ms is not None:
-        return _given(plan, copy_gb_s)
+        return _with_other_pass(plan, copy_gb_s)
     if plan.measure:
         if not machine.is_here:
             raise UsageError(
@@ -380,8 +372,7 @@ _ANY_TFLOPS = 300.0
 """A speed to begin with where a measured step says which it is."""
 
 
-def _given(plan: TrainingPlan, copy_gb_s: float | None) -> ComputeTimes:
-    """What one pass is not said to take follows from the other."""
+def _with_other_pass(plan: TrainingPlan, copy_gb_s: float | None) -> ComputeTimes:
     backward_ms, forward_ms = plan.backward_ms, plan.forward_ms
     if backward_ms is None:
         backward_ms = BACKWARD_OVER_FORWARD * (forward_ms or 0.0)
@@ -442,7 +433,7 @@ def _outcome(
         ranked=ranked,
         faults=fault_costs(best, cases),
         times=times,
-        as_expected=_as_expected(machine, curves, best),
+        as_expected=_step_as_expected(machine, curves, best),
         profile="" if machine.profile is None else machine.profile.name,
     )
     notes += _notes(machine, found, outcome)
@@ -464,7 +455,7 @@ def job_of(
     job = StepJob(
         model=plan.model,
         layout=ParallelLayout(data=gpus),
-        compute=compute_times(plan, machine),
+        compute=_compute_times(plan, machine),
         times=times,
         contention=ContentionTable(own, found.contention_source, USUAL_CONTENTION),
         settings=_settings(plan),
@@ -474,7 +465,6 @@ def job_of(
 
 
 def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
-    """The job with the speed of computation at which its layout, on the GPUs of the measured step, takes that step."""
     measured_on = plan.measured_on or gpus
     layout = parse_layout(plan.layouts[0], measured_on)
     check_layout(plan.model, layout)
@@ -561,7 +551,6 @@ def _not_divided(sequences: int, plan: TrainingPlan, gpus: int) -> UsageError:
 def _does_not_fit(
     plan: TrainingPlan, machine: PlannedMachine, asked: Sequence[CandidateLayout], gpus: int, memory: int
 ) -> UsageError:
-    """No layout fits: the one that needs least, and what would fit."""
     least = min(asked, key=lambda each: each.need.total)
     optimizer_bytes = OPTIMIZER_BYTES if plan.with_optimizer else 0
     would = f"a smaller --batch or --sequence: {format_memory(least.need.activations)} are activations"
@@ -591,8 +580,7 @@ def _does_not_fit(
 _MOST_DOUBLINGS = 15
 
 
-def _as_expected(machine: PlannedMachine, curves: FoundCurves, best: StepPrediction) -> StepPrediction | None:
-    """The same step with the collectives that the profile expects; None where the step's own are these."""
+def _step_as_expected(machine: PlannedMachine, curves: FoundCurves, best: StepPrediction) -> StepPrediction | None:
     if machine.profile is None or all(curve.origin == CurveOrigin.EXPECTED for curve in curves.found.values()):
         return None
     try:

@@ -119,7 +119,7 @@ def _of_sources(plan: TrainingPlan, files: Sequence[ResultFile]) -> PlannedMachi
         machine = _of_profile(plan.simulate, plan.nodes)
         _check_same(machine, models, plan, f"--simulate {plan.simulate}")
         return machine
-    here = _here(plan)
+    here = _gpus_here(plan)
     if here is not None:
         _check_same(here, models, plan, "this machine")
         return here
@@ -178,8 +178,7 @@ def _of_profile(name: str, nodes: int | None) -> PlannedMachine:
     )
 
 
-def _here(plan: TrainingPlan) -> PlannedMachine | None:
-    """The GPUs of this host; None where it has none."""
+def _gpus_here(plan: TrainingPlan) -> PlannedMachine | None:
     from gpubench.jobs.sources import Here
     from gpubench.profiles import profile_for
 
@@ -295,7 +294,7 @@ def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
     """
     from gpubench.hardware.simulated.machine import OF_DOMAINS
 
-    if nodes == 1 and fault_has(fault, OF_DOMAINS):
+    if nodes == 1 and _fault_has(fault, OF_DOMAINS):
         return None
     node = None if fault.node is None else fault.node % nodes
     if fault.index is None or fault.subject not in (Subject.GPU, Subject.LINK):
@@ -309,28 +308,26 @@ def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
     return replace(fault, node=node, index=first, second=(first + 1) % gpus if first == second else second)
 
 
-def not_modelled(fault: Fault, machine: PlannedMachine) -> str:
-    """Why nothing follows from a fault for the times of collectives, though on a machine something may; else empty."""
+def _not_modelled(fault: Fault, machine: PlannedMachine) -> str:
     assert machine.profile is not None
     if fault.command and fault.subject is not Subject.NIC:
         return f"only {fault.command} knows of it"
     if key := fault.unmodelled(COLLECTIVES):
         return f"what {key} does to {COLLECTIVES} is not modelled"
     keys = ", ".join(key for key, _ in fault.settings)
-    if fault.subject is Subject.NIC and fault.get("bandwidth") and fault_has(fault, _OF_PORT):
+    if fault.subject is Subject.NIC and fault.get("bandwidth") and _fault_has(fault, _OF_PORT):
         return f"what {keys} of one NIC do together is not modelled"
     domain = machine.profile.domain
     if fault.subject is Subject.NIC and domain is not None and machine.nodes <= domain.nodes:
         return "no NIC carries anything inside an NVLink domain"
-    if machine.nodes > 1 and fault.subject is Subject.GPU and machine.profile.nvlink and fault_has(fault, _SLOT):
+    if machine.nodes > 1 and fault.subject is Subject.GPU and machine.profile.nvlink and _fault_has(fault, _SLOT):
         return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
     if not _changes_links(fault, machine.profile):
         return f"no time of a collective follows from {keys}"
     return ""
 
 
-def fault_has(fault: Fault, keys: Sequence[str]) -> bool:
-    """True where it sets one of these."""
+def _fault_has(fault: Fault, keys: Sequence[str]) -> bool:
     return any(fault.get(key) for key in keys)
 
 
@@ -338,14 +335,13 @@ def _changes_links(fault: Fault, profile: "Profile") -> bool:
     from gpubench.hardware.simulated.links import node_links
     from gpubench.hardware.simulated.machine import OF_DOMAINS
 
-    own = as_rates(fault, profile)
-    return fault_has(fault, OF_DOMAINS) or node_links(profile, own) != node_links(profile, ())
+    own = _as_rates(fault, profile)
+    return _fault_has(fault, OF_DOMAINS) or node_links(profile, own) != node_links(profile, ())
 
 
-def check_reachable(model: FaultModel, text: str) -> None:
-    """Raise UsageError for a fault that the machine cannot have, or that leaves GPUs which no other one reaches."""
+def _check_reachable(model: FaultModel, text: str) -> None:
     machine = model.machine
-    if any(each.subject is Subject.GPU and fault_has(each, _GONE) for each in model.faults):
+    if any(each.subject is Subject.GPU and _fault_has(each, _GONE) for each in model.faults):
         raise UsageError(
             f"--fault {text}: the job has no such GPU then",
             expected="a fault that all GPUs of the job outlive",
@@ -364,7 +360,7 @@ def check_reachable(model: FaultModel, text: str) -> None:
         ) from None
 
 
-def as_rates(fault: Fault, profile: "Profile") -> tuple[Fault, ...]:
+def _as_rates(fault: Fault, profile: "Profile") -> tuple[Fault, ...]:
     """A share of a NIC that nothing tells of as rates, which the model knows: those of the NICs beside it on the node.
 
     NCCL gives every channel the same share of the bytes, and so a rail of which it does not know that it is slow
@@ -402,8 +398,7 @@ _NVLINKS = ("nvlink-down", "nvlinks-all-down", "nvlink-disabled")
 _MOST = 16
 
 
-def faults_told(path: Path) -> list[str]:
-    """Each once; of very many the first. UsageError where the file cannot be read, or is no result of gpubench's."""
+def _faults_told(path: Path) -> list[str]:
     report = read_stored(path).report
     found = [each for finding in report.findings for each in _of_finding(finding)]
     found += [each for row in report.rows(ScanPartRow) for each in _of_part(row)]
@@ -467,7 +462,7 @@ def fault_cases(
         # Of what plan models, a fault of all nodes costs what it costs on one: the whole domain falls back.
         fault = parse_faults(text, machine.nodes)[0]
         _check_subject(machine, fault)
-        if why := not_modelled(fault, machine):
+        if why := _not_modelled(fault, machine):
             if source == ASKED:
                 raise UsageError(
                     f"--fault {text} with plan",
@@ -482,7 +477,6 @@ def fault_cases(
 
 
 def _check_subject(machine: PlannedMachine, fault: Fault) -> None:
-    """Raise UsageError for a node, GPU or NIC that the machine does not have."""
     from gpubench.hardware.simulated.links import node_links
     from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
 
@@ -493,8 +487,8 @@ def _check_subject(machine: PlannedMachine, fault: Fault) -> None:
 
 def _case(machine: PlannedMachine, text: str, fault: Fault, source: str) -> FaultCase:
     assert machine.profile is not None
-    model = FaultModel(machine, as_rates(fault, machine.profile))
-    check_reachable(model, text)
+    model = FaultModel(machine, _as_rates(fault, machine.profile))
+    _check_reachable(model, text)
     return FaultCase(
         text=text,
         what=_words(fault),
@@ -508,15 +502,15 @@ def _words(fault: Fault) -> str:
     from gpubench.hardware.simulated.links import STAGING
     from gpubench.hardware.simulated.machine import OF_DOMAINS
 
-    if fault_has(fault, OF_DOMAINS):
+    if _fault_has(fault, OF_DOMAINS):
         return "an NVLink domain that uses its NICs"
     whose = "a pair" if fault.subject is Subject.LINK else "a GPU"
-    if fault_has(fault, STAGING):
+    if _fault_has(fault, STAGING):
         return f"{whose} that goes through host memory"
     if links := fault.get("nvlink"):
         return f"{whose} with {links} NVLinks"
     if fault.subject is Subject.NIC:
-        return "a node without a rail" if fault_has(fault, ("missing", "state")) else "a slow rail"
+        return "a node without a rail" if _fault_has(fault, ("missing", "state")) else "a slow rail"
     if speed := fault.get("speed"):
         return f"{whose} at {float(speed):.0%} of its links' speed"
     return f"{whose} with a slower PCIe link"
@@ -536,8 +530,7 @@ def _usual(machine: PlannedMachine) -> Iterator[str]:
 
 
 def _of_file(path: Path, machine: PlannedMachine) -> list[str]:
-    """The faults that a stored check or scan tells of, as --fault writes them."""
-    found = faults_told(path)
+    found = _faults_told(path)
     if not found:
         raise UsageError(
             f"{path} tells of no fault whose cost can be predicted",

@@ -29,7 +29,6 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK
-from gpubench.model.results.report import Report
 from gpubench.model.results.rounds import (
     MOST_RAILS,
     ROUNDS,
@@ -189,7 +188,7 @@ def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Ke
 
     def kept(planned: PlannedRound, outcome: RoundOutcome) -> None:
         keep(planned, outcome)
-        display.update(planned.number, most_rounds(planned.phase), f"rounds at most, after {planned.phase}")
+        display.update(planned.number, _most_rounds(planned.phase), f"rounds at most, after {planned.phase}")
 
     try:
         yield kept
@@ -197,8 +196,7 @@ def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Ke
         display.stop()
 
 
-def most_rounds(phase: ScanPhase) -> int:
-    """The rounds that a scan in this phase has at most; one whose screening finds nothing ends with it."""
+def _most_rounds(phase: ScanPhase) -> int:
     if phase is ScanPhase.SCREENING:
         return ROUNDS[phase]
     return sum(ROUNDS[each] for each in (ScanPhase.SCREENING, ScanPhase.SUSPECTS, ScanPhase.CONFIRMATION))
@@ -383,7 +381,6 @@ def read_rounds(directory: Path) -> KeptScan:
 
 
 def _without(kept: KeptScan, absent: StoredAbsent) -> KeptScan:
-    """Nodes that were absent are gone in the round before, those of a first phase 0 before all."""
     gone = absent.nodes(kept.fabric)
     before = BeforeRounds(kept.before.gone, {**absent.rails(kept.fabric), **kept.before.failed})
     if kept.outcomes:
@@ -501,7 +498,7 @@ def deliver(
             "strict": plan.strict,
             "seed": seed,
             "rails": fabric.rails,
-            **_sharing(plan.ranks_per_gpu),
+            **_gpu_sharing(plan.ranks_per_gpu),
             "leaves": len(set(filter(None, fabric.leaves))),
             "rounds": len(course.outcomes),
             "seconds": round(sum(each.seconds for each in course.outcomes), 3),
@@ -515,20 +512,15 @@ def deliver(
         presenter.begin(metadata, ())
         presenter.end(report)
         if plan.hostfile is not None:
-            _write_hostfile(plan.hostfile, report)
+            rows = report.rows(ExclusionRow)
+            lines = [f"{row.line}\n" for row in rows if row.tool == Tool.MPIRUN]
+            with naming_output(plan.hostfile):
+                plan.hostfile.write_text("".join(lines), encoding="utf-8")
         return presenter.exit_code
 
 
-def _sharing(ranks_per_gpu: int) -> dict[str, float]:
-    """How ranks share a GPU, where they do; the share of its SMs where an MPS server runs them at the same time."""
+def _gpu_sharing(ranks_per_gpu: int) -> dict[str, float]:
     if ranks_per_gpu == 1:
         return {}
     share = {"sm_percent": sm_percent(os.environ)} if mps_serves(os.environ) else {}
     return {"ranks_per_gpu": ranks_per_gpu, **share}
-
-
-def _write_hostfile(path: Path, report: Report) -> None:
-    rows = report.rows(ExclusionRow)
-    lines = [f"{row.line}\n" for row in rows if row.tool == Tool.MPIRUN]
-    with naming_output(path):
-        path.write_text("".join(lines), encoding="utf-8")

@@ -202,7 +202,6 @@ def _scan(
     supervisor: Supervisor,
     coordinator: Coordinator | None,
 ) -> tuple[bool, int]:
-    """Whether everybody is still there, and the exit code."""
     if coordinator is None:
         try:
             return supervisor.serve(meeting.cards, plan.round_timeout_s), 0
@@ -238,7 +237,6 @@ def _serve(supervisor: Supervisor, meeting: ScanMembers, deadline_s: float) -> N
 
 
 def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, coordinator: Coordinator) -> int:
-    """The whole scan, on rank 0."""
     fabric = _fabric(plan, meeting)
     seed, measurer, kept = plan.seed, cast("RoundMeasurer", coordinator), None
     gone: dict[int, str] = {}
@@ -288,7 +286,6 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
 
 
 def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
-    """Rings of nodes by their numbers in the scan; `numbers` are these by those of the job."""
     now = {then: number for number, then in numbers.items()}
 
     def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
@@ -320,7 +317,6 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
 
 
 def _finish_within(seconds: float, code: int) -> None:
-    """End MPI; where that hangs, for somebody died meanwhile, this process ends all the same."""
     timer = threading.Timer(seconds, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
@@ -359,10 +355,6 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
 
 
 def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
-    """Become the mpirun of so many ranks on this host, each of which measures all its GPUs as a node of its own.
-
-    Raises GpubenchError: too few ranks to tell apart, no GPU, or no mpirun.
-    """
     check_node_count(ranks)
     usable_driver(f"scan {SHARING_OPTION} {ranks}")
     mpirun = find_launcher()
@@ -373,7 +365,6 @@ def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
 
 
 def _launch(environment: Mapping[str, str]) -> str:
-    """The command that starts a rank a node: on the nodes of this Slurm allocation, else on those of a file."""
     if environment.get("SLURM_JOB_ID"):
         return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
     return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
@@ -425,7 +416,6 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 
 def _facts(simulation: Simulation) -> list[Finding]:
-    """What the facts of the nodes show, where a fault is planted that they do."""
     if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()
@@ -434,7 +424,6 @@ def _facts(simulation: Simulation) -> list[Finding]:
 
 
 def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:
-    """Judge the rounds of a folder again."""
     rounds = ResumedRounds(kept.outcomes, None)
     quick = is_quick(plan.quick, kept)
     course = scan(kept.fabric, kept.stored.seed, rounds, quick=quick, keep=lambda *_: None, before=kept.before)

@@ -112,18 +112,15 @@ class PlanView(ReportView):
 
 
 def _host_column(rows: Sequence[LayoutRow]) -> Column:
-    """What a step waits for the host."""
     return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 5, right=True)
 
 
 def _span(least: float, most: float) -> str:
-    """A range of milliseconds, or one number where both ends read alike."""
     low, high = (f"{each:.{1 if most < 100 else 0}f}" for each in (least, most))
     return low if low == high else f"{low} to {high}"
 
 
 def _tokens(row: LayoutRow) -> str:
-    """Tokens per second at the ends of the range of the step."""
     low, high = (f"{row.tokens_per_second * row.step_ms / each:,.0f}" for each in (row.step_most_ms, row.step_least_ms))
     return low if low == high else f"{low} to {high}"
 

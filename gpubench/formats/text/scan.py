@@ -47,7 +47,6 @@ class ScanView(ReportView):
         self._page.print("")
 
     def _cells(self, cells: Sequence[ScanCellRow], parts: Sequence[ScanPartRow]) -> None:
-        """The cells that are not well; of a part with many the worst, as all of a leaf are alike."""
         bad = [row for row in cells if row.verdict != Verdict.PASS]
         if not bad:
             return
@@ -101,7 +100,6 @@ class ScanView(ReportView):
             self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
 
     def _exclusions(self, rows: Sequence[ExclusionRow]) -> None:
-        """Lists to paste; the hostfile has a line a node."""
         if all(row.tool == Tool.MPIRUN for row in rows):
             return
         self._page.print("", "to leave the bad nodes out:")

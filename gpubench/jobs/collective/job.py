@@ -89,11 +89,10 @@ def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> 
 def run_launched(channel: str, launch: "LaunchedBy") -> int:
     """Be a rank with the plan that the gpubench at the other end of the channel wrote; the exit code."""
     of_rank = from_plain(RankPlan, json.loads(_beside(channel).read_text()))
-    return run_as_rank(of_rank.plan(), of_rank.arguments, launch)
+    return _run_as_rank(of_rank.plan(), of_rank.arguments, launch)
 
 
-def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
-    """Be a rank of a collective; the exit code."""
+def _run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
     from gpubench.hardware.host import gpus_of_host
     from gpubench.jobs import rank
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
@@ -291,8 +290,6 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 
 
 class _LaunchedJob:
-    """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
-
     def __init__(
         self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None], *, is_soak: bool = False
     ) -> None:
@@ -308,7 +305,6 @@ class _LaunchedJob:
         self._is_overlap = False
 
     def listen(self, ranks: launch.ChannelReceiver) -> None:
-        """Present messages until the job is over, and then end what is left of it."""
         try:
             for message in ranks.messages(self._job):
                 if isinstance(message, str):
@@ -327,7 +323,6 @@ class _LaunchedJob:
         return not spoke and self._launcher_code == launch.DAEMON_FAILED
 
     def exit_code(self) -> int:
-        """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
         if self._presenter.report is None:
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
             killed = killed_before(self._lost, self._error_at)
@@ -339,7 +334,6 @@ class _LaunchedJob:
         return self._presenter.exit_code
 
     def _set_deadline(self, ranks: launch.ChannelReceiver) -> None:
-        """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
         if self._error is not None or self._lost:
             ranks.expect_end(_SECONDS_TO_END)
         elif self._presenter.report is not None:
@@ -447,7 +441,7 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
         from gpubench.jobs.collective.turns import refuse_turns_under_launcher
 
         refuse_turns_under_launcher(plan.variants.processes, launch)
-    return run_as_rank(plan, arguments, launch)
+    return _run_as_rank(plan, arguments, launch)
 
 
 def run_overlap(plan: CollectivePlan, asked: OverlapAsked, arguments: Sequence[str]) -> int:
@@ -461,4 +455,4 @@ def run_overlap(plan: CollectivePlan, asked: OverlapAsked, arguments: Sequence[s
     if launch is None:
         return launch_ranks(plan, arguments)
 
-    return run_as_rank(plan, arguments, launch)
+    return _run_as_rank(plan, arguments, launch)

@@ -146,7 +146,6 @@ class OverlapRankJob(CollectiveRankJob):
 
 
 def _cap(ctas: int, request: SweepRequest, group: Group, backend: NcclBackend, library: NcclLibrary) -> Cap:
-    """A cap by the configuration of a communicator, else by the environment while it is made."""
     opened: list[CollectiveCalls] = []
     by_configuration = takes_caps(library)
 

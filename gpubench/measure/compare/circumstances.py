@@ -55,7 +55,6 @@ def _other_gpus(one: ResultFile, other: ResultFile) -> Iterator[str]:
 
 
 def _counted(models: Sequence[str]) -> str:
-    """'4 × NVIDIA H200'."""
     return " and ".join(f"{count} × {model}" for model, count in Counter(models).items())
 
 
@@ -98,7 +97,6 @@ def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
 def _rows(
     before: Sequence[Texts | None], after: Sequence[Texts | None], absent: str | None
 ) -> Iterator[CircumstanceRow]:
-    """A row a name. `absent` is what it means that a file which tells of such things does not tell of this one."""
     for name in dict.fromkeys(name for each in (*before, *after) for name in each or ()):
         base, new = (_joined(name, [each for each in side if each is not None], absent) for side in (before, after))
         yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
@@ -120,5 +118,4 @@ def _single(each: FileCircumstances) -> Texts:
 
 
 def _libraries(each: FileCircumstances) -> Texts:
-    """Without the file that a library was loaded from: two environments with the same version are alike."""
     return {name: text.partition(" from ")[0] for name, text in each.libraries.items()}

@@ -44,8 +44,7 @@ _LOOKED_AT = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
 _STATUSES = tuple(FindingStatus)
 
 
-def all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True if every file of both sides has the findings of its run."""
+def _all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
     return all(file.findings is not None for file in (*base, *new))
 
 
@@ -68,7 +67,6 @@ def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
 
 
 def _key_now(key: tuple[str, str], after: _FindingsBySubject) -> tuple[str, str]:
-    """The key of an old finding in the new results: some conditions were renamed or split."""
     now = ((id_, key[1]) for id_ in ids_now(key[0]))
     return key if key in after else next((each for each in now if each in after), key)
 
@@ -102,14 +100,12 @@ def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
 
 
 def _verdict(severity: Verdict) -> Verdict:
-    """The verdict on a new finding: its severity; a SKIP is not a change."""
     return Verdict.PASS if severity is Verdict.SKIP else severity
 
 
-def health_findings(
+def _health_findings(
     base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]
 ) -> Iterator[Finding]:
-    """Findings that are new or more severe, missing devices, and checks no longer made."""
     after = _found(new)
     for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
         worse = [row for row in rows if row.status == status and row.verdict != Verdict.PASS]
@@ -120,7 +116,6 @@ def health_findings(
 
 
 def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
-    """The finding for GPUs and NICs of the same hosts that are missing from all new results."""
     before, after = ({_place(row): row.subject for file in side for row in file.devices} for side in (base, new))
     hosts = [{host for file in side for host in file.circumstances.hosts} for side in (base, new)]
     gone = [subject for place, subject in before.items() if place not in after]
@@ -138,7 +133,6 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
 
 
 def _place(row: VerdictRow) -> tuple[str, str]:
-    """The node and bus id of a device, else its name: its number changes when another device is gone."""
     return row.node, row.subject.rpartition("(")[2]
 
 
@@ -154,7 +148,7 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Ite
     before = {name for file in base for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     after = {name for file in new for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     lost = sorted(before - after)
-    if lost and all_have_findings(base, new):
+    if lost and _all_have_findings(base, new):
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=Verdict.WARN,
@@ -186,9 +180,9 @@ def compare(
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
     findings = findings_of(judged, ranges, (base, new), circumstances)
-    have_findings = all_have_findings(base, new)
+    have_findings = _all_have_findings(base, new)
     changes = finding_changes(base, new) if have_findings else []
-    findings = [*health_findings(base, new, changes), *findings]
+    findings = [*_health_findings(base, new, changes), *findings]
     findings = sorted([*worse_result(base, new, findings), *findings], key=lambda each: gravity(each.severity))
     if before.keys().isdisjoint(after) and not have_findings:
         findings = [nothing_compared(before, after)]
@@ -213,7 +207,6 @@ def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rule
 
 
 def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
-    """By verdict; then what was compared, by how much bandwidth it has lost."""
     row = judged.row
     return gravity(row.verdict), row.status != Status.COMPARED, -(row.slower_percent or 0.0)
 
@@ -252,8 +245,6 @@ Kind = list[tuple[DatedName, ResultHead]]
 
 @dataclass(slots=True)
 class _Folder:
-    """The state of the choice, file by file."""
-
     kept: Kept
     heads: dict[DatedName, ResultHead] = field(default_factory=dict)
     uses: dict[DatedName, HistoryRow] = field(default_factory=dict)
@@ -294,7 +285,6 @@ def choose(kept: Kept, last: int) -> HistorySelection:
 
 
 def _kinds(folder: _Folder) -> list[Kind]:
-    """Results that may be compared with each other, by kind; the kind with the newest result first."""
     kinds: dict[object, Kind] = {}
     for number, name in enumerate(folder.kept.names):
         if not command_of(name.command).measures:
@@ -309,7 +299,6 @@ def _kinds(folder: _Folder) -> list[Kind]:
 
 
 def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
-    """The metadata of a result; None where it may not be compared."""
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
     except UsageError as error:
@@ -322,12 +311,10 @@ def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
 
 
 def _without_folder(folder: _Folder, error: UsageError) -> str:
-    """An error about a file, without the path of the file, which stands beside it."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
 
 def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[ResultSeries]:
-    """The kinds with two results or more."""
     several = [kind for kind in kinds if len(kind) > 1]
     for kind in kinds:
         if len(kind) == 1:
@@ -363,12 +350,10 @@ def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
 
 
 def _verdict_place(head: ResultHead) -> int:
-    """The place of a run's verdict, the worst first; where nothing was judged it is as good as PASS."""
     return min(gravity(head.verdict), gravity(Verdict.PASS))
 
 
 def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, ResultFile]]:
-    """The newest `count` results of a kind that have rows."""
     files: list[tuple[DatedName, ResultFile]] = []
     for name, _ in kind:
         if len(files) == count:
@@ -387,10 +372,6 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
 
 
 def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
-    """A result that has nothing to be compared with: say in what it differs from the one that is nearest to it.
-
-    Where its own machine ran the same command before, something changed, which is a doubt.
-    """
     name, head = alone
     others = [each for kind in kinds for other, each in kind if other != name and each.command == head.command]
     nearest = min(others, key=lambda each: (each.machine != head.machine, each.models != head.models), default=None)
@@ -405,7 +386,6 @@ def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kind
 
 
 def _doubt_unfit(folder: _Folder) -> None:
-    """Files that cannot be used, and are newer than all of their command and host that can: the newest is missing."""
     usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
     for name, reason in folder.unfit.items():
         if all(each < name for each in usable if (each.command, each.host) == (name.command, name.host)):
@@ -440,10 +420,6 @@ def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Rep
 
 
 def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
-    """The findings of all comparisons, each with which one it is of where there are several.
-
-    What would be another file of a side is one more run into the folder.
-    """
     for name, report in reports.items():
         for finding in report.findings:
             subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
@@ -483,5 +459,4 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
 
 
 def _of_all(reports: Mapping[str, Report], kind: type[R]) -> list[R]:
-    """The rows of a section of all comparisons, each with which one it is of."""
     return [replace(row, series=name) for name, report in reports.items() for row in report.rows(kind)]

@@ -146,7 +146,7 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
     # Products and attention twice as much backward, and half of the scores again.
     attention = model.batch * model.layers * sum(each.flops for each in model.operations(0) if each.needs_attention)
     products = 3 * (model.forward_flops() - attention)
-    between = model.layers * (1 + BACKWARD_OVER_FORWARD) * elementwise_seconds(model, copy_gb_s)
+    between = model.layers * (1 + BACKWARD_OVER_FORWARD) * _elementwise_seconds(model, copy_gb_s)
     slow, fast = (
         products / (share * tflops * _TERA)
         + 3.5 * attention / (of_attention * sheet.tflops * _TERA)
@@ -177,7 +177,7 @@ UNFUSED, UNFUSED_FP8 = (3.0, 2.0), (3.0, 1.0)
 on A100 and on H100; frameworks that fuse kernels do better, above all those that compute in 8 bits."""
 
 
-def elementwise_seconds(model: TransformerModel, copy_gb_s: float) -> float:
+def _elementwise_seconds(model: TransformerModel, copy_gb_s: float) -> float:
     """What the forward pass of a block takes outside its products, of a microbatch, where every kernel is fused."""
     elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
     return elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
@@ -189,8 +189,6 @@ Samples = Callable[[int, int, int], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Seconds, FLOPs and variance of the products of one block."""
-
     seconds: float = 0.0
     flops: float = 0.0
     variance: float = 0.0
@@ -211,7 +209,7 @@ def of_products(model: TransformerModel, samples: Samples, copy_gb_s: float, cop
         backward = _add(backward, samples(operation.inputs, rows, operation.outputs), operation.flops)
     speed = forward.flops * model.batch / forward.seconds
     scores = sum(each.flops for each in model.operations(0) if each.needs_attention) * model.batch / speed
-    moved = elementwise_seconds(model, copy_gb_s)
+    moved = _elementwise_seconds(model, copy_gb_s)
     head = model.ends()[1]
     top = head.flops * model.batch / speed if head is not None else 0.0
     # A backward pass of attention recomputes the scores: five products where the forward pass has two (FlashAttention).

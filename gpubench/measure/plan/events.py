@@ -129,8 +129,6 @@ class StepTimeline:
 
 @dataclass(slots=True)
 class _Running:
-    """A task under way: seconds of work that are left, and of waiting for multiprocessors before."""
-
     task: int
     start: float
     work: float
@@ -163,7 +161,6 @@ class _Simulation:
         self._compute = self._slowed = self._now = 0.0
 
     def run(self) -> StepTimeline:
-        """Advance from one end of a task to the next."""
         while len(self._spans) < len(self._tasks):
             self._start()
             if not self._running:
@@ -179,7 +176,6 @@ class _Simulation:
         return StepTimeline(seconds=self._now, tasks=self._tasks, spans=self._spans, idle=self._idle, times=times)
 
     def _start(self) -> None:
-        """Begin what can begin, computation first; what takes no time ends at once, after which more may begin."""
         begun: list[_Running] = []
         while self._ready:
             stream = self._ready.pop()
@@ -197,7 +193,6 @@ class _Simulation:
             each.wait = self._wait(self._tasks[each.task])
 
     def _wait(self, task: StreamTask) -> float:
-        """Seconds that a task which begins now waits for multiprocessors."""
         met = self._running.get(COMPUTE)
         if task.computes or met is None:
             return 0.0
@@ -218,7 +213,6 @@ class _Simulation:
                 self._ready.append(self._tasks[each].stream)
 
     def _advance(self) -> None:
-        """To the next end of a task, or of its waiting."""
         computing = self._running.get(COMPUTE)
         rates = {stream: self._rate(each, is_beside=computing is not None) for stream, each in self._running.items()}
         waiting = {stream for stream, each in self._running.items() if each.wait > 0 and computing is not None}
@@ -241,7 +235,6 @@ class _Simulation:
                 self._end(each.task, each.start)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
-        """The part of its own speed that a task has now, where computation runs or not."""
         task = self._tasks[each.task]
         if not task.computes:
             return 1.0 / task.contention.communication if is_beside else 1.0
@@ -256,7 +249,6 @@ class _Simulation:
             self._idle.append(Idle(self._now, self._now + step, source))
 
     def _source(self) -> str:
-        """The source of the running communication that the next computation waits for, itself or through others."""
         queue = self._queues.get(COMPUTE)
         seen: set[int] = set()
         waiting = [queue[-1]] if queue else []
@@ -341,7 +333,6 @@ class ContentionTable:
 
 
 def _at(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention:
-    """Of one partner."""
     by_size: dict[int, list[Contention]] = {}
     for each in measured:
         by_size.setdefault(each.size_bytes, []).append(each.contention)

@@ -346,7 +346,6 @@ class StepJob:
         return self.times.seconds("sendrecv", self.stage_group(), self.send_bytes)
 
     def _group(self, ranks: int, stride: int) -> CommunicatorRanks:
-        """So many ranks, each so many GPUs from the next."""
         if ranks == 1:
             return CommunicatorRanks(1)
         span = (ranks - 1) * stride + 1
@@ -483,7 +482,6 @@ class BlockWriter:
             self._enter(operation.name, backward=True)
 
     def _compute_whole(self, block: int, *, backward: bool) -> None:
-        """A block in which nothing is communicated, as one task of the kernels that it has."""
         operations = [each for each in self._program.job.model.operations(block) if each.flops]
         seconds = sum(map(self.times.backward if backward else self.times.forward, operations))
         self._program.compute(f"{block}.", seconds, kernels=len(operations) * (2 if backward else 1))
@@ -561,7 +559,6 @@ class BlockWriter:
             program.compute(name, seconds / ranks, before)
 
     def _context_bytes(self) -> tuple[float, float]:
-        """Bytes of a rank's queries, and of its keys."""
         job = self._program.job
         model, layout = job.model, job.layout
         tokens = model.tokens / layout.context

@@ -70,8 +70,7 @@ def microbatches_of(layout: ParallelLayout, asked: int | None, sequences: int, b
     return count
 
 
-def has_buckets(job: StepJob) -> bool:
-    """True where gradients are reduced by buckets."""
+def _has_buckets(job: StepJob) -> bool:
     return job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
 
 
@@ -137,7 +136,7 @@ def _plainly(job: StepJob) -> StepPrediction:
 
 
 def _by_time(each: RankedLayout) -> tuple[bool, float, int]:
-    return each.fits is False, seconds_a_sequence(each.prediction), each.need.total
+    return each.fits is False, _seconds_a_sequence(each.prediction), each.need.total
 
 
 def first_fit(
@@ -155,15 +154,14 @@ def first_fit(
     return least if least.need.total <= gpu_memory_bytes else None
 
 
-def seconds_a_sequence(prediction: StepPrediction) -> float:
-    """Of a step, over all sequences that it trains on."""
+def _seconds_a_sequence(prediction: StepPrediction) -> float:
     job = prediction.job
     return prediction.seconds / (job.layout.data * job.settings.microbatches * job.model.batch)
 
 
 def tokens_per_second(prediction: StepPrediction) -> float:
     """Of all GPUs."""
-    return prediction.job.model.sequence / seconds_a_sequence(prediction)
+    return prediction.job.model.sequence / _seconds_a_sequence(prediction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +234,8 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
                 LayoutRow: layouts,
                 ExposedRow: lambda: exposed_rows(best),
                 FaultCostRow: lambda: list(_fault_rows(best, outcome)),
-                CurveRow: lambda: list(curve_rows(outcome.times)),
-                TimelineRow: lambda: timeline_rows(best),
+                CurveRow: lambda: list(_curve_rows(outcome.times)),
+                TimelineRow: lambda: _timeline_rows(best),
             }
         ),
         main=LayoutRow.section,
@@ -261,7 +259,7 @@ def _layout_row(place: int, ranked: RankedLayout) -> LayoutRow:
         exposed_ms=shown.exposed * _MILLISECONDS,
         bubble_ms=shown.times.bubble * _MILLISECONDS,
         tokens_per_second=tokens_per_second(shown),
-        bucket_mb=job.bucket_bytes / _MEGABYTE if has_buckets(job) else None,
+        bucket_mb=job.bucket_bytes / _MEGABYTE if _has_buckets(job) else None,
         memory_bytes=need.total,
         gpu_memory_bytes=ranked.gpu_memory_bytes,
         fits=ranked.fits,
@@ -326,10 +324,10 @@ def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[Fault
 
 
 def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | None:
-    """Why a step is not slower with the fault; None where it is."""
     if _slower(faulty, healthy) > 0:
         return None
-    ratio = _times_as_long(faulty, healthy)
+    alone = healthy.communication_seconds
+    ratio = faulty.communication_seconds / alone if alone else 1.0
     if ratio < 1 + _SAME_PERCENT / 100:
         return (
             f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or all are as slow already"
@@ -337,20 +335,12 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
     return f"communication takes {ratio:.1f} times as long, all of it beside computation"
 
 
-def _times_as_long(faulty: StepPrediction, healthy: StepPrediction) -> float:
-    """Communication with a fault over that without."""
-    alone = healthy.communication_seconds
-    return faulty.communication_seconds / alone if alone else 1.0
-
-
 def _slower(one: StepPrediction, other: StepPrediction) -> float:
-    """Percent; what differs by rounding alone is the same."""
     percent = 100 * (one.seconds / other.seconds - 1) if other.seconds else 0.0
     return 0.0 if abs(percent) < _SAME_PERCENT else percent
 
 
-def curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
-    """The points of every curve that was asked for."""
+def _curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
     for name, group in times.used:
         curve = times.curve(name, group)
         for point in curve.points:
@@ -367,8 +357,7 @@ def curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
             )
 
 
-def timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
-    """Spans by time; computation of one block that follows without a gap is one."""
+def _timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
     timeline = prediction.timeline
     rows: list[TimelineRow] = []
     computing: int | None = None

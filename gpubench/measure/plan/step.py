@@ -72,8 +72,6 @@ _GATHER_SOURCE = "parameter all-gather"
 
 @dataclass(slots=True)
 class _Bucket:
-    """A bucket that is being filled."""
-
     size_bytes: int
     missing: int
     tensors: int
@@ -172,8 +170,6 @@ _SCATTER = "gradient reduce-scatter"
 
 
 class _ShardedStep:
-    """Writes the microbatches of a step in which parameters are shared out."""
-
     def __init__(self, program: StepProgram) -> None:
         self._program, job = program, program.job
         self._writer = BlockWriter(program)
@@ -187,7 +183,6 @@ class _ShardedStep:
         self._scattered: int | None = None
 
     def write(self, microbatches: int) -> None:
-        """Forward and backward of so many microbatches."""
         for number in range(microbatches):
             self._microbatch(
                 gathers=not self._stays or number == 0, scatters=not self._stays or number == microbatches - 1
@@ -252,7 +247,6 @@ class _ShardedStep:
 
 
 def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
-    """Every rank has all parameters of its part; gradients are brought together behind the last microbatch."""
     job, writer = program.job, BlockWriter(program)
     first, last = job.ends
     reducers = [GradientReducer(program, tuple(job.operations), experts) for experts in (False, True)]
@@ -338,7 +332,6 @@ def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
 
 
 def _finished(job: StepJob) -> StepPrediction:
-    """The step with its optimizer, lengthened to what the host takes to issue it where that is more."""
     found = _pipelined(job) if job.layout.pipeline > 1 else _of_stage(job, job.settings.microbatches)
     optimizer = replace(job, stage=found.device).optimizer_seconds
     seconds = found.seconds + optimizer
@@ -356,7 +349,6 @@ _FEW_BLOCKS = 4
 
 
 def _of_stage(job: StepJob, count: int) -> StepPrediction:
-    """So many microbatches on one GPU without waiting for others: every further one takes as long as the second."""
     blocks = layers_of_stages(job.model.layers, job.layout)[job.stage]
     if blocks <= job.most_blocks:
         return _of_blocks(job, count)
@@ -373,7 +365,6 @@ def _of_blocks(job: StepJob, count: int) -> StepPrediction:
 
 
 def _further(one: StepPrediction, two: StepPrediction, rounds: float) -> StepPrediction:
-    """The second prediction and so many times what it has beyond the first."""
 
     def more(first: float, second: float) -> float:
         return second + rounds * (second - first)
@@ -428,7 +419,6 @@ _SEND_SOURCE = "pipeline send"
 
 
 def _pipelined(job: StepJob) -> StepPrediction:
-    """The step of a pipeline, from one microbatch on each kind of stage."""
     stages, count = job.layout.pipeline, job.settings.microbatches
     layers = layers_of_stages(job.model.layers, job.layout)
     kinds = [(number, stage == 0, stage == stages - 1) for stage, number in enumerate(layers)]

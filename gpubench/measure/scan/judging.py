@@ -155,7 +155,6 @@ def round_yardstick(
 
 
 def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) -> Shares:
-    """The figures of a class of pairs; of few nodes all figures of the rail."""
     own = by_class[key]
     other = by_class.get((key[0], not key[1]), {})
     if not other or min(len(own), len(other)) >= LEAST_CELLS:
@@ -187,7 +186,6 @@ def _within(shares: Shares) -> float:
 
 
 def _between(yardstick: Yardstick, shares: Shares) -> float:
-    """The deviation of a figure that the better half of all cells has from each other, lasting differences included."""
     scores = sorted(yardstick.score(each) for each in shares.values() if len(each) == 3)
     if len(scores) < LEAST_CELLS:
         return 0.0
@@ -380,7 +378,6 @@ def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[LocalFigure]],
 
 
 def _most_in_pairs(pairs: Sequence[LocalFigure], rails: int) -> Iterator[int]:
-    """GPUs of which most pairs are slow, or several had no figure, after which no more were tried."""
     slow = _count(pairs)
     failed = _count([each for each in pairs if each.failure])
     enough = {gpu for gpu, count in slow.items() if count >= LEAST_PAIRS and 2 * count > rails - 1}

@@ -155,7 +155,7 @@ _ADVICE: dict[PartKind, tuple[str, str, str, str]] = {
 """Id, expected, likely reason, next command."""
 
 
-def part_name(fabric: ScanFabric, part: FaultyPart) -> str:
+def _part_name(fabric: ScanFabric, part: FaultyPart) -> str:
     """'node17 rail 3', 'node4 GPU5', 'leaf4 rail 2'."""
     if part.kind is PartKind.RAIL:
         return f"rail {part.rail} of all nodes"
@@ -168,8 +168,7 @@ def part_name(fabric: ScanFabric, part: FaultyPart) -> str:
     return f"{where}" if part.rail is None or fabric.rails == 1 else f"{where} rail {part.rail}"
 
 
-def part_seen(fabric: ScanFabric, part: FaultyPart) -> str:
-    """The evidence against a part, in words."""
+def _part_seen(fabric: ScanFabric, part: FaultyPart) -> str:
     if part.share is None:
         return part.seen
     share = f"{part.share:.0%} of {_of_what(part)}"
@@ -181,8 +180,7 @@ def _of_what(part: FaultyPart) -> str:
     return "other leaves' outgoing bandwidth" if part.kind is PartKind.UPLINK else "the others' bandwidth"
 
 
-def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
-    """One finding for each slow part; wrong data inside a node have one of their own."""
+def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
     fabric = course.fabric
     for part in parts:
         if WRONG_DATA_ARRIVED in part.seen:
@@ -191,8 +189,8 @@ def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[F
         yield Finding(
             id_,
             Verdict.FAIL,
-            part_name(fabric, part),
-            part_seen(fabric, part),
+            _part_name(fabric, part),
+            _part_seen(fabric, part),
             expected,
             likely,
             command.format(host=login_name(fabric.hosts[part.nodes[0]])),
@@ -200,12 +198,11 @@ def part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[F
         )
 
 
-def doubt_findings(
+def _doubt_findings(
     course: ScanCourse, suspects: Sequence[NodeRail], unjudged: Sequence[NodeRail], leaves: Sequence[FaultyPart]
 ) -> Iterator[Finding]:
-    """Findings for unconfirmed suspects, leaves included, and for rails without any figure."""
     if suspects or leaves:
-        names = [*_names(course.fabric, suspects), *(part_name(course.fabric, each) for each in leaves)]
+        names = [*_names(course.fabric, suspects), *(_part_name(course.fabric, each) for each in leaves)]
         why = "too few healthy nodes were left for the confirmation"
         if not course.has_confirmed:
             why = "--quick ends after the screening" if course.is_quick else "the job ended before the confirmation"
@@ -233,8 +230,7 @@ def doubt_findings(
         )
 
 
-def doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLevel]) -> Iterator[Finding]:
-    """Leaves that may be slow, or only some of their nodes: which, the measurements cannot show."""
+def _doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLevel]) -> Iterator[Finding]:
     by_leaf: dict[str, dict[NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
@@ -254,8 +250,7 @@ def doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLeve
         )
 
 
-def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Findings for pairs of nodes between which wrong data arrived at least once."""
+def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
     found = {
         (sample.first, sample.second, sample.rail): f"{sample.failure} in round {outcome.number}"
         for outcome in course.outcomes
@@ -276,8 +271,7 @@ def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
         )
 
 
-def pair_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Findings for pairs that failed once, and neither node failed again: the faulty node is unknown."""
+def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
     retired = course.retired()
     once = {
         (each.first, each.second, number): each.failure
@@ -304,14 +298,12 @@ def pair_findings(course: ScanCourse) -> Iterator[Finding]:
         )
 
 
-def is_too_noisy(sure_loss_percent: float) -> bool:
-    """True if the noise hides all but very large losses, so that the scan is inconclusive."""
+def _is_too_noisy(sure_loss_percent: float) -> bool:
     return sure_loss_percent > _MOST_SURE_LOSS_PERCENT
 
 
-def noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
-    """The finding that measurements are too noisy."""
-    if is_too_noisy(sure_loss_percent):
+def _noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
+    if _is_too_noisy(sure_loss_percent):
         yield Finding(
             "scan-too-noisy",
             Verdict.INCONCLUSIVE,
@@ -337,8 +329,7 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
         )
 
 
-def collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes]) -> Iterator[Finding]:
-    """The finding that the collective of all nodes is slower than its parts predict, and which halves are."""
+def _collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes]) -> Iterator[Finding]:
     if not groups or not groups[0].falls_short:
         return
     whole = groups[0]
@@ -407,7 +398,7 @@ class ScanResult:
 
     def rails_without_level(self) -> frozenset[int]:
         """The rails without a known healthy bandwidth: all rails if the measurements are too noisy."""
-        if is_too_noisy(self.sure_loss_percent):
+        if _is_too_noisy(self.sure_loss_percent):
             return frozenset(range(self.course.fabric.rails))
         return rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
@@ -466,20 +457,20 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
     findings = [
-        *part_findings(course, result.parts),
-        *doubt_findings(course, suspects, unmeasured, list(leaf_parts(course.fabric, result.suspect_leaves()))),
-        *wrong_data_findings(course),
-        *pair_findings(course),
+        *_part_findings(course, result.parts),
+        *_doubt_findings(course, suspects, unmeasured, list(leaf_parts(course.fabric, result.suspect_leaves()))),
+        *_wrong_data_findings(course),
+        *_pair_findings(course),
         *between_leaves(course),
         *leaf_pair_findings(course, result.parts),
-        *noise_findings(result.sure_loss_percent),
+        *_noise_findings(result.sure_loss_percent),
         *level_findings(course, result.slow_rails(), explained=bool(result.parts)),
-        *doubtful_leaf_findings(course.fabric, result.doubtful()),
+        *_doubtful_leaf_findings(course.fabric, result.doubtful()),
         *rate_findings(course, result.rails_told()),
-        *collective_findings(course.fabric, result.collectives),
+        *_collective_findings(course.fabric, result.collectives),
         *result.other_findings,
     ]
-    parts = [*_part_rows(result), *_suspect_rows(result, suspects)]
+    parts = [*(_part_row(result, part) for part in result.parts), *_suspect_rows(result, suspects)]
     cells = list(_cell_rows(result, set(suspects)))
     verdict = overall([*(each.severity for each in findings), *(Verdict(each.verdict) for each in cells)])
     return Report(
@@ -499,15 +490,11 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     )
 
 
-def _part_rows(result: ScanResult) -> Iterator[ScanPartRow]:
-    return (_part_row(result, part) for part in result.parts)
-
-
 def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
     fabric = result.course.fabric
     return ScanPartRow(
         kind=part.kind,
-        subject=part_name(fabric, part),
+        subject=_part_name(fabric, part),
         nodes=tuple(fabric.hosts[node] for node in part.nodes),
         rail=part.rail,
         leaf=part.leaf,
@@ -515,7 +502,7 @@ def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
         partner_gpu=part.partner,
         nic=fabric.nic(part.rail) if part.kind is PartKind.NIC and part.rail is not None else None,
         percent=None if part.share is None else 100 * part.share,
-        seen=part_seen(fabric, part),
+        seen=_part_seen(fabric, part),
         verdict=Verdict.FAIL,
         origin=result.origin,
     )
@@ -544,7 +531,7 @@ def _suspect_rows(result: ScanResult, suspects: Sequence[NodeRail]) -> Iterator[
 
 def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCellRow]:
     course, fabric = result.course, result.course.fabric
-    part_by_cell = {cell: part_name(fabric, part) for part in result.parts for cell in part.cells}
+    part_by_cell = {cell: _part_name(fabric, part) for part in result.parts for cell in part.cells}
     of_leaf = {(part.leaf, part.rail): part for part in result.parts if part.kind not in OF_ONE_NODE}
     measured = {
         NodeRail(node, sample.rail)
@@ -562,7 +549,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
             cell = NodeRail(node, rail)
             score = course.judged.get(cell) if cell in measured else None
             behind = _leaf_part(of_leaf, leaf, rail)
-            part = part_by_cell.get(cell) or (None if behind is None else part_name(fabric, behind))
+            part = part_by_cell.get(cell) or (None if behind is None else _part_name(fabric, behind))
             share = 1.0 if behind is None or cell in behind.cells else behind.share or 1.0
             yield ScanCellRow(
                 node=host,
@@ -589,7 +576,6 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
 def _leaf_part(
     of_leaf: Mapping[tuple[str | None, int | None], FaultyPart], leaf: str | None, rail: int
 ) -> FaultyPart | None:
-    """The part of the network that slows down a cell: its leaf, or its rail on all nodes."""
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
@@ -619,7 +605,7 @@ def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:
 
 
 def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
-    healthy = Verdict.INCONCLUSIVE if is_too_noisy(result.sure_loss_percent) else Verdict.PASS
+    healthy = Verdict.INCONCLUSIVE if _is_too_noisy(result.sure_loss_percent) else Verdict.PASS
     for group in result.collectives:
         yield ScanCollectiveRow(
             subject=group.name,
@@ -634,7 +620,6 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
 
 
 def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
-    """Exclude lists: bad nodes, including those with failed checks, and good nodes, which were measured and passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return

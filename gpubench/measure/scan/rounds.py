@@ -52,7 +52,7 @@ _FEW_NODES = 64
 """Among so few nodes two random matchings often share a pair, which is then taken apart."""
 
 
-def circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
+def _circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
     """The pairs of a round of the circle tournament: in n - 1 rounds each of an even number n meets every other once.
 
     As in every round robin (Schurig, 1886), one stands still and the others turn around it; of an odd number the one
@@ -101,16 +101,11 @@ class Schedule:
         if len({self.fabric.leaves[node] for node in nodes}) < 2 or any(
             self.fabric.leaves[node] is None for node in nodes
         ):
-            return self._circle(number, nodes)
+            return [NodePair(one, other) for one, other in _circle_round(number, self._shuffled("circle", nodes))]
         even = self._without_one(number, nodes)
         return self._inside(number, even) if inside else self._across(number, even)
 
-    def _circle(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """A round of the circle tournament over a shuffled order."""
-        return [NodePair(one, other) for one, other in circle_round(number, self._shuffled("circle", nodes))]
-
     def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """Pairs within leaves; what is left of leaves with an odd number is paired across."""
         members: dict[str | None, list[int]] = {}
         for node in self._shuffled(f"inside{number}", nodes):
             members.setdefault(self.fabric.leaves[node], []).append(node)
@@ -134,7 +129,6 @@ class Schedule:
         return pairs
 
     def _mend(self, pairs: list[NodePair], place: int, before: Set[frozenset[int]]) -> bool:
-        """Exchange partners with another pair, so that neither is poor; False where none is fit."""
         one, other = pairs[place]
         for step in range(1, len(pairs)):
             elsewhere = (place + step) % len(pairs)
@@ -146,7 +140,6 @@ class Schedule:
         return False
 
     def _before(self, number: int, nodes: Sequence[int]) -> frozenset[frozenset[int]]:
-        """The pairs of the rounds before."""
         found = {frozenset(pair) for pair in self._inside(1, nodes)}
         for earlier in range(2, number):
             found |= {frozenset(pair) for pair in self._across(earlier, nodes)}
@@ -156,7 +149,6 @@ class Schedule:
         return self.fabric.inside(*pair) or frozenset(pair) in before
 
     def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
-        """An even number of nodes: of an odd one another node sits out in every round."""
         if len(nodes) % 2 == 0:
             return nodes
         idle = self._shuffled("idle", nodes)[number % len(nodes)]
@@ -228,11 +220,10 @@ class InsideNodes:
         return [*found, *(each for each in self._given_up() if each.place not in known)]
 
     def _pairs(self, number: int) -> Iterator[LocalFigure]:
-        """A matching of the rails of every node."""
         pairs = [
             (NodeRail(node, min(pair)), NodeRail(node, max(pair)))
             for node in self._nodes
-            for pair in circle_round(number, range(self._rails))
+            for pair in _circle_round(number, range(self._rails))
         ]
         for pair, outcome in self._measured([pair for pair in pairs if self._out.isdisjoint(pair)], all_reduce=False):
             (node, one), (_, other) = pair
@@ -245,7 +236,6 @@ class InsideNodes:
                     self._out.add(cell)
 
     def _all_reduce(self) -> Iterator[LocalFigure]:
-        """Of all rails of every node of which none is left out."""
         rings = [[NodeRail(node, rail) for rail in range(self._rails)] for node in self._nodes]
         whole = [ring for ring in rings if self._out.isdisjoint(ring)]
         for ring, outcome in self._measured(whole, all_reduce=True):
@@ -255,7 +245,6 @@ class InsideNodes:
     def _measured(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool
     ) -> Iterator[tuple[Sequence[NodeRail], RingOutcome]]:
-        """The outcomes that tell of links; that a worker died by itself is left to the first round."""
         if not rings:
             return
         for ring, outcome in zip(
@@ -423,7 +412,6 @@ class _Steps:
         self._course, self._measurer, self._keep = course, measurer, keep
 
     def run(self, phase: ScanPhase, pairs: Sequence[NodePair]) -> None:
-        """One round; nodes that are gone after it take part in no other."""
         number = len(self._course.outcomes) + 1
         planned = PlannedRound(number, phase, tuple(pairs), frozenset(self._course.retired()))
         outcome = self._measurer.measure(planned)
@@ -470,7 +458,6 @@ def _against_good(course: ScanCourse, schedule: Schedule, steps: _Steps, phase: 
 
 
 def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[list[int], list[int], list[int]]:
-    """Suspects, their partners, and all other nodes. Beside a node behind a slow leaf no smaller loss shows."""
     slow = {each.leaf for each in course.suspect_leaves}
     best = {node for node in good if course.fabric.leaves[node] not in slow}
     partners = best if len(best) >= len(suspects) else good
@@ -482,7 +469,6 @@ _MOST_OF_A_LEAF = 16
 
 
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
-    """Nodes with a suspect cell, and some of every slow leaf: of few nodes so few that half of all stay partners."""
     nodes = {cell.node for cell in course.suspects}
     slow = {each.leaf for each in course.suspect_leaves}
     for leaf in slow:
@@ -493,7 +479,6 @@ def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
 
 
 def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
-    """What is left of the suspects, by the figures of this phase alone."""
     fabric, samples = course.fabric, course.samples(phase)
     yardstick = course.yardstick
     as_healthy = without_slow_leaves(yardstick, fabric, samples)
@@ -522,7 +507,6 @@ _ERRORS_OF_A_LEAF = 2.0
 def _as_their_leaf(
     fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, CellScore], leaves: Sequence[LeafLevel]
 ) -> set[NodeRail]:
-    """Cells that are slower than the level of their slow leaf, by no more than the error of that explains."""
     least = 1 - threshold(ScanPhase.CONFIRMATION, deviation)
     errors = {(each.leaf, each.rail): _ERRORS_OF_A_LEAF * each.error for each in leaves}
     return {

@@ -64,7 +64,6 @@ def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
 
 
 def _slot(nic: NicFacts) -> str:
-    """The PCIe slot shared by a NIC's ports: the bus id without the function."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
 
 
@@ -74,7 +73,6 @@ def _only_name(node: Topology, rail: int) -> str | None:
 
 
 def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
-    """The RDMA NICs with the shortest path to a rail's GPU; empty if no path is known."""
     nics = [nic for nic in node.nics if nic.rdma]
     if rail >= len(node.gpus) or not nics:
         return []
@@ -104,14 +102,14 @@ _LOWER_DEVIATIONS = 0.97
 _MOST_NAMES = 4
 
 
-def least_gain(course: ScanCourse) -> float:
+def _least_gain(course: ScanCourse) -> float:
     """The share above the usual bandwidth from which a cell is faster than noise explains."""
     return max(GAIN_DEVIATIONS * course.yardstick.deviation, LEAST_GAIN)
 
 
 def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
     """Cells clearly faster than usual in the screening, with their scores; they mean that the other cells are slow."""
-    most = 1 + least_gain(course)
+    most = 1 + _least_gain(course)
     found = {cell: each.score for cell, each in course.screened.items() if each.score > most}
     cells, faster = (Counter(cell.rail for cell in each) for each in (course.screened, found))
     return {
@@ -119,8 +117,7 @@ def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
     }
 
 
-def usual_by_rail(course: ScanCourse) -> Mapping[int, float]:
-    """The usual bandwidth of every measured rail, in GB/s."""
+def _usual_by_rail(course: ScanCourse) -> Mapping[int, float]:
     centres = course.yardstick.centres
     found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
     return {rail: median(own) for rail, own in found.items() if own}
@@ -128,13 +125,13 @@ def usual_by_rail(course: ScanCourse) -> Mapping[int, float]:
 
 def faster_rails(course: ScanCourse) -> Mapping[int, float]:
     """Rails that are faster than the other rails on all nodes, as shares of the other rails' median."""
-    usual = usual_by_rail(course)
+    usual = _usual_by_rail(course)
     shares = {
         rail: gb_s / median(others)
         for rail, gb_s in usual.items()
         if len(others := [each for other, each in usual.items() if other != rail]) >= 2
     }
-    return {rail: share for rail, share in shares.items() if share > 1 + least_gain(course)}
+    return {rail: share for rail, share in shares.items() if share > 1 + _least_gain(course)}
 
 
 def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
@@ -189,7 +186,7 @@ def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool 
     """
     if not explained and faster_nodes(course):
         return frozenset(range(course.fabric.rails))
-    without = {each.rail for each in unnamed_leaves(course)}
+    without = {each.rail for each in _unnamed_leaves(course)}
     faster = {} if named else faster_rails(course)
     slower = set(range(course.fabric.rails)) - faster.keys() if faster else set()
     return frozenset({cell.rail for cell in faster_cells(course)} | slower | without)
@@ -199,7 +196,7 @@ def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = Fal
     """Findings for cells faster than usual: many others must be slow, and the scan cannot tell which."""
     cells = faster_cells(course)
     hosts = course.fabric.hosts
-    slow_leaves = unnamed_leaves(course)
+    slow_leaves = _unnamed_leaves(course)
     if slow_leaves:
         yield _leaves_differ(course.fabric, slow_leaves)
     nodes = {} if explained or cells or slow_leaves else faster_nodes(course)
@@ -387,8 +384,6 @@ class FaultyPart:
 
 @dataclass
 class _Cells:
-    """The bad cells and figures without an explanation so far."""
-
     fabric: ScanFabric
     scores: dict[NodeRail, float]
     local: dict[LocalFigure, float]
@@ -405,7 +400,7 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
-    left.parts += leaf_parts(course.fabric, named_leaves(course))
+    left.parts += leaf_parts(course.fabric, _named_leaves(course))
     _cells_of_leaves(course, left)
     for cell in doubtful_cells(course):
         left.scores.pop(cell, None)
@@ -425,7 +420,6 @@ def _gone(course: ScanCourse, left: _Cells) -> None:
 
 
 def _hanging(course: ScanCourse, left: _Cells) -> None:
-    """Cells that failed with several partners; if all rails of a node failed, the node is the part."""
     by_node: dict[int, dict[int, list[PairSample]]] = {}
     for cell, own in course.retired().items():
         if cell.node not in course.gone:
@@ -450,8 +444,7 @@ LEAF_SHARE = 0.9
 """With neither a majority nor a rate, the slower half of the leaves is named below this share of the other half."""
 
 
-def named_leaves(course: ScanCourse) -> list[LeafLevel]:
-    """The slow leaves beside which most nodes are faster, or nodes that reach what other rails or their NICs do."""
+def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
     faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
     leaves = {each.leaf for each in course.slow_leaves}
     levels, as_others = rail_levels(course), _rails_as_others(course)
@@ -470,7 +463,6 @@ def named_leaves(course: ScanCourse) -> list[LeafLevel]:
 
 
 def _rails_as_others(course: ScanCourse) -> frozenset[int]:
-    """Rails whose faster leaves reach what rails without a slow leaf do."""
     centres = course.yardstick.centres
     slow = {each.rail for each in course.slow_leaves}
     others = [gb_s for (rail, inside), gb_s in centres.items() if inside and rail not in slow]
@@ -478,9 +470,8 @@ def _rails_as_others(course: ScanCourse) -> frozenset[int]:
     return frozenset(rail for rail in slow if centres.get((rail, True), 0.0) >= least)
 
 
-def unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
-    """The other slow leaves: which level is healthy is not known."""
-    named = {(each.leaf, each.rail) for each in named_leaves(course)}
+def _unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
+    named = {(each.leaf, each.rail) for each in _named_leaves(course)}
     return [each for each in course.slow_leaves if (each.leaf, each.rail) not in named]
 
 
@@ -510,7 +501,6 @@ def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[Faul
 
 
 def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
-    """Slow cells that are all cells of a small leaf on a rail."""
     living = len(course.living())
     members: dict[str, list[int]] = {}
     for node, leaf in enumerate(left.fabric.leaves):
@@ -529,7 +519,6 @@ def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
 
 
 def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
-    """A node whose rails are mostly slow is the faulty part, if all its rails together are as slow."""
     by_node: dict[int, list[NodeRail]] = {}
     for cell in left.scores:
         by_node.setdefault(cell.node, []).append(cell)
@@ -542,7 +531,6 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 
 def _inside(left: _Cells) -> None:
-    """Parts inside nodes, from phase 0: GPUs (with their rail if it is slow too), GPU pairs, whole nodes."""
     for part in local_parts(left.local, left.fabric.rails):
         own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else own)
@@ -567,7 +555,6 @@ def _inside(left: _Cells) -> None:
 
 
 def _nics(left: _Cells) -> None:
-    """The remaining cells; rails that share a NIC are one part."""
     by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
     for cell in sorted(left.scores):
         by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
@@ -577,7 +564,6 @@ def _nics(left: _Cells) -> None:
 
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
-    """Rails that are slow on every node: comparing nodes does not show them."""
     several_leaves = len({*course.fabric.leaves}) > 1
     usual: dict[bool | None, dict[int, float]] = {}
     for (rail, inside), gb_s in course.yardstick.centres.items():
@@ -677,7 +663,6 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
 
 
 def _between_pairs_of_leaves(course: ScanCourse) -> Iterator[tuple[tuple[str, str], tuple[float, int]]]:
-    """The median GB/s of all figures between each two leaves, and the number of figures."""
     leaves = course.fabric.leaves
     found: dict[tuple[str, str], list[float]] = {}
     for outcome in course.outcomes:
