@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: two workers more than CPUs, as the two with the MPI jobs wait half of their time."""
-    return len(os.sched_getaffinity(0)) + 2
+    """`-n auto`: one worker more than CPUs, as the two with the MPI jobs wait half of their time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(wrapper=True)
