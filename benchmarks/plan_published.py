@@ -29,7 +29,12 @@ from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.workload import Recompute, TransformerModel
 
 PUBLISHED = Path(__file__).parent / "plan_published.toml"
-_SETS = {"practice": "Practice", "first_held_out": "First held out", "held_out": "Held out"}
+_SETS = {
+    "practice": "Practice",
+    "first_held_out": "Held out first, then looked at",
+    "second_held_out": "Held out second, then looked at",
+    "held_out": "Held out",
+}
 _NODE = {"gb200-nvl72": 4, "gb300-nvl72": 4}
 """GPUs a node, where they are not eight."""
 

@@ -74,7 +74,8 @@ forward and 57.4 ms backward on an H200."""
 class DataSheet:
     """TFLOP/s in 16 and in 8 bits and GB/s of a data sheet, and what training reaches of them, at least and at most.
 
-    8 bits of 0: the GPU has none. Attention computes in 16.
+    8 bits of 0: the GPU has none. Attention and the product with the vocabulary compute in 16, and products in 8 bits
+    reach the same share of theirs, beside the casts of what they multiply.
     """
 
     tflops: float
@@ -82,7 +83,6 @@ class DataSheet:
     tflops_fp8: float = 0.0
     reached: tuple[float, float] = (0.48, 0.8)
     reached_attention: tuple[float, float] = (0.16, 0.5)
-    reached_fp8: tuple[float, float] = (0.28, 0.55)
 
 
 _HOPPER, _AMPERE = ((0.48, 0.66), (0.16, 0.5)), ((0.6, 0.83), (0.26, 0.6))
@@ -142,17 +142,18 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
     if model.fp8 and not sheet.tflops_fp8:
         raise UsageError(f"--fp8 on {gpu}", expected="a GPU that computes in 8 bits", next_step="leave --fp8 out")
     copy_gb_s = sheet.memory_gb_s * COPY_SHARE
-    tflops, reached = (sheet.tflops_fp8, sheet.reached_fp8) if model.fp8 else (sheet.tflops, sheet.reached)
+    tflops = sheet.tflops_fp8 if model.fp8 else sheet.tflops
     # Products and attention twice as much backward, and half of the scores again.
     attention = model.batch * model.layers * sum(each.flops for each in model.operations(0) if each.needs_attention)
-    products = 3 * (model.forward_flops() - attention)
+    head = model.ends()[1]
+    top = head.flops * model.batch if head is not None else 0.0
+    products = 3 * ((model.forward_flops() - attention - top) / tflops + top / sheet.tflops)
     between = model.layers * (1 + BACKWARD_OVER_FORWARD) * _elementwise_seconds(model, copy_gb_s)
+    casts = model.layers * _cast_seconds(model, copy_gb_s) if model.fp8 else 0.0
     slow, fast = (
-        products / (share * tflops * _TERA)
-        + 3.5 * attention / (of_attention * sheet.tflops * _TERA)
-        + unfused * between
+        (products / share + 3.5 * attention / (of_attention * sheet.tflops)) / _TERA + unfused * between + casts
         for share, of_attention, unfused in zip(
-            reached, sheet.reached_attention, UNFUSED_FP8 if model.fp8 else UNFUSED, strict=True
+            sheet.reached, sheet.reached_attention, UNFUSED_FP8 if model.fp8 else UNFUSED, strict=True
         )
     )
     forward = (slow + fast) / 2 / (1 + BACKWARD_OVER_FORWARD)
@@ -160,7 +161,7 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
         forward_seconds=forward,
         backward_seconds=BACKWARD_OVER_FORWARD * forward,
         spread=(slow - fast) / (slow + fast),
-        source=f"products at {reached[0]:.0%} to {reached[1]:.0%} of the {tflops:g} TFLOP/s of the data sheet of "
+        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s of the data sheet of "
         f"{gpu}, as in published runs, with attention and memory beside them: expected, not measured",
         origin="expected",
         copy_gb_s=copy_gb_s,
@@ -181,6 +182,18 @@ def _elementwise_seconds(model: TransformerModel, copy_gb_s: float) -> float:
     """What the forward pass of a block takes outside its products, of a microbatch, where every kernel is fused."""
     elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
     return elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
+
+
+_CAST_BYTES = 4
+"""A 16-bit element that is multiplied in 8 bits is read, and written twice: as it is, and transposed for the gradient of
+the weights. Weights are cast once a step, and left out."""
+
+
+def _cast_seconds(model: TransformerModel, copy_gb_s: float) -> float:
+    """What a block takes to cast the inputs of its products forward, and the gradients of their outputs backward."""
+    products = [each for each in model.operations(0) if each.inputs]
+    elements = sum(each.flops * (1 / each.inputs + 1 / each.outputs) / 2 for each in products) * model.batch
+    return _CAST_BYTES * elements / (copy_gb_s * 1e9)
 
 
 Samples = Callable[[int, int, int], list[float]]

@@ -1,13 +1,16 @@
 """What a prediction follows from: buckets, curves, contention, data sheets, products."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.compute import of_products, rates_of
+from gpubench.measure.plan.compute import of_products, rates_of, times_of_sheet
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
 from gpubench.measure.plan.program import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
 from gpubench.measure.plan.step import fill_buckets
+from gpubench.model.workload import TransformerModel
 from gpubench.profiles import all_profiles
 from tests.measure.plan.jobs import LinearFabric, gpt
 
@@ -147,6 +150,20 @@ def test_data_sheets_are_known_of_the_gpus_of_most_profiles() -> None:
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         *("NVIDIA GB10", "NVIDIA GH200 120GB", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"),
     }
+
+
+def test_the_wider_a_product_the_less_its_casts_to_8_bits_cost() -> None:
+    """Casts grow with the width, products with its square; 8 bits are never twice as fast, as attention has 16."""
+    gains = []
+    for hidden in (2048, 4096, 8192, 16384):
+        model = TransformerModel(name="m", layers=4, hidden=hidden, heads=16, sequence=2048, vocabulary=32000)
+        found = [times_of_sheet(each, "NVIDIA H100 80GB HBM3") for each in (model, replace(model, fp8=True))]
+        (slow, _), (slow_fp8, _) = (
+            [each.shifted(shift).forward_seconds for shift in (1, -1)] for each in found if each
+        )
+        gains.append(slow / slow_fp8)
+    assert gains == sorted(gains)
+    assert 1 < gains[0] < gains[-1] - 0.3 < 1.7
 
 
 def test_products_of_a_block_make_its_forward_and_backward_pass() -> None:
