@@ -60,7 +60,7 @@ def test_the_list_of_formats_imports_none_of_them() -> None:
         "import sys, gpubench.formats.registry; print(*(name for name in sys.modules if name.startswith('gpubench.')))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert set(loaded) == {"gpubench.formats", "gpubench.formats.registry"}
+    assert set(loaded) == {"gpubench.formats", "gpubench.formats.registry", "gpubench.records"}
 
 
 def test_csv_is_rows_and_nothing_else() -> None:
