@@ -161,8 +161,8 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
         forward_seconds=forward,
         backward_seconds=BACKWARD_OVER_FORWARD * forward,
         spread=(slow - fast) / (slow + fast),
-        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s of the data sheet of "
-        f"{gpu}, as in published runs, with attention and memory beside them: expected, not measured",
+        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s of the data sheet "
+        f"of {gpu}, as in published runs, with attention and memory beside them: expected, not measured",
         origin="expected",
         copy_gb_s=copy_gb_s,
         copy_least_seconds=SMALLEST_COPY_SECONDS,
@@ -185,8 +185,8 @@ def _elementwise_seconds(model: TransformerModel, copy_gb_s: float) -> float:
 
 
 _CAST_BYTES = 4
-"""A 16-bit element that is multiplied in 8 bits is read, and written twice: as it is, and transposed for the gradient of
-the weights. Weights are cast once a step, and left out."""
+"""A 16-bit element that is multiplied in 8 bits is read, and written twice: as it is, and transposed for the gradient
+of the weights. Weights are cast once a step, and left out."""
 
 
 def _cast_seconds(model: TransformerModel, copy_gb_s: float) -> float:
