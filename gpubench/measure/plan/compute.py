@@ -161,8 +161,8 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
         forward_seconds=forward,
         backward_seconds=BACKWARD_OVER_FORWARD * forward,
         spread=(slow - fast) / (slow + fast),
-        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s of the data sheet "
-        f"of {gpu}, as in published runs, with attention and memory beside them: expected, not measured",
+        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s of the data "
+        f"sheet of {gpu}, as in published runs, with attention and memory beside them: expected, not measured",
         origin="expected",
         copy_gb_s=copy_gb_s,
         copy_least_seconds=SMALLEST_COPY_SECONDS,
