@@ -130,7 +130,7 @@ def test_the_man_page_is_one() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=300,
     )
     complaints = [line for line in result.stdout.splitlines() if "missing date" not in line]
     assert complaints == []

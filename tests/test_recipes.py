@@ -93,7 +93,7 @@ def run(
     changed = environment(PATH=path, PYTHONPATH=str(ROOT), MACHINE=machine, REASON=reason)
     noting = ["bash", "-c", f'exec 3> "{folder}/calls"; exec "$@"', "bash"]
     return subprocess.run(
-        [*noting, *command], capture_output=True, text=True, check=False, env=changed, cwd=folder, timeout=100
+        [*noting, *command], capture_output=True, text=True, check=False, env=changed, cwd=folder, timeout=300
     )
 
 
@@ -117,7 +117,7 @@ def test_every_recipe_with_a_command_is_covered() -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_clean(path: Path) -> None:
-    result = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, check=False, timeout=300)
     assert result.stdout == ""
 
 
@@ -175,7 +175,7 @@ def installed(program: str) -> pytest.MarkDecorator:
 def reads(*command: str | Path, text: str = "", cwd: Path = RECIPES) -> None:
     """A program that reads a recipe has nothing against it."""
     words = list(map(str, command))
-    result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
+    result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=300, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -261,5 +261,5 @@ def test_words_complete() -> None:
     program = Path(sys.executable).parent / "gpubench"
     if not program.exists():
         pytest.skip("gpubench is not installed")
-    result = subprocess.run([program], capture_output=True, text=True, check=False, env=asked, timeout=60)
+    result = subprocess.run([program], capture_output=True, text=True, check=False, env=asked, timeout=300)
     assert set(result.stdout.split()) == {"allreduce", "allgather", "alltoall"}

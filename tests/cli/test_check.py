@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -229,14 +228,12 @@ def test_a_recording_edited_by_hand_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_measurement_that_hangs_is_an_error_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sleep", "3600"])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
-    started = time.monotonic()
     found = ChildCommands([node], Depth.DEFAULT, 0.2).peer_and_host_copies()
     assert found.failed == dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "gpubench p2p did not end within 0.2 s")
     reduced = measured(Depth.DEFAULT, [node], ChildCommands([node], Depth.DEFAULT, 0.2))
     assert reduced.failed[Need.ALL_REDUCE] == "gpubench allreduce did not end within 0.2 s"
-    assert time.monotonic() - started < 60
 
 
 def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def shell(redirection: str, *arguments: str) -> "subprocess.CompletedProcess[str
     """A command whose streams a shell redirects; what it prints otherwise is captured."""
     line = f"set -o pipefail; {shlex.join([sys.executable, '-m', 'gpubench', *arguments])} {redirection}"
     return subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False, env=environment(), cwd=ROOT
+        ["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, env=environment(), cwd=ROOT
     )
 
 
@@ -118,7 +118,7 @@ def test_a_recording_that_does_not_fit_is_named_and_not_stdout(words: Sequence[s
     folder = tmp_path / "seen"
     line = f"ulimit -f 1; {shlex.join([sys.executable, '-m', 'gpubench', *words, '--record', str(folder)])}"
     ended = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False, env=environment(), cwd=ROOT
+        ["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, env=environment(), cwd=ROOT
     )
     assert ended.returncode == COULD_NOT_MEASURE, ended.stderr
     assert f"{folder}/nodes/node0.json cannot be written any more: File too large" in ended.stderr

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -33,11 +34,12 @@ OWN_PROCESSES = ("unshare", "-pf", "--mount-proc")
 LITTLE_LOCKED = ("bash", "-c", 'ulimit -l 64 && exec "$@"', "bash")
 
 
+@cache
 def process(*inside: str, **environment: str) -> RankFacts:
     """What gpubench reads of a process that is started so."""
     result = subprocess.run(
         [*inside, sys.executable, "-c", READ],
-        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, **environment}, timeout=60,
+        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, **environment}, timeout=300,
     )  # fmt: skip
     return from_plain(RankFacts, json.loads(result.stdout))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -146,8 +147,9 @@ def job_of(*nodes: Snapshot) -> Job:
     return Job(nodes, tuple(ranks))
 
 
+@cache
 def simulated(name: str, *faults: str) -> Job:
-    """A job on a simulated machine."""
+    """A job on a simulated machine, one of each: nothing in it can be changed."""
     return job_of(*snapshots(parse_machine(name), [parse_fault(fault) for fault in faults]))
 
 

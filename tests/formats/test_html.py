@@ -264,7 +264,7 @@ def test_a_browser_draws_it(tmp_path: Path, width: int, scheme: int) -> None:
         f"--screenshot={picture}",
         f"--user-data-dir={tmp_path}",
     ]
-    subprocess.run([*command, f"file://{tmp_path}/page.html"], capture_output=True, check=True, timeout=90)
+    subprocess.run([*command, f"file://{tmp_path}/page.html"], capture_output=True, check=True, timeout=300)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
 
@@ -293,7 +293,7 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path, width: int, command: t
         "--dump-dom",
     ]
     arguments += [f"--user-data-dir={tmp_path}/user", f"file://{frame}"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=90)
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
     found = re.search(r"overflow (-?\d+)", result.stdout)
     assert found is not None, result.stdout
     assert int(found[1]) <= 0

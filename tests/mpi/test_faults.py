@@ -32,7 +32,7 @@ STARTS = 5
 """What launch and initialisation have where one is to hang; elsewhere they have all the time that a busy host takes."""
 
 UNHURRIED = 60
-SECONDS_TO_END = 40
+SECONDS_TO_END = 120
 """What a job has beyond its time-out until the last of its processes is gone: it takes a tenth of that."""
 
 MPIRUN_SECONDS = 60
@@ -78,7 +78,7 @@ class Run:
         return len(document_so_far(self.output).get("rows", ()))
 
     def wait_for_rows(self, rows: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self.rows < rows:
             assert time.monotonic() < deadline
             assert self.process.poll() is None, self.process.communicate()
@@ -321,7 +321,7 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
     assert run.process.poll() is None
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    run.process.communicate(timeout=60)
+    run.process.communicate(timeout=300)
     assert run.process.returncode == 0
     assert run.document["complete"]
 
@@ -329,7 +329,7 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
 @pytest.mark.parametrize("how", [MPIRUN, slow(ALONE)])
 def test_a_clock_that_jumps_ends_nothing(how: str, output: Path) -> None:
     run = start(how, output, *SMALL, fault="all:clock")
-    _, stderr = run.process.communicate(timeout=60)
+    _, stderr = run.process.communicate(timeout=300)
     assert run.process.returncode == 0, stderr
     assert run.document["complete"]
 
@@ -349,7 +349,7 @@ def test_a_closed_pipe_ends_the_run_of_a_users_own_mpirun(output: Path) -> None:
     words = ["allreduce", "--backend", "host", "--sizes", "8:4M", "--format", "csv", f"--output={output}"]
     result = subprocess.run(
         ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *mpirun_command(2, *words)],
-        capture_output=True, text=True, timeout=90, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
+        capture_output=True, text=True, timeout=300, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
     )  # fmt: skip
     assert result.returncode != 0
     assert "Traceback" not in result.stderr

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.running import ROOT, document_so_far, gpubench
 from tests.mpi.hosts import HostJob, Hosts, command, connected
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.mpi
 
 HOSTS = 8
 FEW_HOSTS = 4

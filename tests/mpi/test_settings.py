@@ -293,7 +293,7 @@ def test_a_soak_ends_in_order_when_it_is_interrupted() -> None:
         assert soak.stderr is not None
         time.sleep(SECONDS_TO_BEGIN)
         soak.send_signal(signal.SIGINT)
-        out, said = soak.communicate(timeout=60)
+        out, said = soak.communicate(timeout=300)
     assert soak.returncode == 0, said
     document = json.loads(out)
     VALIDATOR.validate(document)

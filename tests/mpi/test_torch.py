@@ -35,7 +35,7 @@ def torchrun(
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
         cwd=ROOT,
         env=environment(**(variables or {})),
     )

@@ -238,6 +238,6 @@ def test_a_rank_may_start_ranks_of_its_own_once_it_is_as_if_alone() -> None:
     mpirun = mpirun_command(1)[0]
     environment = dict(os.environ) | MPI_ENVIRONMENT | {"OMPI_MCA_coll": "^hcoll", "PYTHONPATH": str(ROOT)}
     command = [mpirun, "-n", "1", sys.executable, "-c", script, mpirun]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split("\n")[:2] == ["2 ^hcoll", "2 ^hcoll"]

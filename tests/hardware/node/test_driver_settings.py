@@ -133,7 +133,7 @@ def test_in_a_real_namespace_of_processes_services_are_unknown() -> None:
     )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", reading]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     except OSError:
         pytest.skip("no unshare here")
     if result.returncode != 0 and "unshare" in result.stderr:

@@ -109,7 +109,7 @@ def answer_to_stranger(name: str, data: bytes) -> int:
 def answer_to(name: str, data: bytes, uid: int) -> int:
     """The same for a user of one's choice."""
     command = [sys.executable, "-c", ASK, str(uid), name, data.hex()]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout)
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
 
 
 @contextmanager

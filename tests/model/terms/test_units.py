@@ -120,9 +120,9 @@ def test_consecutive_names_are_one_range(first: int, count: int, digits: int) ->
 
 def test_a_long_name_is_read_at_once() -> None:
     """Tried at every digit of it, a name of 100,000 digits took half a minute."""
-    before = time.monotonic()
+    before = time.process_time()
     assert compress_names([f"{'1' * 100_000}a"] * 2) != ""
-    assert time.monotonic() - before < 5
+    assert time.process_time() - before < 5
 
 
 @pytest.mark.parametrize(
