@@ -24,7 +24,7 @@ from gpubench.model.profiles.learning import learn, samples_of, toml_text
 from gpubench.model.profiles.profile import Expected, Profile, check_expected
 from gpubench.model.results.history import PastFigures
 from gpubench.model.results.overlap import OverlapRow
-from gpubench.model.results.report import Metadata, PairRow, Report
+from gpubench.model.results.report import Metadata, PairRow, Report, made_of
 from gpubench.model.results.result_file import ResultFile, Told
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
@@ -174,16 +174,11 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
 def _contention(row: OverlapRow) -> MeasuredContention | None:
     if row.compute_slowdown is None or row.wrong:
         return None
-    return MeasuredContention(
-        collective=row.collective,
-        size_bytes=row.size_bytes,
-        partner=row.partner,
-        compute_slowdown=row.compute_slowdown,
-        communication_slowdown=row.communication_slowdown,
+    return made_of(
+        MeasuredContention,
+        row,
         alone_seconds=row.communication_alone_us / MICROSECONDS_PER_SECOND,
-        sharing_slowdown=row.sharing_slowdown,
         kernel_seconds=row.partner_alone_us / row.partner_count / MICROSECONDS_PER_SECOND,
-        ctas=row.ctas,
     )
 
 

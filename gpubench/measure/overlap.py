@@ -32,6 +32,7 @@ from gpubench.model.terms.overlap import (
     OverlapTimes,
     Partner,
     StepOrder,
+    StepSample,
     StepsOfRanks,
     cap_name,
     clocked,
@@ -169,24 +170,6 @@ def overlap_cases(cases: Sequence[Case], collective: str, asked: OverlapAsked) -
         for case in cases:
             for ctas in asked.ctas:
                 yield _overlap_case(case, collective, asked, partner, ctas)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSample:
-    """The samples of a row over all ranks; `wrong` of None: data were not checked."""
-
-    times: OverlapTimes
-    partner_count: int
-    steps: int
-    step_ci95_percent: float | None = None
-    clock_mhz: int | None = None
-    clock_alone_mhz: int | None = None
-    power_w: float | None = None
-    throttled_by: str | None = None
-    channels: int | None = None
-    capped_by: str | None = None
-    wrong: int | None = None
-    note: str | None = None
 
 
 def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:

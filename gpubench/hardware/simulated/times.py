@@ -23,9 +23,15 @@ from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, ch
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.wiring import NodeNetwork
 from gpubench.model.profiles.fault import Fault
-from gpubench.model.terms.overlap import CHAIN_KERNELS, COPY_BYTES, OverlapTimes, Partner, partner_operations
+from gpubench.model.terms.overlap import (
+    CHAIN_KERNELS,
+    COPY_BYTES,
+    OverlapTimes,
+    Partner,
+    StepSample,
+    partner_operations,
+)
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
-from gpubench.records import dataclass
 
 LEAST_STEP = 0.49  # Of the bandwidth of a channel, below which no smaller one is tried
 _ROUNDING = 1 + 1e-9
@@ -271,16 +277,6 @@ _SPREAD = 0.003
 _STEPS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedStep:
-    """The times of a step, and how many operations of the partner are in it."""
-
-    times: OverlapTimes
-    partner_count: int
-    steps: int = _STEPS
-    step_ci95_percent: float = 100 * 1.96 * _SPREAD  # steps of a row share their noise
-
-
 class OverlapModel:
     """Steps on a simulated machine; equal arguments give equal times. Raises as `CollectiveTimes`."""
 
@@ -310,7 +306,7 @@ class OverlapModel:
 
     def step(
         self, name: str, size_bytes: int, ctas: int | None, partner: Partner, *, gemm_side: int, count: int | None
-    ) -> SimulatedStep:
+    ) -> StepSample:
         """A step of one collective and `count` operations, as many as a real one has where that is None."""
         source = random.Random(f"{self._seed}/overlap/{name}/{size_bytes}/{ctas}/{partner}")
         own = max(self._times.seconds(name, size_bytes, row=0, ranks_per_node=self._per_node))
@@ -329,8 +325,8 @@ class OverlapModel:
         partner_together = partner_alone + extra * _noise(source)
         communication_together = waiting + first
         together = max(partner_together, communication_together)
-        return SimulatedStep(
-            OverlapTimes(
+        return StepSample(
+            times=OverlapTimes(
                 partner_alone=partner_alone,
                 communication_alone=alone,
                 communication_first=first,
@@ -340,7 +336,9 @@ class OverlapModel:
                 step=together * (1 + abs(source.gauss(0.0, _SPREAD))),
                 in_flight=min(communication_together, partner_together),
             ),
-            operations,
+            partner_count=operations,
+            steps=_STEPS,
+            step_ci95_percent=100 * 1.96 * _SPREAD,  # steps of a row share their noise
         )
 
     def _capped(self, name: str, size_bytes: int, own_seconds: float, ctas: int | None) -> float:

@@ -42,7 +42,7 @@ from gpubench.measure.collective.recording import (
 )
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
-from gpubench.measure.overlap import StepSample, overlap_cases, row_of, with_rows
+from gpubench.measure.overlap import overlap_cases, row_of, with_rows
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.topology import Topology
@@ -324,19 +324,13 @@ def run_simulated_overlap(
         rows: list[OverlapRow] = []
         every_case = tuple(cases(request, len(found.identities)))
         for case in overlap_cases(every_case, plan.collective.name, asked):
-            step = model.step(
+            sample = model.step(
                 case.collective,
                 case.size_bytes,
                 case.ctas,
                 case.partner,
                 gemm_side=asked.gemm_side,
                 count=asked.partner_count,
-            )
-            sample = StepSample(
-                times=step.times,
-                partner_count=step.partner_count,
-                steps=step.steps,
-                step_ci95_percent=step.step_ci95_percent,
             )
             rows.append(row_of(case, job, sample))
             presenter.row(rows[-1])

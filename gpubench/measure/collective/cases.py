@@ -9,7 +9,7 @@ from time import perf_counter
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified
+from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified, made_of
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s, composed, kernel_of
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
@@ -417,24 +417,14 @@ class RankTimings:
     def _lines(self) -> Iterator[RankTimeRow]:
         for row, parts in self._rows:
             for identity, (seconds, entries) in zip(self._identities, parts, strict=True):
-                yield RankTimeRow(
-                    collective=row.collective,
-                    backend=row.backend,
-                    origin=row.origin,
-                    size_bytes=row.size_bytes,
-                    dtype=row.dtype,
-                    op=row.op,
-                    placement=row.placement,
-                    mode=row.mode,
-                    rank=identity.rank,
-                    host=identity.host,
-                    node=identity.node,
-                    gpu_bus_id=identity.gpu_bus_id,
+                yield made_of(
+                    RankTimeRow,
+                    row,
+                    identity,
                     time_us=seconds * MICROSECONDS_PER_SECOND,
                     late_us=None if entries is None else entries.late_seconds * MICROSECONDS_PER_SECOND,
                     clock_uncertainty_us=None if entries is None else entries.uncertainty * MICROSECONDS_PER_SECOND,
                     last_percent=None if entries is None else 100 * entries.last / entries.operations,
-                    setting=row.setting,
                 )
 
     def _finding(self, found: Straggler) -> Finding:

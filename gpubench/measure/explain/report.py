@@ -31,7 +31,7 @@ from gpubench.model.results.fallback import (
     TransportRow,
     either,
 )
-from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table
+from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
 
@@ -480,16 +480,7 @@ def _is_of_no_log(facts: LogFacts) -> bool:
 
 def _operation_rows(facts: LogFacts) -> Iterator[OperationRow]:
     for each in by_size(facts.inspected):
-        yield OperationRow(
-            collective=each.collective,
-            ranks=each.ranks,
-            nodes=each.nodes,
-            size_bytes=each.size_bytes,
-            operations=each.operations,
-            time_us=each.time_us,
-            algbw_gb_s=each.algbw_gb_s,
-            busbw_gb_s=each.busbw_gb_s,
-        )
+        yield made_of(OperationRow, each)
 
 
 def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:
@@ -572,27 +563,9 @@ def _communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
 
 def _hang_rows(facts: LogFacts) -> Iterator[HangRow]:
     for each in facts.hangs:
-        yield HangRow(
-            group=each.group,
-            ranks=each.ranks,
-            reason=each.reason.value,
-            operation=each.operation,
-            theirs=each.theirs,
-            place=each.place,
-            since=each.since,
-            waiting=each.waiting,
-        )
+        yield made_of(HangRow, each, reason=each.reason.value)
 
 
 def _member_rows(facts: LogFacts) -> Iterator[MemberRow]:
     for communicator in facts.communicators:
-        for member in communicator.members:
-            yield MemberRow(
-                communicator=communicator.id,
-                rank=member.rank,
-                host=member.host,
-                node=member.node,
-                pid=member.pid,
-                bus_id=member.bus_id,
-                nvml_index=member.nvml_index,
-            )
+        yield from (made_of(MemberRow, member, communicator=communicator.id) for member in communicator.members)

@@ -146,6 +146,24 @@ class OverlapTimes:
         return (one_after_the_other - self.together) / self.communication_alone
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSample:
+    """The samples of a row over all ranks; `wrong` of None: data were not checked."""
+
+    times: OverlapTimes
+    partner_count: int
+    steps: int
+    step_ci95_percent: float | None = None
+    clock_mhz: int | None = None
+    clock_alone_mhz: int | None = None
+    power_w: float | None = None
+    throttled_by: str | None = None
+    channels: int | None = None
+    capped_by: str | None = None
+    wrong: int | None = None
+    note: str | None = None
+
+
 def partner_operations(communication_seconds: float, operation_seconds: float) -> int:
     """The operations of a partner in a step whose collective takes that long alone, with NCCL's own CTAs."""
     return 1 + math.ceil(_COMPUTE_OF_COMMUNICATION * communication_seconds / operation_seconds)

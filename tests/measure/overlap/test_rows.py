@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gpubench.measure.collective.cases import JobFacts
-from gpubench.measure.overlap import OverlapCase, StepSample, row_of, shortest_steps
+from gpubench.measure.overlap import OverlapCase, row_of, shortest_steps
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.overlap import OverlapTimes, Partner
+from gpubench.model.terms.overlap import OverlapTimes, Partner, StepSample
 from gpubench.model.terms.verdict import Origin
 
 TIMES = OverlapTimes(
