@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gpubench.conditions.definition import subjects
 from gpubench.conditions.definition.circumstances import Facts
@@ -37,74 +38,68 @@ class Check:
     of_wiring: bool = False
 
 
-def _wiring(
-    name: str,
-    summary: str,
-    *reads: str,
-    lack: Lack = subjects.always_something,
-    in_part: Lack = subjects.always_something,
-    without_gpus: bool = False,
-) -> Check:
-    return Check(name, summary, reads=reads, lack=lack, in_part=in_part, without_gpus=without_gpus, of_wiring=True)
-
+_wiring = partial(Check, of_wiring=True)
 
 CHECKS: tuple[Check, ...] = (
     _wiring(
         "driver",
         "the driver answers and sees every GPU on the PCI bus",
-        "node.driver.version|driver.absent",
+        reads=("node.driver.version|driver.absent",),
         without_gpus=True,
     ),
-    _wiring("gpu_present", "every GPU of the machine answers", "gpu.bus_id", in_part=subjects.count_of_gpus),
+    _wiring("gpu_present", "every GPU of the machine answers", reads=("gpu.bus_id",), in_part=subjects.count_of_gpus),
     _wiring(
-        "nvlink_active", "as many NVLinks are active as on sibling GPUs", "gpu.nvlinks.active", lack=subjects.nvlinks
+        "nvlink_active",
+        "as many NVLinks are active as on sibling GPUs",
+        reads=("gpu.nvlinks.active",),
+        lack=subjects.nvlinks,
     ),
     _wiring(
         "nvlink_errors",
         "NVLink error counters do not rise during the run, and were low before",
-        "gpu.nvlinks.errors",
+        reads=("gpu.nvlinks.errors",),
         lack=subjects.nvlinks,
         in_part=subjects.counts_during_a_run,
     ),
     _wiring(
         "fabric",
         "every GPU has joined its NVLink fabric, which is healthy",
-        "gpu.fabric.state",
+        reads=("gpu.fabric.state",),
         lack=subjects.fabric,
         in_part=subjects.fabric_health,
     ),
     _wiring(
         "peer_access",
         "every GPU pair has peer access, and CUDA and NVML agree on it",
-        *("pair.read", "pair.write", "pair.cuda"),
+        reads=("pair.read", "pair.write", "pair.cuda"),
         lack=subjects.several_gpus,
     ),
     _wiring(
         "pcie_link",
         "PCIe links run at full width, and at full speed under load",
-        *("gpu.pcie.generation", "gpu.pcie.width", "gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.idle"),
+        reads=("gpu.pcie.generation", "gpu.pcie.width", "gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.idle"),
     ),
     _wiring(
         "profile",
         "links match healthy machines of this type, in number and speed",
-        *("gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.nvlinks.active"),
+        reads=("gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.nvlinks.active"),
         lack=subjects.a_profile,
     ),
     _wiring(
         "memory_rows",
         "no memory row waits for remapping or failed it",
-        "gpu.remapped_rows|retirement_pending",
+        reads=("gpu.remapped_rows|retirement_pending",),
     ),
     _wiring(
         "throttle",
         "no GPU is slowed down by heat or power supply",
-        "gpu.throttle_reasons",
+        reads=("gpu.throttle_reasons",),
         in_part=subjects.capped_at_work,
     ),
     _wiring(
         "nic_state",
         "RDMA ports are active, at the rate of their siblings",
-        *("nic.state", "nic.rate_gbit_s"),
+        reads=("nic.state", "nic.rate_gbit_s"),
         lack=subjects.rdma_nics,
         in_part=subjects.rates_of_cards,
         without_gpus=True,
@@ -119,7 +114,7 @@ CHECKS: tuple[Check, ...] = (
     _wiring(
         "ranks_alike",
         "ranks of a host share memory, and all ranks have the same settings",
-        "rank.shm_device",
+        reads=("rank.shm_device",),
         lack=subjects.ranks_to_compare,
         without_gpus=True,
     ),

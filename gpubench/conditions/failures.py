@@ -6,6 +6,7 @@ The forms of NCCL's own diagnostics are those of the text in NCCL 2.32.3; none o
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from gpubench.conditions.definition.condition import (
     REMOTE,
@@ -109,13 +110,7 @@ def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-def _failed(
-    id_: str, title: str, pattern: str, cure: str, *, likely: str, seen_as: tuple[str, ...], link: str = _TROUBLE
-) -> Condition:
-    return complaint(
-        id_, title, pattern, cure=cure, likely=likely, expected="a job that starts", link=link, seen_as=seen_as
-    )
-
+_failed = partial(complaint, expected="a job that starts", link=_TROUBLE)
 
 NCCL_START = Family.of(
     "nccl_start",
@@ -602,22 +597,13 @@ NCCL_TRANSFERS = Family.of(
 )
 
 
-_GUIDE = "https://github.com/NVIDIA/nccl"
-
-
-def _reported(id_: str, title: str, pattern: str, *, expected: str, likely: str, cure: str) -> Condition:
-    return complaint(
-        id_,
-        title,
-        rf"^NCCL DIAG \[INFO\] {pattern}",
-        cure=cure,
-        likely=likely,
-        expected=expected,
-        link=_GUIDE,
-        seen_as=("NCCL DIAG [INFO]",),
-        detection="`NCCL DIAG [INFO]` lines of NCCL 2.31 and later",
-    )
-
+_DIAG = r"^NCCL DIAG \[INFO\] "
+_reported = partial(
+    complaint,
+    link="https://github.com/NVIDIA/nccl",
+    seen_as=("NCCL DIAG [INFO]",),
+    detection="`NCCL DIAG [INFO]` lines of NCCL 2.31 and later",
+)
 
 NCCL_DIAGNOSTICS = Family.of(
     "nccl_diagnostics",
@@ -625,7 +611,7 @@ NCCL_DIAGNOSTICS = Family.of(
     _reported(
         "nccl-diag-p2p",
         "NCCL's P2P check: peer access between GPUs does not work, or data arrive wrong",
-        r"p2p: (?:only \d|read mismatch|write mismatch|peer-memory import failed|launch/check failed"
+        rf"{_DIAG}p2p: (?:only \d|read mismatch|write mismatch|peer-memory import failed|launch/check failed"
         r"|topology check failed|destination buffer unavailable|local CUDA setup failed)",
         expected="every peer access passes verification",
         likely="a link, an IOMMU, ACS redirection, a fabric that is not ready, or a container that separates the GPUs",
@@ -634,7 +620,7 @@ NCCL_DIAGNOSTICS = Family.of(
     _reported(
         "nccl-diag-hardware",
         "NCCL's RAS check: ECC errors, or NVLinks that are not active",
-        r"(?:ECC|NVLink): (?!.*(?:unavailable|incomplete|not supported))",
+        rf"{_DIAG}(?:ECC|NVLink): (?!.*(?:unavailable|incomplete|not supported))",
         expected="no uncorrected errors, all links active",
         likely="a GPU or link that is about to fail",
         cure="gpubench check. Run it on that node; nvidia-smi -q -d ECC and nvidia-smi nvlink -s show details",
@@ -642,7 +628,7 @@ NCCL_DIAGNOSTICS = Family.of(
     _reported(
         "nccl-diag-network",
         "NCCL's network check: ranks whose bandwidth is more than 30 % off the median, or runs that failed",
-        r"net bw: (?:.*off median|.*failed|.*timed out|.*cannot|.*unable|.*missing|mode=)",
+        rf"{_DIAG}net bw: (?:.*off median|.*failed|.*timed out|.*cannot|.*unable|.*missing|mode=)",
         expected="all ranks within 30 % of the median",
         likely="a slow NIC, port or cable; for failed runs, perftest that is not installed",
         cure="ib_write_bw. Run it between these nodes, or run `mpirun gpubench p2p` on them",
@@ -650,7 +636,7 @@ NCCL_DIAGNOSTICS = Family.of(
     _reported(
         "nccl-diag-ranks-differ",
         "NCCL's RAS check: GPUs, drivers or NCCL_* variables differ between ranks",
-        r"(?:GPU inventory|CUDA driver version|NCCL environment): ",
+        rf"{_DIAG}(?:GPU inventory|CUDA driver version|NCCL environment): ",
         expected="the same on all ranks",
         likely="different images, drivers or launcher environments on the nodes",
         cure="Make these ranks equal to the others: image, driver and environment",
