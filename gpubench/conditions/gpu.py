@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 from gpubench.conditions.definition.circumstances import Circumstances
@@ -421,18 +422,13 @@ def _host_bound(run: Circumstances) -> Found:
         yield Sighting(subject="the host", seen=seen, gpus=gpus)
 
 
-def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look: Look) -> Condition:
-    return Condition(
-        id=id_,
-        title=title,
-        detection=detection,
-        check="gpu_free",
-        expected=expected,
-        likely="a job that is still running, or a job in another container, whose processes are not visible here",
-        settles="nvidia-smi pmon -s um",
-        cure="fuser -v /dev/nvidia*",
-        look=look,
-    )
+_used_by_somebody = partial(
+    Condition,
+    check="gpu_free",
+    likely="a job that is still running, or a job in another container, whose processes are not visible here",
+    settles="nvidia-smi pmon -s um",
+    cure="fuser -v /dev/nvidia*",
+)
 
 
 def _foreign_traffic(id_: str, link: str, detection: str, look: Look) -> Condition:
@@ -465,19 +461,20 @@ CONTENTION = Family.of(
         _foreign("PCIe", lambda rates: (rates.pcie_sent, rates.pcie_received)),
     ),
     _used_by_somebody(
-        "gpu-in-use",
-        "A GPU is in use by another process",
-        "processes of other jobs that NVML lists on a busy GPU; measurements on this GPU are not judged; around a "
+        id="gpu-in-use",
+        title="A GPU is in use by another process",
+        detection="processes of other jobs that NVML lists on a busy GPU; measurements on this GPU are not "
+        "judged; around a "
         f"measurement, {BUSY_PERCENT} % utilization while this job is idle",
-        "no other process",
-        _in_use,
+        expected="no other process",
+        look=_in_use,
     ),
     _used_by_somebody(
-        "memory-in-use",
-        "GPU memory is in use although no process is shown (nvidia-smi: No running processes found)",
-        f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory in use without a visible process",
-        "free memory",
-        _memory_kept,
+        id="memory-in-use",
+        title="GPU memory is in use although no process is shown (nvidia-smi: No running processes found)",
+        detection=f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory in use without a visible process",
+        expected="free memory",
+        look=_memory_kept,
     ),
     Condition(
         id="host-bound",

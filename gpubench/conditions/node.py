@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
     Found,
-    Look,
     Sighting,
     complained,
     in_each_node,
@@ -303,17 +303,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 _COMPARE = "check.md"
 
 
-def _differs(id_: str, title: str, detection: str, look: Look) -> Condition:
-    return Condition(
-        id=id_,
-        title=title,
-        detection=detection,
-        check="versions",
-        likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
-        cure="nvidia-smi --version; ldconfig -p | grep nccl. Run it on both nodes and compare",
-        link=_COMPARE,
-        look=look,
-    )
+_differs = partial(
+    Condition,
+    check="versions",
+    likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
+    cure="nvidia-smi --version; ldconfig -p | grep nccl. Run it on both nodes and compare",
+    link=_COMPARE,
+)
 
 
 NODE = Family.of(
@@ -393,15 +389,15 @@ NODE = Family.of(
         look=_settings_differ,
     ),
     _differs(
-        "driver-differs",
-        "Nodes have different versions of the NVIDIA driver",
-        "the driver's version on every node; with two versions, the older one is reported",
-        _driver_differs,
+        id="driver-differs",
+        title="Nodes have different versions of the NVIDIA driver",
+        detection="the driver's version on every node; with two versions, the older one is reported",
+        look=_driver_differs,
     ),
     _differs(
-        "library-differs",
-        "Ranks load different files of a library (NCCL, MPI, UCX)",
-        "the libraries loaded by every rank",
-        _library_differs,
+        id="library-differs",
+        title="Ranks load different files of a library (NCCL, MPI, UCX)",
+        detection="the libraries loaded by every rank",
+        look=_library_differs,
     ),
 )

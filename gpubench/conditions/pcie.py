@@ -1,6 +1,7 @@
 """PCIe links trained low, counting errors or shared by pairs, and traffic that ACS or an IOMMU redirects to the CPU."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
@@ -8,7 +9,6 @@ from gpubench.conditions.definition.condition import (
     Condition,
     Family,
     Found,
-    Look,
     Sighting,
     Unread,
     in_each_node,
@@ -157,49 +157,45 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
     return {gpu.place.host_bridge for gpu in found if gpu is not None and gpu.place.host_bridge is not None}
 
 
-def _link(id_: str, title: str, detection: str, look: Look, link: str, *aliases: str) -> Condition:
-    return Condition(
-        id=id_,
-        title=title,
-        seen_as=("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",),
-        detection=detection,
-        settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
-        check="pcie_link",
-        expected="the width and generation that both ends of the link support",
-        likely="a riser or slot with fewer lanes, a card that is not seated, a BIOS setting, or dirty contacts",
-        aliases=aliases,
-        cure="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'. Reseat the card or riser; check the slot's lanes and "
-        "generation in the BIOS and the board's manual",
-        link=link,
-        look=look,
-    )
+_link = partial(
+    Condition,
+    seen_as=("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",),
+    settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
+    check="pcie_link",
+    expected="the width and generation that both ends of the link support",
+    likely="a riser or slot with fewer lanes, a card that is not seated, a BIOS setting, or dirty contacts",
+    cure="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'. Reseat the card or riser; check the slot's lanes and "
+    "generation in the BIOS and the board's manual",
+)
 
 
 PCIE = Family.of(
     "pcie",
     "PCIe links",
     _link(
-        "pcie-width",
-        "A GPU or NIC uses fewer PCIe lanes than it supports (LnkSta: Width x8, downgraded)",
-        "current against maximum width, from NVML and /sys current_link_width",
-        _width,
-        "https://github.com/NVIDIA/nccl/issues/2397",
+        id="pcie-width",
+        title="A GPU or NIC uses fewer PCIe lanes than it supports (LnkSta: Width x8, downgraded)",
+        detection="current against maximum width, from NVML and /sys current_link_width",
+        look=_width,
+        link="https://github.com/NVIDIA/nccl/issues/2397",
     ),
     _link(
-        "pcie-uplink",
-        "The uplink of a PCIe switch runs at a lower width or generation than it supports",
-        "current against maximum width and generation of every upstream port above GPUs and NICs",
-        _uplink,
-        "https://github.com/local-inference-lab/rtx6kpro/pull/88",
-        "pcie-width",
-        "pcie-generation",
+        id="pcie-uplink",
+        title="The uplink of a PCIe switch runs at a lower width or generation than it supports",
+        detection="current against maximum width and generation of every upstream port above GPUs and NICs",
+        look=_uplink,
+        link="https://github.com/local-inference-lab/rtx6kpro/pull/88",
+        aliases=(
+            "pcie-width",
+            "pcie-generation",
+        ),
     ),
     _link(
-        "pcie-generation",
-        "A busy GPU or a NIC runs at a lower PCIe generation than it supports (LnkSta: Speed 8GT/s)",
-        "current against maximum generation, of NICs and of GPUs that are not idle",
-        _generation,
-        "https://github.com/NVIDIA/NVSentinel/issues/890",
+        id="pcie-generation",
+        title="A busy GPU or a NIC runs at a lower PCIe generation than it supports (LnkSta: Speed 8GT/s)",
+        detection="current against maximum generation, of NICs and of GPUs that are not idle",
+        look=_generation,
+        link="https://github.com/NVIDIA/NVSentinel/issues/890",
     ),
     Condition(
         id="pcie-errors",
