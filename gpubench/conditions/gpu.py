@@ -463,9 +463,8 @@ CONTENTION = Family.of(
     _used_by_somebody(
         id="gpu-in-use",
         title="A GPU is in use by another process",
-        detection="processes of other jobs that NVML lists on a busy GPU; measurements on this GPU are not "
-        "judged; around a "
-        f"measurement, {BUSY_PERCENT} % utilization while this job is idle",
+        detection="processes of other jobs that NVML lists on a busy GPU; measurements on this GPU are not judged; "
+        f"around a measurement, {BUSY_PERCENT} % utilization while this job is idle",
         expected="no other process",
         look=_in_use,
     ),
