@@ -10,7 +10,7 @@ from gpubench.hardware.probe import read_libraries
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
-from gpubench.jobs.rank import agree
+from gpubench.jobs.rank import agree, own_identity
 from gpubench.jobs.sources import Here, Recording, Replayed, gathered, own_process, refuse_under_launcher
 from gpubench.measure.libraries import SECTIONS as SECTIONS
 from gpubench.measure.libraries import HostLibraries, report_on_libraries
@@ -54,8 +54,6 @@ class LibrariesRankJob:
     """One rank's part in showing those of a job: the first rank of every node reads, the first of all shows them."""
 
     def __init__(self, group: "mpi.MpiGroup", plan: LibrariesPlan, arguments: Sequence[str]) -> None:
-        from gpubench.jobs.rank import own_identity
-
         self._group, self._plan, self._arguments = group, plan, arguments
         self.identity, _ = own_identity(group)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from gpubench.cli.options import PresentationOptions
+from gpubench.cli.options import PresentationOptions, unknown_word
 from gpubench.cli.signature import INPUT, MEASURE, SIMULATE, HelpPage, app_of, completed, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 from gpubench.records import dataclass
@@ -166,8 +166,6 @@ class PlanOptions:
         )
 
     def _check(self) -> None:
-        from gpubench.cli.options import unknown_word
-
         if self.optimizer not in ("adam", "none"):
             raise unknown_word("--optimizer", self.optimizer, ("adam", "none"))
         given: dict[str, object] = {
@@ -194,7 +192,6 @@ class PlanOptions:
     def _model(self) -> "tuple[TransformerModel, list[str]]":
         from dataclasses import replace
 
-        from gpubench.cli.options import unknown_word
         from gpubench.model.workload import Recompute, model_of_parameters
         from gpubench.readers.workload import USUAL_SEQUENCE, parse_parameters, read_model
 

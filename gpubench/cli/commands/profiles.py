@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.signature import HelpfulCommand, HelpfulGroup
-from gpubench.errors import unwritable_output
+from gpubench.errors import invalid_choice, no_gpu, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.units import counted, format_size, grouped
@@ -106,7 +106,6 @@ def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
 @_app.command("match", cls=HelpfulCommand)
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Find the profile of this machine (exit 3 without a GPU)."""
-    from gpubench.errors import no_gpu
     from gpubench.jobs.sources import simulation_of, source_of
     from gpubench.profiles import profile_for
 
@@ -128,7 +127,6 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
 def lint(files: _FILES = None) -> None:
     """Check the values of profiles (exit 2 for the first error)."""
     from gpubench.collectives.registry import SUMMARIES
-    from gpubench.errors import invalid_choice
     from gpubench.profiles import all_profiles, own_profiles, read_file
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]

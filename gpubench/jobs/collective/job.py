@@ -24,7 +24,7 @@ from gpubench.errors import (
 )
 from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware import launch
-from gpubench.hardware.host import cost_of_turns, mps_serves, sharing_settings
+from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan, RankOptions
@@ -93,7 +93,6 @@ def run_launched(channel: str, launch: "LaunchedBy") -> int:
 
 
 def _run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
-    from gpubench.hardware.host import gpus_of_host
     from gpubench.jobs import rank
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
 

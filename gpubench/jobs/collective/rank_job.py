@@ -37,13 +37,13 @@ from gpubench.jobs.collective.opened import (
 )
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.outputs import NullListener
+from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.rank import agree, own_identity
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
-from gpubench.measure.collective.variants import Soak, SweepVariant, measure_variants
+from gpubench.measure.collective.variants import GroupRows, InStep, Soak, SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.operation import KERNELS, NCCL_ALONE
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
@@ -243,8 +243,6 @@ class CollectiveRankJob:
     ) -> Report:
         if self._part is None:
             return measure_variants(request, self._group, variants, identities, listener, observers)
-        from gpubench.measure.collective.variants import GroupRows, InStep
-
         rows = GroupRows(self._part, self._own, self._group, listener)
         together = InStep(self._own, self._group)
         own = self._measuring(identities)
@@ -284,7 +282,6 @@ class CollectiveRankJob:
         if channel:
             return ChannelSender(channel)
         from gpubench.formats.presenter import Presenter, rank_style
-        from gpubench.jobs.outputs import check_writable
 
         shown = self._plan.presentation
         check_writable(shown.outputs, self._plan.recording.record)

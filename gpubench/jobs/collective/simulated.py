@@ -33,6 +33,8 @@ from gpubench.measure.collective.recording import (
     MOST_SIMULATED_ROWS,
     SIMULATED_BACKEND,
     RecordedCollective,
+    RecordedRow,
+    RecordingLine,
     RowWriter,
     Write,
     file_of,
@@ -214,8 +216,6 @@ def _record(
     request: SweepRequest,
     made: Sequence[Sequence[float]],
 ) -> None:
-    from gpubench.measure.collective.recording import RecordedRow, RecordingLine
-
     with written(directory, RecordedCollective.of(described), Machines.of(nodes)) as write:
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)

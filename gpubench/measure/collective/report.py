@@ -8,7 +8,7 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import Confidence
-from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.report import CollectiveRow, Effect, Report
 from gpubench.model.results.speed import (
     ExpectedTime,
     Slowness,
@@ -188,8 +188,6 @@ def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
 
 
 def _not_explained(explained: "Explained") -> str:
-    from gpubench.model.results.report import Effect
-
     weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
     perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
     return f"no setting, process, device or link that could be read explains it{perhaps}"

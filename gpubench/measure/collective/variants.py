@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
-from gpubench.measure.collective.report import MeasuredRow, RowCollector, slow_unexplained
+from gpubench.measure.collective.report import MeasuredRow, RowCollector, middle, slow_unexplained
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
 from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.report import CollectiveRow, RankTimeRow, Report, Table
@@ -236,8 +236,6 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
     wrong = [each for each in tries if each.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
-    from gpubench.measure.collective.report import middle
-
     chosen = middle(tries, lambda each: each.row.time_us)
     if chosen.sample is None:
         return chosen
