@@ -38,8 +38,12 @@ def test_every_command_that_looks_alone_is_tried_here() -> None:
 @pytest.mark.parametrize("command", LOOKS)
 def test_what_starts_no_ranks_works_in_it_as_elsewhere(command: str, files: dict[str, str]) -> None:
     asked = [command, *(word.format(**files) for word in LOOKS[command])]
-    inside, outside = gpubench(*asked, env=INHERITED), gpubench(*asked)
+    inside = gpubench(*asked, env=INHERITED)
     assert inside.stdout
+    if command == "libraries":  # they take two seconds to read, and there always are some
+        assert (inside.returncode, inside.stderr) == (0, "")
+        return
+    outside = gpubench(*asked)
     assert (inside.returncode, inside.stderr) == (outside.returncode, outside.stderr)
     assert len(inside.stdout.splitlines()) == len(outside.stdout.splitlines())
 
