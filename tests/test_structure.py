@@ -1,7 +1,10 @@
 """The newcomer test: what lies in a plug folder is listed there, and modules stay small."""
 
 import ast
+from collections.abc import Mapping, Sequence, Set
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -11,6 +14,9 @@ from gpubench.formats.registry import FORMATS
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.profiles import all_profiles, folder
 from gpubench.readers.registry import READERS, RESULT_READERS
+
+pytestmark = pytest.mark.xdist_group("structure")
+"""One process reads all sources."""
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
@@ -68,23 +74,54 @@ def test_every_profile_is_found() -> None:
     assert {profile.name for profile in all_profiles()} == {path.stem for path in folder().glob("*.toml")}
 
 
+class Source(NamedTuple):
+    """What a module of the package has: lines in all and in each function, class names, roots of imports, calls."""
+
+    lines: int
+    functions: Mapping[str, int]
+    classes: Sequence[str]
+    imports: Set[str]
+    called: Set[str]
+    methods_called: Set[str]
+
+
+@cache
+def sources() -> Mapping[str, Source]:
+    """By path in the package. Read once: it takes seconds."""
+    return {str(path.relative_to(PACKAGE)): _source(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+def _source(text: str) -> Source:
+    nodes = list(ast.walk(ast.parse(text)))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    imports = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    imports += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return Source(
+        len(text.splitlines()),
+        {
+            f"{node.name} at {node.lineno}": (node.end_lineno or 0) - node.lineno
+            for node in nodes
+            if isinstance(node, ast.FunctionDef)
+        },
+        [node.name for node in nodes if isinstance(node, ast.ClassDef)],
+        {name.split(".")[0] for name in imports},
+        {each.id for each in calls if isinstance(each, ast.Name)},
+        {each.attr for each in calls if isinstance(each, ast.Attribute)},
+    )
+
+
 def test_modules_and_functions_stay_small() -> None:
-    paths = list(PACKAGE.rglob("*.py"))
-    assert len(paths) > 40
-    for path in paths:
-        text = path.read_text()
-        assert len(text.splitlines()) <= 700, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+    assert len(sources()) > 40
+    assert {path: source.lines for path, source in sources().items() if source.lines > 700} == {}
+    long = [f"{path}: {name}" for path, source in sources().items() for name, n in source.functions.items() if n >= 60]
+    assert long == []
 
 
 def test_a_class_name_exists_once() -> None:
     homes: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    for path, source in sources().items():
+        for name in source.classes:
+            homes.setdefault(name, []).append(path)
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
@@ -96,19 +133,7 @@ def test_foreign_libraries_are_imported_in_their_own_file_alone() -> None:
         "torch": {"hardware/torch/distributed.py"},
         "pandas": {"formats/frame.py"},
     }
-    found: dict[str, set[str]] = {name: set() for name in homes}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            roots = (
-                [alias.name.split(".")[0] for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [(node.module or "").split(".")[0]]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-            for name in set(roots) & set(homes):
-                found[name].add(str(path.relative_to(PACKAGE)))
-    assert found == homes
+    assert {name: {path for path, source in sources().items() if name in source.imports} for name in homes} == homes
 
 
 def test_text_has_one_way_into_each_output() -> None:
@@ -120,14 +145,11 @@ def test_text_has_one_way_into_each_output() -> None:
         "SubElement": {"formats/junit.py"},
         "writerows": {"formats/csv.py"},
     }
-    found: dict[str, list[str]] = {name: [] for name in homes}
-    for path in PACKAGE.rglob("*.py"):
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        own = {each.id for each in calls if isinstance(each, ast.Name)}
-        own |= {each.attr for each in calls if isinstance(each, ast.Attribute) and each.attr == "writerows"}
-        for name in own & set(homes):
-            found[name].append(str(path.relative_to(PACKAGE)))
-    assert {name: set(paths) for name, paths in found.items()} == homes
+
+    def calls(source: Source, name: str) -> bool:
+        return name in source.called or (name == "writerows" and name in source.methods_called)
+
+    assert {name: {path for path, source in sources().items() if calls(source, name)} for name in homes} == homes
 
 
 def test_a_group_of_one_needs_no_mpi() -> None:
