@@ -45,7 +45,7 @@ _MOST_HEALTHY = 0.15
 _LEAST_CHANCE = 0.001
 """What is less probable is not taken for chance."""
 
-_ERROR_OF_A_SCORE = 1.08
+ERROR_OF_A_SCORE = 1.08
 """The standard error of a score times the root of the number of its figures; by simulation."""
 
 
@@ -304,7 +304,7 @@ def _healthy_nodes(
     by_node = [[value for each in levels for value in shares.get(NodeRail(node, each.rail), ())] for node in nodes]
     by_node = [own for own in by_node if own]
     usual = median([value for own in by_node for value in own] or [0.0]) / share if share else 1.0
-    errors = [_ERROR_OF_A_SCORE * yardstick.deviation / math.sqrt(len(own)) for own in by_node]
+    errors = [ERROR_OF_A_SCORE * yardstick.deviation / math.sqrt(len(own)) for own in by_node]
     return _HealthyNodes(
         sum(yardstick.score(own) > usual * (1 + share) / 2 for own in by_node),
         len(nodes),

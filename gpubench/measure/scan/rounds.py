@@ -3,12 +3,13 @@
 All nodes measure at once, and each by itself: no network takes part.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import field, replace
-from statistics import median
+from statistics import median, median_high
 from typing import Protocol
 
 from gpubench.measure.scan.judging import (
@@ -22,8 +23,12 @@ from gpubench.measure.scan.judging import (
     threshold,
 )
 from gpubench.measure.scan.leaves import (
+    DOUBTFUL_ERRORS,
+    ERROR_OF_A_SCORE,
+    LEAST_LEAF_LOSS,
     LEAST_LEAVES,
     LEAST_NODES,
+    MEDIAN_ERROR,
     LeafLevel,
     deviation_between_leaves,
     leaf_levels,
@@ -337,9 +342,10 @@ class ScanCourse:
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def unjudged_leaves(self) -> Iterator[LeafLevel]:
-        """Rails of leaves that are too small or too few to be judged, and of which half of the nodes or more are slow.
+        """Rails of leaves that are too small or too few to be judged, of which two nodes and a third of all are slow.
 
-        A loss that is much larger than noise tells the slow nodes from the others.
+        A loss that is much larger than noise tells the slow nodes from the others. Of a leaf that is too small, those
+        that have one slow node and whose nodes are slow in their middle too, on this rail or on all rails together.
         """
         leaves, judged = self.fabric.leaves, members_of(self.fabric)
         living = Counter(leaves[node] for node in self.living())
@@ -350,8 +356,21 @@ class ScanCourse:
                 slow.setdefault((leaf, cell.rail), []).append(each.score)
         least = 1 - _SURE_LOSSES * smallest_sure_loss(self.yardstick.deviation)
         for (leaf, rail), own in slow.items():
-            if len(own) >= max(2, living[leaf] / 2) and median(own) > least:
+            if len(own) >= max(2, living[leaf] / 3) and median(own) > least:
                 yield LeafLevel(leaf, rail, median(own), None, is_sure=False)
+            elif (
+                leaf not in judged and living[leaf] > 1 and (level := self._middle_below_usual(leaf, rail)) is not None
+            ):
+                yield LeafLevel(leaf, rail, level, None, is_sure=False)
+
+    def _middle_below_usual(self, leaf: str, rail: int) -> float | None:
+        of_leaf = {cell: each for cell, each in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
+        for own in ([each for cell, each in of_leaf.items() if cell.rail == rail], [*of_leaf.values()]):
+            level, figures = median_high(each.score for each in own), sum(each.figures for each in own)
+            error = MEDIAN_ERROR * ERROR_OF_A_SCORE * self.yardstick.deviation / math.sqrt(figures)
+            if 1 - level > max(DOUBTFUL_ERRORS * error, LEAST_LEAF_LOSS):
+                return level
+        return None
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
         """The figures that are missing, by every cell that may be to blame; of phase 0 they have no other node."""

@@ -7,7 +7,7 @@ from dataclasses import field
 from statistics import median, median_low
 
 from gpubench.measure.scan.judging import local_parts, smallest_sure_loss, threshold
-from gpubench.measure.scan.leaves import MEDIAN_ERROR, LeafLevel, members_of
+from gpubench.measure.scan.leaves import LEAST_LEAVES, MEDIAN_ERROR, LeafLevel, members_of
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.facts.snapshot import NicFacts
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
@@ -360,7 +360,9 @@ LEAST_OTHER_RAILS = 2
 """Rails that tell what is usual on another one."""
 
 RAIL_SHARE = 0.95
-"""A rail with less than this share of the other rails' usual bandwidth is slow on every node."""
+"""A rail with less than this share of the other rails' usual bandwidth is slow on every node, and so is the slower half
+of the leaves with less than this share of the other half, where neither a majority nor a rate tells.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,9 +402,11 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
-    left.parts += leaf_parts(course.fabric, _named_leaves(course))
+    named = _named_leaves(course)
+    left.parts += leaf_parts(course.fabric, named)
     _cells_of_leaves(course, left)
-    for cell in doubtful_cells(course):
+    # Of two leaves only the figures inside are compared, so cells of the slow one may seem slow across.
+    for cell in (*doubtful_cells(course), *_as_slow_as(course, [each for each in named if each.across is None])):
         left.scores.pop(cell, None)
     _whole_nodes(course, left)
     _inside(left)
@@ -440,9 +444,6 @@ def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
 
 _HALF = 0.5
 
-LEAF_SHARE = 0.9
-"""With neither a majority nor a rate, the slower half of the leaves is named below this share of the other half."""
-
 
 def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
     faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
@@ -455,7 +456,7 @@ def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
         if (each.leaf, each.rail) not in faster
         and (
             each.healthy > _HALF
-            or (each.healthy == _HALF and shares[each.leaf] < LEAF_SHARE)
+            or (each.healthy == _HALF and shares[each.leaf] < RAIL_SHARE)
             or (each.rail in as_others and each.share < RAIL_SHARE)
             or (each.rail in levels and SLOW_SHARE <= levels[each.rail].best <= MOST_PERCENT / 100)
         )
@@ -477,11 +478,16 @@ def _unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
 
 def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
     """Slow cells that are as slow as their leaf may be, too little to tell whether it is the leaf or they are."""
+    return _as_slow_as(course, (*course.unjudged_leaves(), *course.doubtful_leaves))
+
+
+def _as_slow_as(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[NodeRail, LeafLevel]:
+    """Confirmed cells that are no slower than their leaf, each with what its leaf delivers."""
     least = 1 - threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
-    levels = {(each.leaf, each.rail): each for each in (*course.unjudged_leaves(), *course.doubtful_leaves)}
+    by_place = {(each.leaf, each.rail): each for each in levels}
     found = {}
     for cell, each in course.confirmed.items():
-        level = levels.get((course.fabric.leaves[cell.node] or "", cell.rail))
+        level = by_place.get((course.fabric.leaves[cell.node] or "", cell.rail))
         if level is not None and each.score >= least * level.share:
             found[cell] = level
     return found
@@ -587,7 +593,20 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
         if slow:
             share, seen = min(slow)
             nodes = tuple(course.living())
+            left.parts = [part for part in left.parts if not _may_be_of_rail(course, part, rail, share)]
             left.explain(FaultyPart(PartKind.RAIL, nodes, share, rail, seen=f"{seen} on the other rails"))
+
+
+def _may_be_of_rail(course: ScanCourse, part: FaultyPart, rail: int, share: float) -> bool:
+    """True of a NIC in a leaf that is not judged, which lost no more than its rail.
+
+    If the rail is slow because such a leaf is, what is usual on it lies between the two, and the nodes of that leaf are
+    below it, by no more than the rail is below others.
+    """
+    if part.kind is not PartKind.NIC or part.rail != rail or part.share is None or part.share < share:
+        return False
+    judged, leaf = members_of(course.fabric), course.fabric.leaves[part.nodes[0]]
+    return leaf is not None and (leaf not in judged or len(judged) < LEAST_LEAVES)
 
 
 def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:

@@ -1,5 +1,7 @@
 """Leaves that are slow as a whole are told before any node behind them is named."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpubench.hardware.simulated.scan import NOISE, SimulatedFabric
@@ -84,13 +86,30 @@ def test_leaves_that_are_slow_beside_no_majority_take_a_known_rate_to_be_named(
     plain = fabric(leaves * 32, RAILS, 32)
     for rates, verdict in (((), Verdict.INCONCLUSIVE), ((USUAL_GB_S / 2 / 0.92,) * RAILS, Verdict.FAIL)):
         of = ScanFabric(plain.hosts, RAILS, plain.leaves, (), rates)
-        found = course(of, slow(*bad, share=0.95), 901)
+        found = course(of, slow(*bad, share=0.96), 901)
         parts = decode(found, {})
         report = report_of(ScanResult(found, parts), 1)
         assert report.verdict is verdict
         assert [part.leaf for part in parts] == ([f"leaf{leaf}" for leaf in bad] if rates else [])
         said = {name for each in report.findings for name in each.subjects}
         assert rates or said == {f"leaf{leaf}" for leaf in bad}
+
+
+def test_the_slower_half_of_the_leaves_is_named_from_as_much_as_a_rail_is() -> None:
+    for seed in range(940, 944):
+        parts = decode(course(fabric(32, RAILS, 16), slow(1, share=0.9), seed), {})
+        assert [(part.kind, part.leaf) for part in parts] == [(PartKind.LEAF, "leaf1")]
+
+
+@pytest.mark.parametrize(("bad", "most"), [(range(RAILS), 0), ((3,), 2)])
+def test_nodes_of_a_leaf_of_three_are_not_named_for_their_leaf(bad: Sequence[int], most: int) -> None:
+    """With four such leaves 1.7 healthy NICs a scan were named behind a leaf that lost 5 %, 0.4 behind a rail of one."""
+    named = 0
+    for seed in range(950, 970):
+        model = SimulatedFabric(USUAL_GB_S, leaf_rails={("leaf2", rail): 0.95 for rail in bad})
+        parts = decode(course(fabric(12, RAILS, 3), model, seed), {})
+        named += sum(part.kind in (PartKind.NIC, PartKind.NODE) for part in parts)
+    assert named <= most
 
 
 def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_loss_tells_them_apart() -> None:
