@@ -103,7 +103,7 @@ def test_the_slower_half_of_the_leaves_is_named_from_as_much_as_a_rail_is() -> N
 
 @pytest.mark.parametrize(("bad", "most"), [(range(RAILS), 0), ((3,), 2)])
 def test_nodes_of_a_leaf_of_three_are_not_named_for_their_leaf(bad: Sequence[int], most: int) -> None:
-    """With four such leaves 1.7 healthy NICs a scan were named behind a leaf that lost 5 %, 0.4 behind a rail of one."""
+    """Of four such leaves 1.7 healthy NICs a scan were named behind one that lost 5 %, and 0.4 behind a rail of one."""
     named = 0
     for seed in range(950, 970):
         model = SimulatedFabric(USUAL_GB_S, leaf_rails={("leaf2", rail): 0.95 for rail in bad})
