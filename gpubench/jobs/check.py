@@ -317,7 +317,7 @@ class SimulatedMeasurer:
         """A collective over all GPUs. Raises CouldNotMeasureError: a driver is silent, or nothing can be simulated."""
         from gpubench.jobs.collective.metadata import judge_of_model
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
-        from gpubench.measure.paths import PathOutcome
+        from gpubench.measure.path_outcome import PathOutcome
 
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")

@@ -15,25 +15,18 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
 from gpubench.model.paths.transport import Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
-from gpubench.model.results.fallback import Explanation, KnownPath, evidence_rows, findings, unknown_row
+from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import (
     CauseRow,
     CollectiveRow,
     Effect,
-    EvidenceRow,
-    FallbackRow,
-    Report,
-    Section,
-    Table,
     UnreadRow,
 )
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.model.terms.verdict import Finding, Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.ports.traffic import GpuUsers, NoUsers
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
-from gpubench.records import dataclass
 
 _COUNTED_FROM_BYTES = 2**20  # NVLink counters tick in KiB, and other traffic ticks too
 PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters start again from 0 there
@@ -318,31 +311,3 @@ class Explained:
 def first_cause(staged: Mapping[Pair, Sequence[Transport]], circumstances: Circumstances) -> Explanation:
     """The likeliest cause of what some pairs do."""
     return Explained(replace(circumstances, staged=staged)).first(staged)
-
-
-@dataclass(frozen=True, slots=True)
-class PathOutcome:
-    """The verdict on paths: three sections, findings, and the causes of the run; None where nothing was looked at."""
-
-    sections: Mapping[str, Section]
-    findings: tuple[Finding, ...]
-    explained: "Explained | None" = None
-
-
-def report_on(
-    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
-) -> PathOutcome:
-    """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
-    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
-
-
-def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
-    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
-    sections = _path_sections((), [unknown_row(origin, why)] if why else (), ())
-    return replace(report, sections={**sections, **report.sections})
-
-
-def _path_sections(
-    evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
-) -> dict[str, Section]:
-    return Table.by_section({EvidenceRow: evidence, FallbackRow: fallback, CauseRow: causes})

@@ -170,7 +170,7 @@ class CollectiveRankJob:
                 _say(observers.soak.line())
         report = _with_unverified(report, opened.unverified_variables)
         if opened.path_watch is None:
-            from gpubench.measure.paths import unwatched
+            from gpubench.measure.path_outcome import unwatched
 
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()

@@ -8,7 +8,7 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
 from gpubench.measure.collective.paths import limited
 from gpubench.measure.collective.report import SpeedJudge, wrong_data
-from gpubench.measure.paths import unwatched
+from gpubench.measure.path_outcome import unwatched
 from gpubench.model.paths.topology import Limit
 from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit, networks
 from gpubench.model.results.report import CollectiveRow, Report

@@ -8,7 +8,8 @@ from gpubench.collectives.record import SweepRequest, exchanges, least_moved
 from gpubench.conditions.definition.circumstances import Circumstances, IssueTime
 from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.measure.collective.cases import Case
-from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener, PathOutcome, report_on
+from gpubench.measure.path_outcome import PathOutcome, report_on
+from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener
 from gpubench.model.facts.traffic import IdleGpu, both
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.topology import Limit, Topology, split_by_mig

@@ -27,7 +27,7 @@ from gpubench.measure.collective.paths import (
 )
 from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector, RowSample, SpeedJudge, middle
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
-from gpubench.measure.paths import PathOutcome, unwatched
+from gpubench.measure.path_outcome import PathOutcome, unwatched
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.transport import Pair, Transport, Tuning, Used
 from gpubench.model.results.backends import RefusedRow

@@ -313,7 +313,7 @@ class RowCollector:
 
     def report(self) -> Report:
         """Verdict, findings and sections."""
-        from gpubench.measure.paths import PathOutcome
+        from gpubench.measure.path_outcome import PathOutcome
 
         wrong = (wrong_data(self._failures, self._identities),) if self._failures else ()
         above: tuple[Finding, ...] = ()

@@ -34,7 +34,8 @@ from gpubench.measure.p2p.rows import (
     pattern_rows,
     verdict_without_bandwidth,
 )
-from gpubench.measure.paths import Explained, PathOutcome, report_on
+from gpubench.measure.path_outcome import PathOutcome, report_on
+from gpubench.measure.paths import Explained
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
 from gpubench.model.paths.p2p import (
     ABOVE_HOST,
