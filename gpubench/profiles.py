@@ -167,6 +167,7 @@ def read_file(path: Path) -> Profile:
 
 
 def _regular_bytes(path: Path) -> bytes:
+    """The bytes of a regular file. Raises OSError, ValueError for another kind, or a file that is too large."""
     # A pipe would wait for its writer, and a device may never end.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -270,6 +271,7 @@ def match_any(
 
 
 def _has_bridges(found: ProfileMatch) -> bool:
+    """True where bridges join cards in pairs: a healthy machine may have such cards without any."""
     nvlink = found.profile.nvlink
     joined = [gpu for pair in nvlink.pairs for gpu in pair[:2]] if nvlink is not None else []
     return len(joined) == len(set(joined)) > 0
@@ -318,6 +320,7 @@ def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profil
 
 
 def _is_switched(profile: Profile) -> bool | None:
+    """True where its NVLinks lead to NVSwitches; None where it has none."""
     return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH
 
 

@@ -162,6 +162,7 @@ def run_command_line(launch: LaunchedBy | None) -> int:
 
 
 def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
+    """The exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
     from gpubench.formats.delivery import forget, full_output
 
     if error is not None:
@@ -179,6 +180,7 @@ def _exit_style() -> "ExitStyle | None":
 
 
 def _command_of(error: typer.TyperException) -> str:
+    """The command whose help tells more: as it was started, else by its name."""
     path = getattr(getattr(error, "ctx", None), "command_path", None)
     named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
     return (path or f"{app.info.name} {named}").strip()

@@ -23,6 +23,7 @@ from gpubench.readers.documents import opened
 
 
 def _options_of(parameters: Iterable[Any]) -> dict[str, Any]:
+    """The options among typer's parameters by name, `expect-gpus`, without --help."""
     named = ((next((name for name in each.opts if name.startswith("--")), ""), each) for each in parameters)
     return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
 
@@ -201,6 +202,7 @@ def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def _content(path: Path, name: str) -> str | None:
+    """The text of a file; None of a project's that says nothing of gpubench, whosever it is."""
     try:
         with opened(path, _EXPECTED, pipes=False) as file:
             own, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)

@@ -224,6 +224,7 @@ def _refuse_under_launcher() -> None:
 
 
 def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
+    """The style of that name, which has stdout to itself: UsageError where a format stands beside it."""
     if name is None:
         return None
     style = parse_choices(OPTION, [name], ExitStyle)[0]

@@ -23,6 +23,7 @@ class _Stdout(io.TextIOWrapper):
     """stdout, whose failures are told from those of other files by their name."""
 
     def write(self, text: str, /) -> int:
+        """Write; OutputError where the disk is full, BrokenPipeError where the reader is gone."""
         with naming_output("stdout"):
             return super().write(text)
 
@@ -98,6 +99,7 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
 
 
 def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -> int:
+    """The exit code of a run; after an unexpected exception that of CouldNotMeasureError."""
     try:
         return run(launch)
     except Exception:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement

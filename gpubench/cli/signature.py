@@ -170,6 +170,7 @@ def _with_default(told: str, default: str) -> str:
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
+    """The lines of a command that can be pasted: each but the last ends in a backslash."""
     line = ""
     words = _WORD_TO_PASTE.findall(command)
     values = [index for index in range(1, len(words)) if words[index - 1][0] == "-" != words[index][0]]
@@ -217,6 +218,7 @@ class PlainValuesCommand(HelpfulCommand):
 
 
 def _defaults_in(context: Any) -> "Defaults | None":
+    """The defaults that this command has used, None without variables and files."""
     found: Defaults | None = context.meta.get(_DEFAULTS)
     return found
 
@@ -420,6 +422,7 @@ def option_fields(kind: Any) -> Iterator["Field[Any]"]:
 
 
 def _grouped_fields(kind: Any) -> Iterator[tuple["Field[Any]", str | None]]:
+    """The same, each with the heading of --help that its dataclass stands under: its `help_group`, if it has one."""
     for each in fields(kind):
         if is_dataclass(each.type):
             yield from _grouped_fields(each.type)

@@ -78,6 +78,7 @@ def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
 
 
 def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
+    """RDMA devices that NCCL could not open, in a job that communicates between nodes."""
     found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(each.nodes != 1 for each in facts.communicators):
         names = joined(each.note.about[0] for each in found)

@@ -127,6 +127,7 @@ def _p2p(run: Circumstances) -> Found:
 
 
 def _blamed(run: Circumstances, *first: str) -> Found:
+    """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all pairs."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     for pair in run.inside:
         by_variables.setdefault((*first, *_keeping_off(run, pair)), set()).add(pair)
@@ -188,6 +189,7 @@ def split_by_design(run: Circumstances, ranks: Pair) -> str:
 
 
 def _policy(run: Circumstances) -> Found:
+    """Pairs with possible peer access that NCCL does not use by default."""
     if not run.asked_of_nccl:
         return
     paths: dict[Pair, str] = {}

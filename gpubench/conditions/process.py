@@ -398,6 +398,7 @@ def _connections(run: Circumstances) -> Found:
 
 
 def _attached(run: Circumstances) -> Found:
+    """Finds tracers, tools loaded into the process, and (without either) variables that load a tool."""
     found = list(_tracers(run))
     found += _tools(run)
     injected: dict[str, Iterable[str]] = {

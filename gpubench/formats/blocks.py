@@ -143,6 +143,7 @@ def _link_kind(path_class: str) -> str:
 
 
 def _kinds(report: Report) -> dict[tuple[str, str], str]:
+    """The kind of link between two devices of the matrices, as far as a matrix of paths says."""
     paths = report.sections.get("matrix")
     cells = paths.cells if isinstance(paths, Matrix) else {}
     kind_of = {
@@ -207,6 +208,7 @@ def _value_words(column: str, value: Any) -> str:
 
 
 def _words(name: str) -> str:
+    """A column or a section as a person would write it: units as units, abbreviations as they are used."""
     for ending, unit in (("_gbit_s", " Gbit/s"), ("_gb_s", " GB/s"), ("_us", " µs")):
         name = name.replace(ending, unit)
     text = name.removesuffix(_BYTES).replace("_", " ")
@@ -307,6 +309,7 @@ def _without_empty(listing: Listing) -> Listing:
 
 
 def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Chart]:
+    """Curves; a grid of steps for every partner, by size and cap; all rows."""
     yield from overlap_charts(rows)
     for partner, members in grouped(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}

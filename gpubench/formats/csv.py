@@ -108,6 +108,7 @@ def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
 
 
 def _cell(value: object) -> object:
+    """A cell: numbers and truths as they are, everything else as text that does nothing."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

@@ -38,6 +38,7 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 
 def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
+    """Findings as they stand, not subject by subject; where nothing was found, whatever else went wrong."""
     from gpubench.model.results.sentence import JudgedCase, cases
 
     findings = run.report.findings

@@ -111,6 +111,8 @@ _KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
+    """The scales of a picture: sizes along x, values along y."""
+
     first: float
     last: float
     low: float
@@ -376,6 +378,7 @@ def trend_figure(trend: Trend) -> Iterator[str]:
 
 
 def _range(points: Sequence[TrendPoint]) -> tuple[float, float]:
+    """The lowest and the highest value that the picture has, both as numbers beside it: it does not begin at 0."""
     low, high = min(point.gb_s for point in points), max(point.gb_s for point in points)
     missing = max(_LEAST_SPAN * high - (high - low), 0.0)
     low = max(low - missing / 2, 0.0)
@@ -387,6 +390,7 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 def _xs(points: Sequence[TrendPoint]) -> list[float]:
+    """By time; a single run stands in the middle."""
     times = [_time(point.started_at).timestamp() for point in points]
     span = times[-1] - times[0]
     width = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT
@@ -394,6 +398,7 @@ def _xs(points: Sequence[TrendPoint]) -> list[float]:
 
 
 def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
+    """The beginning of the first and the last run: days, or times of one day."""
     first, last = (_time(points[number].started_at) for number in (0, -1))
     layout = "%Y-%m-%d" if first.date() != last.date() else "%Y-%m-%d %H:%M"
     ends = ((_TREND_LEFT, "start", first), (_TREND_WIDTH - _TREND_RIGHT, "end", last)) if first != last else ()
@@ -458,6 +463,8 @@ _LEAST_HEADS = 4
 
 
 class _Headings:
+    """Headings with a name each, which links lead to."""
+
     def __init__(self) -> None:
         self._names: set[str] = set()
 
@@ -531,6 +538,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _advice(words: str) -> str:
+    """The command that an advice begins with, and those in its sentences, as code; a click selects one."""
     command = first_command(words)
     pieces = words[len(command) :].split("`")
     told = [f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in enumerate(pieces)]
@@ -576,6 +584,7 @@ def _cell(cell: GridCell) -> str:
 
 
 def _listing(listing: Listing) -> Iterator[str]:
+    """A table; where it folds, lines that pass are behind their number."""
     yield f"<h2>{html_text(listing.title)}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [each for each in lines if each[1] is Verdict.PASS] if listing.folds else []

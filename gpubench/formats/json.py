@@ -123,6 +123,7 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 
 def _row_texts(section: Section) -> Iterator[str]:
+    """The rows of a table as JSON, a line each; of equal nodes the same text, but for their names."""
     if not isinstance(section, Table):
         return
     if section.parts is None:

@@ -187,9 +187,11 @@ class _Canvas:
         self._highest = highest
 
     def column(self, size: int) -> int:
+        """The column of a size: each doubling is as far from the next."""
         return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
 
     def marks(self, points: Points, mark: str) -> None:
+        """A mark a point; where two lines meet, one that says so."""
         for size, value in points:
             row, column = self._row(value), self.column(size)
             self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
@@ -205,6 +207,7 @@ class _Canvas:
 
 
 def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
+    """Sizes below their columns, as many as have room."""
     cells = [" "] * canvas.columns
     free = 0
     for size in sizes:
@@ -427,6 +430,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
 
 
 def _clock_lines(metadata: Metadata) -> Iterator[str]:
+    """By which clock each backend is timed, where it is not the host's of all."""
     if metadata.options.get("clock") != GATE:
         return
     names = [str(metadata.backend), *backends_beside(metadata)]
@@ -467,6 +471,7 @@ def _loop(options: Mapping[str, Any]) -> str:
 
 
 def _why_counted(options: Mapping[str, Any]) -> str:
+    """Why there is nccl-tests' number of iterations, where as many as it takes are refused."""
     refused = "graphs" if options["graph"] else "groups" if options.get("split") else ""
     is_fallback = refused and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
     return f" (--iters {AUTO} is not for {refused})" if is_fallback else ""

@@ -217,6 +217,7 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
+    """The gravest of those that are not good; None where all are."""
     bad = [each for each in verdicts if each not in _GOOD]
     return min(bad, key=gravity) if bad else None
 
@@ -264,6 +265,8 @@ _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.IN
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
+    """Where a part is drawn: its middle from above, and its left and right edge."""
+
     y: float
     left: float
     right: float
@@ -288,6 +291,7 @@ def machine_figure(machine: Machine) -> Iterator[str]:
 
 
 def _spots(parts: Sequence[MachinePart]) -> list[_Spot]:
+    """Devices in lines of their own, from above; what holds them beside the middle of them."""
     lines: dict[int, float] = {}
     for number, part in enumerate(parts[:_MOST_ROWS]):
         if part.is_device:
@@ -327,6 +331,7 @@ def _class(reach: Reach) -> str:
 
 
 def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
+    """PCIe: a line from each part to what is above it; that of a GPU by its copies with host memory."""
     placed = list(zip(machine.parts, spots, strict=False))
     # The worst last: where lines share a way, it is the one that is seen.
     for part, spot in sorted(placed, key=lambda each: _ORDER.index(_class(each[0].reach))):
@@ -376,12 +381,14 @@ def _is_drawn(machine: Machine, wire: Wire) -> bool:
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
+    """True if a wire is marked: unless one of its GPUs is slow with all, whose own line tells it."""
     if wire.verdict is None:
         return False
     return not any(_class(machine.of_gpu(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
+    """A curve; the figure of an odd one stands beside it, off the `lines` of GPUs, where there are any."""
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
@@ -425,6 +432,7 @@ def _short(part: MachinePart, spot: _Spot) -> str:
 
 
 def _detail(part: MachinePart) -> str:
+    """The model of a GPU without its maker, the rate of a NIC; nothing that has no room."""
     if not part.is_device:
         return ""
     words = part.what.partition(" ")[2].removeprefix("NVIDIA ")

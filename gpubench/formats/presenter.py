@@ -384,6 +384,7 @@ def chosen_width(options: Presentation, environment: Mapping[str, str] = os.envi
 
 
 def _plain_width(environment: Mapping[str, str]) -> int:
+    """The columns that COLUMNS says, where it is a number of some; a page's where it is not."""
     return _columns(environment) or PLAIN_WIDTH
 
 

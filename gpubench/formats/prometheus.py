@@ -161,12 +161,15 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
 
 
 class _Exposition:
+    """Samples by metric, each with its labels once: the collector refuses a file that has a sample twice."""
+
     def __init__(self, common: Mapping[str, str]) -> None:
         self._common = common
         self._help: dict[str, str] = {}
         self._samples: dict[str, dict[str, float]] = {}
 
     def add(self, name: str, help_text: str, value: float, labels: Mapping[str, object]) -> None:
+        """One sample; of two with the same labels the later counts."""
         all_labels = {**self._common, **labels}
         text = ",".join(f'{key}="{_label(str(each))}"' for key, each in all_labels.items() if each != "")
         self._help[name] = help_text
@@ -180,6 +183,7 @@ class _Exposition:
 
 
 def _label(text: str) -> str:
+    """A text as the value of a label: one line, and no quotation mark ends it."""
     return printable_line(text).translate(_ESCAPES)
 
 
@@ -234,10 +238,13 @@ def _add_subjects(exposition: _Exposition, report: Report) -> None:
 
 
 class _SlowestPairs:
+    """The slowest pair of every way of copying, as a row of its own kind: of many pairs one figure."""
+
     def __init__(self) -> None:
         self._slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
+        """A pair more; what was not measured counts for nothing."""
         if record["bandwidth_gb_s"] is None or record["source"] == HOST or record["destination"] == HOST:
             return
         key = tuple(record[name] for name in _WHICH_WAY)
@@ -246,6 +253,7 @@ class _SlowestPairs:
             self._slowest[key] = record
 
     def records(self) -> Iterator[Mapping[str, Any]]:
+        """The rows, with the columns of `slowest_pair_*` alone."""
         for record in self._slowest.values():
             yield {name: record[name] for name in (*_WHICH_PAIR[:2], *_WHICH_WAY, *_OF_SLOWEST, "origin")} | {
                 "slowest": 1

@@ -20,6 +20,8 @@ from gpubench.model.terms.verdict import Origin
 
 
 class _Figure(NamedTuple):
+    """A performance figure: a name that says its unit, since Nagios has none for bandwidth; its least and most."""
+
     label: str
     value: float
     most: float | None = None

@@ -130,6 +130,7 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
 
 
 def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) -> str:
+    """A line of pairs inside nodes. `alone` is whether it is of all of them; `nodes` whether others are between."""
     pairs = f"all {row.count} pairs" if alone and row.count > 1 else _named(row)
     begin = lead(row.origin)
     match Conclusion(row.conclusion):
@@ -146,6 +147,7 @@ def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) 
 
 
 def _named(row: FallbackRow) -> str:
+    """The pairs of a line: by the GPU that all of them have in common, else the first few."""
     common = set[str].intersection(*(set(pair.split(_ARROW)) for pair in row.pairs))
     if len(common) == 1 and len(row.pairs) == row.count > _FEW_PAIRS:
         return f"all {row.count} pairs of {common.pop()}"

@@ -149,6 +149,7 @@ def _timed(torch: Any, model: TransformerModel) -> BlockSeconds:
 
 
 def _block_module(torch: Any, model: TransformerModel) -> Any:
+    """A block: attention, with shared keys and values where it has them, and an MLP, of experts a token's."""
     nn, functional = torch.nn, torch.nn.functional
     hidden, heads, bias = model.hidden, model.heads, model.biases
     shared = model.key_value_heads or heads

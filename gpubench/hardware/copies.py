@@ -418,6 +418,7 @@ class CudaCopies:
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
 
     def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
+        """Enqueue everything between two events of the first queue, which belongs to GPU `timer`."""
         self._runtime.setDevice(self._device(timer).index)
         event = self._cupy.cuda.Event
         start, stop = event(), event()

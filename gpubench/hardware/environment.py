@@ -164,6 +164,7 @@ def _silent(reason: str, version: str | None = None) -> MpiFacts:
 
 
 def _flag(library: Any, function: str) -> bool:
+    """MPI_Initialized and MPI_Finalized, which may be called at any time."""
     value = ctypes.c_int(0)
     asked = getattr(library, function, None)
     return asked is not None and asked(ctypes.byref(value)) == 0 and bool(value.value)
@@ -192,6 +193,7 @@ def _cuda_aware(library: Any) -> bool | None:
 
 
 def _component(library: Any, name: str, kind: bytes) -> str | None:
+    """The name of a chosen component, where the variable is what it is expected to be."""
     try:
         component = _Component.in_dll(library, name)
     except ValueError:

@@ -286,6 +286,7 @@ class ChannelReceiver:
 
 
 def _has_lines(selector: selectors.BaseSelector) -> bool:
+    """True where a rank, or the watchdog of one, has not hung up."""
     keys = (selector.get_map() or {}).values()
     return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
 
@@ -436,6 +437,7 @@ def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: S
 
 
 def _pmi_of(srun: str) -> str:
+    """What this srun speaks to MPI: pmix where it can."""
     try:
         answer = subprocess.run(
             [srun, "--mpi=list"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False

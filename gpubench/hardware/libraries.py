@@ -129,6 +129,7 @@ Finder = Callable[[str, SharedObject], str | None]
 
 
 def _library_of(name: str) -> str | None:
+    """The library that a file of that name is; None for any other file."""
     return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
@@ -206,6 +207,7 @@ def torch_user(find: Finder) -> LibraryUser | None:
 
 
 def _linked_version(path: Path) -> str:
+    """The version in the words that a linked-in NCCL would print; '' where they are not found."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             found = _LINKED.search(content)
@@ -235,6 +237,7 @@ class Package(NamedTuple):
 
 
 def _package_of(module: str) -> Package | None:
+    """The distribution that brought a module, by its name with or without a suffix such as -cuda13x; None for none."""
     for each in distributions():
         name = each.metadata["Name"] or ""
         if name.lower() == module or name.lower().startswith(f"{module}-cuda"):

@@ -50,6 +50,7 @@ class PartnerWork(Protocol):
 
 
 def _open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: int, dtype: DataType) -> PartnerWork:
+    """A partner on a GPU, with memory of its own, whose result alone is known."""
     if partner is Partner.GEMM:
         return GemmWork(device, gemm_side, gemm_type(dtype))
     if partner is Partner.COPY:
@@ -275,6 +276,7 @@ class GpuSteps:
     def _compute_between(
         self, work: PartnerWork, operations: int, then: Callable[[], object], begin: Any = None
     ) -> tuple[Any, Any]:
+        """Operations with an event before and one behind; `then` enqueues what comes once the first is there."""
         start, end = begin or self._event(), self._event()
         self._compute.record(start)
         work.issue()

@@ -97,6 +97,8 @@ class Stages:
 
 
 class _Child:
+    """A process, and what it has written so far; a line of JSON is its answer, whether or not it ends."""
+
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.output: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -119,6 +121,7 @@ class _Child:
             self._start_error = str(error)
 
     def read(self) -> bool:
+        """Take what there is to read; true once there will be nothing more of interest."""
         assert self.output is not None
         chunk = os.read(self.output.fileno(), _CHUNK_BYTES)
         self._written += chunk
@@ -275,6 +278,7 @@ def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
 
 
 def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
+    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it. Of MIG it shows one."""
     if cuda is None or cuda.visible_devices is None:
         return ""
     named = visible_count(gpus, cuda.visible_devices)
@@ -323,6 +327,7 @@ def _why_not_in_cuda(cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -
 
 
 def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
+    """No CUDA is a failure where the driver has GPUs, unless CUDA_VISIBLE_DEVICES asked for it."""
     if cuda is None or cuda.absent is None or _why_unseen(len(gpus), cuda) == HIDDEN:
         return ()
     if nvml is None or nvml.driver.absent is not None or not gpus:
@@ -455,6 +460,7 @@ def _merged_libraries(results: Run) -> tuple[list[LibraryFile], list[LibraryUser
 
 
 def _with_version(file: LibraryFile, result: StageResult) -> LibraryFile:
+    """The file with its own word; else with what its package or its name says, and why it did not say so itself."""
     answer = result.document or {}
     version = answer.get("version")
     if version is not None:

@@ -447,6 +447,7 @@ def _device_files(root: Path) -> tuple[str, ...]:
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
+    """True where the loaded UCX has its module for GPU memory, which it looks for beside its library."""
     if library is None:
         unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
         return None

@@ -133,6 +133,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
 
 
 def _node_files(directory: Path) -> list[Path]:
+    """The files of nodes, none where there is no folder of them; UsageError for more than a recording has."""
     with contextlib.suppress(OSError), os.scandir(directory / _NODES) as entries:
         names = (entry.name for entry in entries if entry.name.endswith(".json"))
         found = list(islice(names, limits.MOST_NODES + 1))

@@ -404,6 +404,7 @@ class Tasks:
         return _KnownTask(task, stat, started, launched=bool(launched))
 
     def _siblings(self, parent: int) -> Iterator[str]:
+        """Processes of one Python parent, as multiprocessing and torchrun start them; a shell joins nothing."""
         name = process_name(parent, self._root) if parent > 1 else None
         if name is not None and _PYTHON.search(name):
             yield f"children of {parent}"
@@ -448,6 +449,7 @@ def _environment(folder: Path) -> dict[str, str] | None:
 
 
 def _launched(environment: Mapping[str, str], container: str | None) -> Iterator[str]:
+    """What a launcher gave this process and others; not an address in a container's own loopback."""
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     several = {name for name in sizes if environment.get(name, "").isdecimal() and int(environment[name]) > 1}
     if "WORLD_SIZE" in several and "MASTER_ADDR" in environment:

@@ -240,6 +240,7 @@ def _visible(node: Topology) -> int:
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
+    """Copies of every node in its memory at once, the fastest counts; `node` is None on other ranks."""
     if len(nodes) == 1:
         return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
     fastest = dict.fromkeys(range(len(nodes)), float("inf"))
@@ -256,6 +257,7 @@ def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) 
 
 
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
+    """The JSON document of a command of gpubench. Raises CouldNotMeasureError: late, or without a report."""
     name = f"gpubench {arguments[0]}"
     ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
     if ended is None:
@@ -395,6 +397,7 @@ _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
 def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
+    """The profile of every node. Raises CouldNotMeasureError without any GPU, UsageError for a broken profile."""
     given = machines.given()
     has_gpus = any(node.gpus or node.snapshot.failures for node in given.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
@@ -455,12 +458,14 @@ def deliver(
 
 
 def _with_machines(report: Report, facts: Facts) -> Report:
+    """The report with what machines it is about; of one without any GPU nothing passes, since nothing was looked at."""
     no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
     verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
     return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
 
 
 def _recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
+    """The measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)

@@ -149,6 +149,7 @@ def _holds_overlap(path: Path) -> bool:
 
 
 def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
+    """The rows of a file, and the GPUs that they are of; UsageError where it cannot be read, has none, or nonsense."""
     stored = read_stored(path)
     rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
     if not rows:
@@ -172,6 +173,7 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
 
 
 def _contention(row: OverlapRow) -> MeasuredContention | None:
+    """What the simulation needs of a row; None of wrong data, and where computation lost nearly all of its time."""
     if row.compute_slowdown is None or row.wrong:
         return None
     return made_of(
@@ -246,6 +248,10 @@ def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Ex
 
 
 def _healthy(path: Path) -> ResultFile:
+    """A result of gpubench.
+
+    Raises UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
+    """
     file = read_results(path)
     if file.verdict is None:
         raise UsageError(
@@ -269,6 +275,10 @@ def _healthy(path: Path) -> ResultFile:
 
 
 def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
+    """The profile whose machine the results are of.
+
+    Raises UsageError: none is, or they are of machines of several kinds.
+    """
     kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:
         shown = "; ".join(f"{count} of {', '.join(names)}" for names, count in sorted(kinds))
@@ -348,6 +358,7 @@ def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
 
 
 def _size(path: Path) -> int:
+    """The bytes of a file, 0 of what is none: to read it says why."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):
@@ -356,6 +367,8 @@ def _size(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
+    """The files of a comparison; `series` names it where there are several."""
+
     series: str | None
     base: Sequence[ResultFile]
     new: Sequence[ResultFile]

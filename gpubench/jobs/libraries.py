@@ -87,6 +87,7 @@ def _show(
     facts: Sequence[LibrariesFacts],
     presenter: "Presenter",
 ) -> int:
+    """Record where asked, then report and present; the exit code."""
     if plan.recording.record is not None:
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         recorded.write_libraries(plan.recording.record, facts)

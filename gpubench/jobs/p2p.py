@@ -80,6 +80,7 @@ _HOST_BYTES = 64 * 2**20  # Less than between GPUs: the host fills and checks it
 def _request_for_process(
     plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport] = ()
 ) -> P2pRequest:
+    """The request for the GPUs of one process. Raises UsageError for `--pairs`, CouldNotMeasureError for one GPU."""
     if plan.memory is MemoryKind.MANAGED:
         return _request_for_managed(plan, gpus, wiring, managed)
     size_bytes, method = _size_and_method(plan)
@@ -153,6 +154,7 @@ def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine
 
 
 def _pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
+    """The ordered pairs to measure. Raises UsageError: `--pairs` names a rank that is not there."""
     for one, other in plan.pairs or ():
         if max(one, other) >= ranks:
             raise UsageError(
@@ -293,6 +295,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
 
 
 def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
+    """The nodes that samples are of, in order, with their settings. Raises UsageError: they do not match."""
     by_host = {node.snapshot.host: node for node in machines.nodes}
     missing = [host for host in found.hosts if host not in by_host]
     if not missing and not found.ranks:
@@ -484,6 +487,7 @@ def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
 
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:
+    """Check that only the first node is measured and broken. Raises UsageError, CouldNotMeasureError."""
     elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
     if elsewhere is not None:
         raise UsageError(
@@ -525,6 +529,7 @@ def _setup(
     window: IdleWindow | None = None,
     managed: ManagedMemory | None = None,
 ) -> CopySetup:
+    """A run of one process; `window` looks at idle GPUs. Raises UsageError, CouldNotMeasureError."""
     (node,) = machines.nodes
     matched = profile_for(node, os.environ, plan.profile)
     support = () if managed is None else managed.support()

@@ -338,6 +338,7 @@ _MILLISECONDS = 1e3
 
 
 def _compute_times(plan: TrainingPlan, machine: PlannedMachine) -> ComputeTimes:
+    """Forward and backward of one microbatch on one GPU. Raises UsageError: nothing is known of the GPU."""
     sheet = times_of_sheet(plan.model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.forward_ms is not None or plan.backward_ms is not None:
@@ -551,6 +552,7 @@ def _not_divided(sequences: int, plan: TrainingPlan, gpus: int) -> UsageError:
 def _does_not_fit(
     plan: TrainingPlan, machine: PlannedMachine, asked: Sequence[CandidateLayout], gpus: int, memory: int
 ) -> UsageError:
+    """No layout fits: the one that needs least, and what would fit."""
     least = min(asked, key=lambda each: each.need.total)
     optimizer_bytes = OPTIMIZER_BYTES if plan.with_optimizer else 0
     would = f"a smaller --batch or --sequence: {format_memory(least.need.activations)} are activations"

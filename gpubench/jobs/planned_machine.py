@@ -309,6 +309,7 @@ def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
 
 
 def _not_modelled(fault: Fault, machine: PlannedMachine) -> str:
+    """Why nothing follows from a fault for the times of collectives, though on a machine something may; else empty."""
     assert machine.profile is not None
     if fault.command and fault.subject is not Subject.NIC:
         return f"only {fault.command} knows of it"
@@ -340,6 +341,7 @@ def _changes_links(fault: Fault, profile: "Profile") -> bool:
 
 
 def _check_reachable(model: FaultModel, text: str) -> None:
+    """Raise UsageError for a fault that the machine cannot have, or that leaves GPUs which no other one reaches."""
     machine = model.machine
     if any(each.subject is Subject.GPU and _fault_has(each, _GONE) for each in model.faults):
         raise UsageError(
@@ -399,6 +401,7 @@ _MOST = 16
 
 
 def _faults_told(path: Path) -> list[str]:
+    """Each once; of very many the first. Raises UsageError: the file cannot be read, or is no result of gpubench."""
     report = read_stored(path).report
     found = [each for finding in report.findings for each in _of_finding(finding)]
     found += [each for row in report.rows(ScanPartRow) for each in _of_part(row)]
@@ -477,6 +480,7 @@ def fault_cases(
 
 
 def _check_subject(machine: PlannedMachine, fault: Fault) -> None:
+    """Raise UsageError for a node, GPU or NIC that the machine does not have."""
     from gpubench.hardware.simulated.links import node_links
     from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
 
@@ -530,6 +534,7 @@ def _usual(machine: PlannedMachine) -> Iterator[str]:
 
 
 def _of_file(path: Path, machine: PlannedMachine) -> list[str]:
+    """The faults that a stored check or scan tells of, as --fault writes them."""
     found = _faults_told(path)
     if not found:
         raise UsageError(

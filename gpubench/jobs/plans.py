@@ -235,6 +235,7 @@ class CollectivePlan(RankOptions):
 
     @property
     def _nccl_options(self) -> tuple[str, ...]:
+        """Those options that were given and that not every backend has."""
         given = {
             "--graph": self.request.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,

@@ -194,6 +194,7 @@ def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once
 
 
 def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool) -> None:
+    """Raise UsageError where NCCL refuses ranks of one host on one GPU; `is_needed` where the host has too few GPUs."""
     nccl, members = ranks[0], [each.rank for each in ranks]
     enabled = all(each.shares_gpus for each in ranks)
     if not enabled and not is_needed:
@@ -368,6 +369,7 @@ def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
 
 
 def _nodes_by_name(group: Group) -> tuple[list[int], int]:
+    """Each rank's node, numbered by its first rank, and this rank's place within its node; hosts by their names."""
     hosts = group.gather(mpi.host_name())
     order = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return [order[host] for host in hosts], hosts[: group.rank].count(hosts[group.rank])

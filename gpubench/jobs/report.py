@@ -69,6 +69,8 @@ _NO_FIGURE = "no figure of this pair in the file"
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadRequest(P2pRequest):
+    """A request for what a file has: of host memory the copies that it names."""
+
     with_host: tuple[HostCopy, ...] = ()
 
     def host_copies(self, gpus: int) -> Iterator[HostCopy]:
@@ -78,6 +80,8 @@ class _ReadRequest(P2pRequest):
 
 @dataclass(frozen=True)
 class _ReadBench(Bench):
+    """Hands over what a file has of each copy; nothing is measured, and nothing again."""
+
     cells: Mapping[str, Cell]
 
     def enable_peer_access(self) -> dict[Pair, str]:
@@ -434,6 +438,10 @@ def _what_is_missing(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None 
 
 
 def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+    """The rows of the collective that a person names, or of the only one.
+
+    Raises UsageError for none, or for tables of several collectives or numbers of ranks.
+    """
     rows = [*file.rows, *_of_latencies(plan, file)]
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
     wanted = [each for each in tables if plan.collective in (None, each[0])]
@@ -571,6 +579,7 @@ def _metadata_of_results(
 
 
 def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
+    """The options of the run, as far as its rows and its file tell them, by the names that gpubench's own have."""
     warmup = file.circumstances.options.get("warmup")
     return {
         "sizes": sorted({row.size_bytes for row in rows}),

@@ -197,6 +197,7 @@ def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Ke
 
 
 def _most_rounds(phase: ScanPhase) -> int:
+    """The rounds that a scan in this phase has at most; one whose screening finds nothing ends with it."""
     if phase is ScanPhase.SCREENING:
         return ROUNDS[phase]
     return sum(ROUNDS[each] for each in (ScanPhase.SCREENING, ScanPhase.SUSPECTS, ScanPhase.CONFIRMATION))

@@ -286,6 +286,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
 
 
 def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
+    """Rings of nodes by their numbers in the scan; `numbers` are these by those of the job."""
     now = {then: number for number, then in numbers.items()}
 
     def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
@@ -317,6 +318,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
 
 
 def _finish_within(seconds: float, code: int) -> None:
+    """End MPI; where that hangs, for somebody died meanwhile, this process ends all the same."""
     timer = threading.Timer(seconds, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
@@ -355,6 +357,10 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
 
 
 def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
+    """Become the mpirun of so many ranks on this host, each of which measures all its GPUs as a node of its own.
+
+    Raises GpubenchError: too few ranks to tell apart, no GPU, or no mpirun.
+    """
     check_node_count(ranks)
     usable_driver(f"scan {SHARING_OPTION} {ranks}")
     mpirun = find_launcher()
@@ -365,6 +371,7 @@ def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
 
 
 def _launch(environment: Mapping[str, str]) -> str:
+    """The command that starts a rank a node: on the nodes of this Slurm allocation, else on those of a file."""
     if environment.get("SLURM_JOB_ID"):
         return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
     return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
@@ -416,6 +423,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 
 def _facts(simulation: Simulation) -> list[Finding]:
+    """What the facts of the nodes show, where a fault is planted that they do."""
     if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()

@@ -79,6 +79,7 @@ def run_there(
 
 
 def _report_in(stdout: str) -> StoredRun | None:
+    """The report of the first rank, behind and before which a launcher may have printed something; None without one."""
     start = stdout.find('{\n  "schema_version"')
     if start < 0:
         return None

@@ -301,6 +301,7 @@ class RecordedTraffic:
 
 
 def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
+    """One a host of a recording. Raises UsageError where it holds no readings, or damaged ones."""
     by_host: dict[str, list[NodeReading]] = {}
     for line, where in recorded.read_samples(directory, SAMPLES, NAME):
         reading = read_json_line(NodeReading, line, where)
@@ -489,6 +490,7 @@ class WatchRankJob:
         return shown.exit_code(metadata, report)
 
     def _follow(self, node: "_OwnNode") -> int:
+        """Hand on what this rank reads until the first says it was the last; it sleeps, as MPI would spin."""
         self._progress.enter(Phase.OPERATION)
         pace = RealPace(sleep)
         next_moment = pace.now()
@@ -513,6 +515,8 @@ class _OwnNode:
 
 
 class _ReadingsOfRanks:
+    """The readings of all nodes on the first rank, named as the machines are; `ended` once it was the last time."""
+
     def __init__(self, group: "mpi.MpiGroup", progress: "RankProgress", node: _OwnNode, machines: "Machines") -> None:
         self._group, self._progress, self._node = group, progress, node
         self._hosts = [each.snapshot.host for each in machines.nodes]
@@ -551,6 +555,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
 def _paced(
     plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
 ) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
+    """Readings and their clock; of a recording the plan has the interval at which it was made."""
     if isinstance(plan.source, Replayed):
         recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s

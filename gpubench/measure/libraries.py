@@ -48,6 +48,8 @@ class HostLibraries:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
+    """One NCCL of a host: where it is, and who would use it."""
+
     version: str
     path: str
     users: Sequence[str] = field(default=())

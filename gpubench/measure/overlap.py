@@ -125,6 +125,7 @@ class StepMeter:
         return None if collected is None else PhaseOfRanks.of(collected)
 
     def _batch(self, phase: StepPhase, count: int) -> tuple[list[ClockedStep], float, float]:
+        """Steps of this rank, and the same on every rank: the mean period of the slowest, and the time of the batch."""
         self.group.barrier()
         start = self.clock()
         marks = self.steps.run(*phase, steps=count, look=self._look)
@@ -238,6 +239,7 @@ def _gain(own_us: float, best: OverlapRow, own: OverlapRow) -> float:
 
 
 def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
+    """The half of a 95 % interval of the difference of two steps, or the drift where that is more; None: not known."""
     intervals = own.step_ci95_percent, best.step_ci95_percent
     if intervals[0] is None or intervals[1] is None:
         return None if drift is None else abs(drift)
@@ -376,6 +378,8 @@ def measure_overlap(
 
 @dataclass(frozen=True, slots=True)
 class _OverlapBench:
+    """The rows of one rank, which the first puts together."""
+
     request: SweepRequest
     asked: OverlapAsked
     meter: StepMeter
@@ -391,6 +395,7 @@ class _OverlapBench:
         return seconds / _OPERATIONS_TO_LEARN
 
     def again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
+        """Seconds of a step once more, on the slowest rank; every rank has the same."""
         self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {cap_name(None)} again, {partner}")
         phase = StepPhase(StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
         sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
@@ -400,6 +405,7 @@ class _OverlapBench:
     def row(
         self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, alone: CollectiveRow
     ) -> OverlapRow | None:
+        """Measure the phases of a row, and verify the data of its last one; the row, on the first rank."""
         sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
         label = f"{case.label}, {cap_name(cap.ctas)}, {partner}"

@@ -228,6 +228,7 @@ class Explained:
         return self.diagnosis.slowing(*((Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)))
 
     def _links(self) -> tuple[Slowed, ...]:
+        """What carries the bytes, the slowest first; where no GPU is known, all that may."""
         run = self.circumstances
         gpus = [gpu for _, _, gpu in run.gpus()]
         if not gpus:
@@ -259,6 +260,7 @@ class Explained:
         return rows + [row for named in beside for row in self._rows(named, {})]
 
     def _matters(self, named: Named) -> bool:
+        """True if a cause of slow paths slows anything that ranks use: those of one GPU have no links between them."""
         slows = named.cause.explains.slows
         return self._between_gpus or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
 

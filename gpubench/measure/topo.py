@@ -65,6 +65,8 @@ _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
 
 
 class _Prospect(NamedTuple):
+    """The expected path of a pair, and why; what is seen of it is another thing."""
+
     conclusion: Conclusion
     verdict: Verdict
     cause: Explanation | None = None
@@ -187,6 +189,7 @@ def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
+    """True if a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
     if usual is None:
         return prospect.conclusion is Conclusion.POSSIBLE
     causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]
@@ -266,6 +269,7 @@ _NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}
 
 
 def _without_gate(finding: Finding) -> Finding:
+    """A node without GPUs, or without their driver, is no error of a look at wiring where nobody asked for a gate."""
     softer = _NO_GATE.get(finding.id) if finding.severity is Verdict.ERROR else None
     return finding if softer is None else replace(finding, severity=softer)
 

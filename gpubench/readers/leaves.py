@@ -21,6 +21,7 @@ _SHARED = 0.5
 
 
 def _leaves_of_discovery(text: str) -> dict[str, str]:
+    """The leaf of every host that is named on a switch's port: the first switch of those of the leaf."""
     switches: dict[str, dict[str, str]] = {}
     for host, device, switch in _ports(text):
         switches.setdefault(host, {})[device] = switch

@@ -146,6 +146,7 @@ def _assume(
     sequence: int | None,
     batch: int | None,
 ) -> None:
+    """What is asked for comes first; what nobody says is assumed, and told."""
     if sequence is not None:
         values["sequence"] = sequence
     if batch is not None:

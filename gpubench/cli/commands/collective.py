@@ -189,6 +189,7 @@ class VariantOptions:
 
 
 def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """The numbers in texts with commas, each once. Raises UsageError: one is none, or zero."""
     words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -197,6 +198,10 @@ def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse_backends(text: str | None) -> tuple[str, ...]:
+    """The backends in a text with commas, in the order of the registry; empty without a text.
+
+    Raises UsageError: a word is none of them.
+    """
     words = [] if text is None else [word.strip() for word in text.split(",")]
     for word in words:
         if word not in BACKENDS:
@@ -417,6 +422,7 @@ class CollectiveOptions:
         return {None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence]
 
     def _check_split(self, text: str) -> None:
+        """Raise UsageError for options that cannot be used with --split."""
         check_split(text)
         paths = "one group", "NCCL's log and the link counters cannot be told apart by group"
         refused = {

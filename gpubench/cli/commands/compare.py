@@ -126,6 +126,7 @@ class CompareOptions:
         )
 
     def _against(self, name: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """The baseline of that name, and the one file that is named, which is the new one."""
         from gpubench.readers.results.history import find_baseline
 
         if self.base_file is None or self.new_file is not None:
@@ -138,6 +139,7 @@ class CompareOptions:
         return base, tuple(map(Path, (self.base_file, *(self.new or ()))))
 
     def _no_files(self, last: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """None of either side, as it has to be where a folder is compared."""
         given = {
             "--base": self.base,
             "--new": self.new,

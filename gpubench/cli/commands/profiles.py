@@ -212,6 +212,7 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
 
 
 def _where(expected: "Expected") -> str:
+    """'size 4G, algorithm RING': what the value holds for."""
     keys = {
         "GPUs": expected.gpus,
         "nodes": expected.nodes if expected.nodes > 1 else None,

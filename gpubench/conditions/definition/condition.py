@@ -206,6 +206,7 @@ def with_ids(command: str, subjects: Iterable[str]) -> str:
 
 
 def _ends(subject: str) -> list[str]:
+    """Both GPUs of a pair, each with the pair's host; for other subjects, the subject itself."""
     first, *others = subject.split(" → ")
     host = first.rpartition(" GPU")[0]
     return [first, *(f"{host} {each}".strip() for each in others)]
@@ -419,6 +420,7 @@ class Complained:
         yield sighting if self.refined is None else self.refined(sighting, facts)
 
     def _calls(self, facts: LogFacts) -> list[FailedCall]:
+        """The calls with these codes that NCCL did not handle itself."""
         calls = [each for each in facts.failed_calls if each.code in self.codes]
         by_ras = any(_RAS.search(each.place) for each in calls)
         if all(_TAKEN_CARE_OF.search(each.place) for each in calls) and (by_ras or REMOTE not in self.codes):

@@ -46,6 +46,7 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
+        """Verdicts of checks; in one line those that pass, and those that were not looked at for one reason."""
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:
@@ -64,6 +65,7 @@ class CheckView(ReportView):
         self._nodes_in_error(rows)
 
     def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:
+        """The nodes that checks could not look at, while they judged others."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for row in rows:
             if row.nodes_in_error and row.verdict != Verdict.ERROR:

@@ -266,6 +266,10 @@ def _taken(row: CollectiveRow) -> str:
 
 
 def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:
+    """The columns of a placement: the first of these sets that fits, or else the last.
+
+    Of operations alone no bandwidth is shown, which is made by many at once.
+    """
     if options.get("mode") == Mode.LATENCY:
         return ((_TIME, _P50, _P95, _P99, _WRONG), (_P50, _P99, _WRONG), (_P50, _WRONG))
     time = (_TIME, _INTERVAL) if "budget_s" in options else (_TIME,)
@@ -286,6 +290,10 @@ def _cell(text: str, width: int) -> str:
 
 
 def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
+    """Peak busbw, busbw at the largest size and time at the smallest of the first backend; of all, wrong elements.
+
+    `why_not_judged` is the reason why nothing is expected of these ranks, where there is one.
+    """
     if not rows:
         yield "no row was measured"
         return
@@ -323,6 +331,7 @@ def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iter
 
 
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
+    """The group that was slowest at one size, against the median of all, where there are several."""
     kind = attrgetter("dtype", "op", "placement")
     alike = [row for row in rows if kind(row) == kind(rows[0])]
     if len({row.group for row in alike}) > 1:
@@ -337,6 +346,7 @@ def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
 
 
 def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
+    """Where expected figures are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     unknown = f"speed not judged: {why_not_judged}" if why_not_judged else "not known: speed not judged"
@@ -344,6 +354,7 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
 
 
 def _judged_part(rows: Sequence[CollectiveRow]) -> str:
+    """Of which rows the speed was judged, where it was of some: from a size on, or so many of them."""
     judged = [row.size_bytes for row in rows if row.expected_source]
     others = [row.size_bytes for row in rows if not row.expected_source]
     if not judged or not others:
@@ -366,6 +377,7 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 
 def _mark(row: CollectiveRow) -> str:
+    """The mark of a row that is slow; wrong elements have a column of their own."""
     return "" if row.wrong else verdict_mark(row.verdict)
 
 

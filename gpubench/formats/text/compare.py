@@ -89,6 +89,7 @@ class CompareView(ReportView):
             self._page.print(f"{counted(added, 'row')} only in the new results")
 
     def _machines(self, rows: Sequence[MachineRow]) -> None:
+        """Two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
         if not rows:
             return
         names = Column("collective", [row.what for row in rows])
@@ -148,6 +149,7 @@ class CompareView(ReportView):
             self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
     def _table(self, compared: Sequence[ComparisonRow]) -> None:
+        """The rows that got worse, then those that got faster; the rest is summed up."""
         worse = [row for row in compared if row.verdict != Verdict.PASS]
         faster = [row for row in reversed(compared) if row.change == Change.FASTER and row.verdict == Verdict.PASS]
         shown = [*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]]
@@ -191,6 +193,7 @@ def _before_and_now(row: ComparisonRow) -> str:
 
 
 def _name(row: ComparisonRow) -> str:
+    """The name without the size, which has a column."""
     return replace(row, size_bytes=None, root=None, group=None).name
 
 
@@ -226,6 +229,7 @@ def _noise(percent: float | None) -> str:
 
 
 def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
+    """A line for each collective, and one for pairs: how many rows, and by how much they changed."""
     kinds: dict[str, list[ComparisonRow]] = {}
     for row in compared:
         kinds.setdefault(row.collective or "pairs", []).append(row)

@@ -92,6 +92,7 @@ class ExplainView(ReportView):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
+        """The ranks of the largest communicator with their GPUs; of many, their hosts alone."""
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
         if largest is None:
             return
@@ -133,6 +134,7 @@ def _described(communicator: CommunicatorRow, more: int) -> str:
 
 
 def _columns(transports: Sequence[TransportRow], examples: int) -> list[Column]:
+    """Some of the pairs go first where there is no room; without any, whole columns do."""
     spare = 0 if examples else 1
     columns = [
         Column("where", [_PLACES[row.scope] for row in transports], 2 * spare),

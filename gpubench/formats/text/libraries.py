@@ -66,6 +66,7 @@ def _details(row: LibraryRow) -> Iterator[str]:
 
 
 def _absent(rows: Sequence[LibraryRow]) -> Iterator[str]:
+    """What is not there, together; what is not known, each with its reason."""
     missing = [row.library for row in rows if row.found is False]
     if missing:
         yield f"not here: {', '.join(missing)}"

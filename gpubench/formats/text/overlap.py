@@ -110,6 +110,7 @@ _GROUPS = {"communication µs, slowed ×": _COMMUNICATION, "computation µs, slo
 
 
 def _group_line(groups: Sequence[str], widths: Sequence[int]) -> str:
+    """The line above the heads: the name of a group over its columns."""
     line, start = "", 0
     while start < len(groups):
         end = start

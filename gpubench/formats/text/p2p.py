@@ -43,6 +43,7 @@ def _is_of_managed(row: PairRow) -> bool:
 
 
 def _managed_lines(plain: Sequence[PairRow], managed: Sequence[PairRow]) -> Iterator[str]:
+    """The table, with what each way reaches of the copy engine's copy between the same ends; nothing without rows."""
     if not managed:
         return
     found = {((row.source, row.destination), row.engine): row for row in (*filter(_stands_beside, plain), *managed)}
@@ -194,9 +195,11 @@ class P2pView:
         return self._pairs == len(self._names) * (len(self._names) - 1)
 
     def _key(self, row: PairRow) -> Key:
+        """The columns that rows of one block have in common; lines hold all sizes."""
         return row.engine, row.direction, row.peer, row.size_bytes if self._shows_matrices else None
 
     def _blank(self) -> dict[str, dict[str, str]]:
+        """A matrix of pairs that nothing was measured of: a scope holds only those of one node, or only the others."""
         return {source: {each: "-" for each in self._names if each != source} for source in self._names}
 
     def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]], expected: float | None = None) -> None:
@@ -255,6 +258,7 @@ class P2pView:
 
 
 def _subject(metadata: Metadata) -> str:
+    """The devices that copy: the GPUs of a host, or the ranks of a job."""
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
         return f"{counted(gpus, 'GPU')} of {metadata.hosts[0]}"
@@ -287,6 +291,7 @@ def copying_way(row: PairRow) -> str:
 
 
 def _shares(rows: Sequence[PairRow]) -> Column:
+    """Percent of what is expected; of the limit where nothing is."""
     if any(row.expected_percent is not None for row in rows):
         return Column("% exp", [_share(row) for row in rows], right=True)
     return Column("% limit", [format_share(_limit_percent(row)) for row in rows], right=True)
@@ -298,6 +303,7 @@ def _share(row: PairRow) -> str:
 
 
 def _limit_percent(row: PairRow) -> float | None:
+    """The share of the limit; of what is shown by its time it says nothing."""
     return None if _is_timed(row) else row.limit_percent
 
 

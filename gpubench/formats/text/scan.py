@@ -100,6 +100,7 @@ class ScanView(ReportView):
             self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
 
     def _exclusions(self, rows: Sequence[ExclusionRow]) -> None:
+        """Lists to paste; the hostfile has a line a node."""
         if all(row.tool == Tool.MPIRUN for row in rows):
             return
         self._page.print("", "to leave the bad nodes out:")

@@ -23,6 +23,7 @@ _COMMON = 3
 
 
 def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
+    """One line per GPU; a fact that is unknown for every GPU has no column. UUIDs need `verbose`."""
     columns = [
         Column("GPU", [row.gpu for row in gpus]),
         Column("bus id", [row.bus_id or _UNKNOWN for row in gpus]),
@@ -106,6 +107,7 @@ def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
 
 
 def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
+    """The RDMA NICs that are nearest to each GPU, with the path class: 'mlx5_0 (PIX)'."""
     found = {}
     for gpu, row in kind.matrix.items():
         paths = {nic: row[nic] for nic in rdma if nic in row}
@@ -116,6 +118,7 @@ def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
 
 
 def _column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
+    """A column that may go, first of all where its cells say the same: a sentence can say it instead."""
     alike = len({_FACTS[head](row) for row in gpus if not row.lost}) == 1
     return Column(head, [_FACTS[head](row) for row in gpus], spare=_COMMON + spare if alike else spare)
 
@@ -381,6 +384,7 @@ class TopoView(ReportView):
         self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
+        """GB/s per direction; one sentence where all pairs have the same."""
         if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
             self._page.wrap("limit        not known; the section pairs says why", 13)
             return
@@ -401,6 +405,7 @@ class TopoView(ReportView):
         self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
 
     def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
+        """GB/s towards other nodes, of a GPU and of the node; nothing where no NIC of known rate is near."""
         rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
         if not rates or kind.network_gb_s is None:
             return

@@ -175,6 +175,7 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
 
 
 def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
+    """What a job does; whole sentences say why and what to try, however narrow the screen is."""
     style = _STYLES.get(job.way, "")
     yield f"{lead}{_job_line(job)}", style
     below = []
@@ -280,12 +281,15 @@ class WatchView(ReportView):
 
 @dataclass(slots=True)
 class _Mean:
+    """The mean of what is known of a device over all its intervals, however many: a watch may last for days."""
+
     last: TrafficRow
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: TrafficRow) -> None:
+        """One interval more; errors are summed up."""
         self.last = row
         for name in _RATES:
             value = getattr(row, name)
@@ -439,6 +443,7 @@ def resizes() -> Iterator[int]:
 
 
 def _wait(seconds: float, keys: int | None, resized: int, draw: Callable[[], None]) -> bool:
+    """True where the watch is to end; what else is typed is passed over."""
     deadline = time.monotonic() + seconds
     listened = [resized] if keys is None else [resized, keys]
     while (left := deadline - time.monotonic()) > 0:

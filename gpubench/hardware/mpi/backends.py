@@ -341,6 +341,7 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
 
 
 def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
+    """Each size: right or wrong where its line is there; the end of the job is that of the first without."""
     counted = (line for line in end.lines if "size_bytes" in line)
     wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
     badly = _ended_badly(end) if wrong.keys() >= set(SIZES_BYTES) else ""

@@ -71,6 +71,8 @@ class NvmlTraffic:
 
 
 class _WatchedGpu:
+    """One GPU: what was read before, and in which way its rates are to be had."""
+
     def __init__(self, library: Any, index: int) -> None:
         self._library, self._index = library, index
         self._lost: str | None = None
@@ -210,6 +212,7 @@ class _GpmSamples:
 
     @classmethod
     def of(cls, library: Any, handle: object) -> "_GpmSamples | None":
+        """The samples of a GPU; None where it, its driver, pynvml or this user has none."""
         try:
             if not library.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None

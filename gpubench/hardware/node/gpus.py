@@ -80,6 +80,7 @@ class _LinkReader:
     counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
 
     def read(self, link: int) -> NvLink:
+        """One link. What an inactive one does not answer stays unknown."""
         state = self._state(link)
         speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
         version = self.fields.get((_VERSION, link))
@@ -116,6 +117,7 @@ class _LinkReader:
         return address if address and not address.startswith("ffffffff:") else None
 
     def _errors(self, link: int) -> dict[str, int]:
+        """The counters that could be read; one that is not supported on a link is not asked for on the next."""
         counts = {}
         for name, number in _ERRORS.items():
             count = self.fields.get((number, link))
@@ -150,6 +152,7 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings
 
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> ConfidentialComputing | None:
+    """Its settings, else its state, which older drivers know, without the mode of several GPUs."""
     with contextlib.suppress(AttributeError, library.NVMLError):
         form = library.c_nvmlSystemConfComputeSettings_v1_t()
         if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:

@@ -53,6 +53,7 @@ def _device_files(folder: Path) -> dict[str, str]:
 
 
 def _port_folders(device: Path) -> dict[str, Path]:
+    """The folders of a device's ports by the NICs' names: mlx5_0, or mlx5_0:2 where there are several."""
     numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
     if len(numbers) < 2:
         return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
@@ -83,6 +84,7 @@ def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
 
 
 def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: UnknownFields) -> dict[str, int] | None:
+    """Those wanted that the port has and that hold a number; None where it has no such counters at all."""
     names = names_in(folder)
     if not names:
         unknown.reasons[field] = f"{folder.name} is empty or cannot be read"
@@ -107,6 +109,7 @@ def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
 
 
 def _address(text: str | None) -> str | None:
+    """Of which sort a GID is; None for one that is not set, or is none."""
     try:
         address = IPv6Address(text or "")
     except AddressValueError:
@@ -142,6 +145,8 @@ _MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class _Interface:
+    """A network interface with a device behind it; `port` counts from 0 on the device."""
+
     name: str
     folder: Path
     address: str | None
@@ -342,6 +347,8 @@ def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _InterfaceFiles:
+    """The files of an interface of the kernel's, each named once: they are read at every interval."""
+
     name: str
     sent: Path
     received: Path

@@ -127,6 +127,7 @@ def driver_of(device: Path) -> str | None:
 
 
 def _ports_of(device: Path) -> list[Path]:
+    """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
     return list(_ports_on(os.path.realpath(device)))
 
 
@@ -187,6 +188,7 @@ def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | No
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
+    """The word behind a capability's header, else None with the reason; few words are read, as each costs."""
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -337,6 +339,7 @@ def _identity(folder: Path, unknown: UnknownFields) -> str | None:
 
 
 def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
+    """The group, by the link that every user may read; a device that no IOMMU serves has none."""
     try:
         name = (folder / "iommu_group").readlink().name
     except OSError as error:

@@ -87,6 +87,7 @@ def read_machine(root: Path) -> HostFacts:
 
 
 def _read_kernel_driver(root: Path) -> DriverFacts:
+    """The version of the loaded kernel module, which also a driver that no longer answers has written there."""
     text = text_of(root / "proc/driver/nvidia/version")
     if text is None:
         return DriverFacts()
@@ -95,6 +96,7 @@ def _read_kernel_driver(root: Path) -> DriverFacts:
 
 
 def _read_gpudirect(root: Path) -> GpuDirectFacts:
+    """The modules nvidia-peermem and efa_nv_peermem; dma-buf is a fact of CUDA's."""
     absent = False if exists(root / "sys/module") else None
     return GpuDirectFacts(
         peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
@@ -112,6 +114,7 @@ def _registered(root: Path) -> bool | None:
 
 
 def _values_of_processors(field: str, text: str) -> list[str]:
+    """The values of one name in /proc/cpuinfo, one a processor; nothing else of its megabytes is kept."""
     return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 

@@ -132,6 +132,7 @@ class Coordinator:
         self._ask_clocks()
 
     def _ask_clocks(self) -> None:
+        """Ask when all are there, so that none answered long ago; an answer that comes later counts too."""
         for supervised in list(self._supervised.values()):
             supervised.asked_clock = time.time()
             try:
@@ -305,6 +306,7 @@ class Coordinator:
         return []
 
     def _lose(self, rank: int, seen: str) -> None:
+        """A node without one of its supervisors is gone; its others are told to end, should they still hear."""
         node = self._node_by_rank[rank]
         self._gone.setdefault(node, seen)
         for each in self._nodes.ranks_by_node[node]:
@@ -348,6 +350,7 @@ class Coordinator:
                     yield PairSample(first, second, rail, 0.0, *self._failure(ends, own))
 
     def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
+        """Why a figure is missing, and of which node: whoever blames itself, or is gone, is to blame."""
         failed = [(node, Outcome(said[2])) for node, said in ends if said is not None and said[2]]
         for node, outcome in failed:
             if outcome in OWN_FAULT:

@@ -160,6 +160,7 @@ class WorkerProcess:
             self._control = None
 
     def _end(self) -> None:
+        """Have it end by itself, as a client of MPS should; else end it."""
         if self._process is not None and self._control is not None:
             self._control.close()
             self._control = None
@@ -274,6 +275,7 @@ class Supervisor:
         return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
 
     def _failed(self) -> RoundReply:
+        """The rails whose worker died or hung in phase 0, which are told once more with their next round."""
         for rail, worker in self.workers.items():
             if rail not in self._faults and worker.has_died():
                 worker.kill()

@@ -148,6 +148,7 @@ def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDA
 
 
 def _both_ways(ring: Ring, buffer: bytearray, target: bytearray, count: int) -> tuple[float, float]:
+    """Seconds until all have sent and received so many bytes, and those that words take around the ring."""
     around = ring.meet()
     start = time.monotonic()
     failed: list[OSError] = []
@@ -187,6 +188,8 @@ _Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
+    """What is timed: how it is put on a stream, its reduction, and the rank whose data arrive, None of all."""
+
     put: _Put
     op: ReduceOp | None
     source: int | None
@@ -238,6 +241,7 @@ class NcclRail:
         return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
 
     def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
+        """GB/s of a buffer, in a communicator made for this; under MPS a CUDA error is the connection's."""
         device, library = self._open()
         try:
             return self._in_a_communicator(device, library, ring, operation, deadline)
@@ -434,6 +438,7 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
 
 
 def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float, connections: ExitStack) -> Ring:
+    """The workers of this task, connected: of a pair the one that listens is the first."""
     if task.ring:
         # Who connects waits until it is greeted: all would, if none listened meanwhile.
         with ThreadPoolExecutor(1) as other:
@@ -451,6 +456,7 @@ def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: fl
 
 
 def _accepted(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float) -> socket.socket:
+    """The connection of this round from this partner; of earlier rounds some may still wait to be accepted."""
     expected = _HELLO.pack(task.number, task.partner, task.rail if task.partner_rail is None else task.partner_rail)
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))

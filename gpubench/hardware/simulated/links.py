@@ -148,6 +148,8 @@ _PAGEABLE_SHARE = 0.37  # Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4
 
 
 class _NoMemory:
+    """Memory without contents; `lost` says whether data from another GPU get lost on the way."""
+
     def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
         self.place = place
         self.size_bytes = size_bytes

@@ -40,6 +40,7 @@ _HEALTH_SHIFTS = range(0, 16, 2)
 
 
 def _apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
+    """The node with these faults, by indices of the healthy node. Raises UsageError."""
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
     gpus, nics = list(node.gpus), list(node.nics)
@@ -201,6 +202,7 @@ def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
 
 
 def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
+    """The node with the GPUs that are left, counted anew; NVLinks to one that is gone are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
     present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
     numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]

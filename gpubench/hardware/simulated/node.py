@@ -67,6 +67,8 @@ def healthy_node(profile: Profile) -> Snapshot:
 
 
 class _PciTree:
+    """Hands out bus numbers: a host bridge for every switch below a CPU, and one a NUMA node for all other devices."""
+
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._buses = 0
@@ -208,6 +210,7 @@ def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[NvLink, ...]
 
 
 def _gpu_bus_id(profile: Profile, index: int) -> str:
+    """A GPU's bus id, before the GPU itself is made: the tree is deterministic."""
     tree = _PciTree(profile)
     return [tree.gpu(each)[0] for each in range(index + 1)][-1]
 
@@ -330,6 +333,7 @@ def _pci_devices(node: Snapshot) -> tuple[PciDevice, ...]:
         return add(address, PciKind.DOWNSTREAM_PORT, switch, link)
 
     def reach(root_port: str | None, switches: tuple[str, ...], link: PcieLink) -> str | None:
+        """The port to which something with these above it is connected, which is made where it is not there yet."""
         if not switches:
             return root_port and add(root_port, PciKind.ROOT_PORT, None, link)
         last = switches[-1]

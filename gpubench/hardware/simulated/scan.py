@@ -235,6 +235,7 @@ _OF_LEAVES = (Subject.LEAF, Subject.RAIL)
 
 
 def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
+    """What is left of every rail of a node: its NIC, its GPU's own links, and faults of the whole node."""
     whole = 1.0
     for fault in faults:
         if fault.subject is Subject.NODE:

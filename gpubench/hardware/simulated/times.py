@@ -201,6 +201,7 @@ class _Model:
         return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
 
     def slowest_rank(self, size_bytes: int) -> int | None:
+        """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
         links = node_links(self._profile, ())
         if not links.nics_gb_s:
             # Only faults give rates: then the fastest NICs of them are the healthy ones.
@@ -342,6 +343,7 @@ class OverlapModel:
         )
 
     def _capped(self, name: str, size_bytes: int, own_seconds: float, ctas: int | None) -> float:
+        """Seconds of the collective alone under a cap."""
         if ctas is None or ctas >= self.own_ctas:
             return own_seconds
         ranks = self._per_node * self._machine.nodes

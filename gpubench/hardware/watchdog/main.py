@@ -241,6 +241,7 @@ class Watchdog:
         return ""
 
     def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
+        """Take messages of the rank and the other watchdogs for so long; RankIsGoneError where the rank ended."""
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
             every = [peers for peers in (self._local, self._peers) if peers is not None]
@@ -286,6 +287,7 @@ class Watchdog:
             self._answers.append(message)
 
     def _learn_addresses(self, message: dict[str, Any]) -> None:
+        """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
         self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
         self._place = self._watchdogs[self._watched.rank].place
         addresses = {rank: each.addresses_from(self._watched.host) for rank, each in enumerate(self._watchdogs)}
@@ -297,6 +299,7 @@ class Watchdog:
 
 
 def _batches(rank: int) -> Iterator[range]:
+    """The lower ranks in a few groups, the lowest first, so that of thousands few have to be asked."""
     first, size = 0, 1
     while first < rank:
         yield range(first, min(first + size, rank))
@@ -345,6 +348,7 @@ def main() -> None:
 
 
 def _local_socket(job: str, rank: int) -> socket.socket:
+    """The socket that other watchdogs of this host ask; a nameless one where its name is taken."""
     local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     local.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before it has a name: no sender stays unknown
     try:
@@ -361,6 +365,7 @@ class _StderrReporter:
         write_stderr_line(error_text(error).removeprefix("gpubench: "))
 
     def lost(self, lost: LostRank) -> None:
+        """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
     def note(self, text: str) -> None:
@@ -378,10 +383,12 @@ class _ChannelReporter:
             ChannelSender(self._line).error(error)
 
     def lost(self, lost: LostRank) -> None:
+        """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
             ChannelSender(self._line, alive=False).lost(lost)
 
     def note(self, text: str) -> None:
+        """Print it: the launcher passes on what ranks print."""
         write_stderr_line(printable_line(f"note: {text}"))
 
 

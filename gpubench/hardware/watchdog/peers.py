@@ -360,6 +360,7 @@ class Peers:
     def _exchange(
         self, kind: MessageKind, content: Content, ranks: Sequence[int], seconds: float, is_done: Callable[[], bool]
     ) -> None:
+        """Send a message to ranks, and again to those without a known state, until `is_done`."""
         deadline = self._clock() + seconds
         again_at = 0.0
         self._questions.clear()
@@ -375,6 +376,7 @@ class Peers:
             self.receive()
 
     def _put(self, rank: int, kind: MessageKind, content: Content, *, everywhere: bool) -> None:
+        """Send a message by the way that is proven; where none is, or it led nowhere, ask by all ways instead."""
         route = self._proven.get(rank)
         if route is not None:
             self._questions.add(self._send(rank, kind, route, content))

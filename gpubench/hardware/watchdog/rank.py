@@ -180,6 +180,7 @@ class WatchdogKeeper:
                     return
 
     def _killed_where_stopped(self) -> bool:
+        """Wait until the watchdog has ended, and kill it where somebody stopped it: whether that was so."""
         kinds = os.WEXITED | os.WNOWAIT  # whoever asks `_process` finds the end
         try:
             while (seen := os.waitid(os.P_PID, self.pid, kinds | os.WSTOPPED)) and seen.si_code == os.CLD_STOPPED:

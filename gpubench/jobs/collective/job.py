@@ -289,6 +289,8 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 
 
 class _LaunchedJob:
+    """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
+
     def __init__(
         self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None], *, is_soak: bool = False
     ) -> None:
@@ -304,6 +306,7 @@ class _LaunchedJob:
         self._is_overlap = False
 
     def listen(self, ranks: launch.ChannelReceiver) -> None:
+        """Present messages until the job is over, and then end what is left of it."""
         try:
             for message in ranks.messages(self._job):
                 if isinstance(message, str):
@@ -322,6 +325,7 @@ class _LaunchedJob:
         return not spoke and self._launcher_code == launch.DAEMON_FAILED
 
     def exit_code(self) -> int:
+        """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
         if self._presenter.report is None:
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
             killed = killed_before(self._lost, self._error_at)
@@ -333,6 +337,7 @@ class _LaunchedJob:
         return self._presenter.exit_code
 
     def _set_deadline(self, ranks: launch.ChannelReceiver) -> None:
+        """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
         if self._error is not None or self._lost:
             ranks.expect_end(_SECONDS_TO_END)
         elif self._presenter.report is not None:

@@ -77,6 +77,7 @@ def described_collective(
 
 
 def _describe_sampling(sampling: Sampling) -> dict[str, object]:
+    """Sampling as plain data, for the metadata."""
     if sampling.iterations is None:
         return {"mode": sampling.mode.value, "iters": AUTO, "budget_s": sampling.budget_seconds}
     return {"mode": sampling.mode.value, "iters": sampling.iterations}
@@ -237,6 +238,7 @@ def judge_of_model(
 
 
 def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
+    """What joins hosts without GPUs, by the NICs of the profile asked for, else None; interfaces' rates mislead."""
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
         return None

@@ -99,6 +99,10 @@ def open_on_gpu(
 
 
 def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
+    """The variables of a sweep that may have no reader.
+
+    Raises UsageError: NCCL does not know one, or has no call for what is asked of communicators.
+    """
     if plan.variants.requests:
         from gpubench.hardware.nccl.communicator import check_requests
 
@@ -137,6 +141,7 @@ def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Grou
 
 
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
+    """The libnccl that CuPy uses: the one asked for, else torch's. Raises CouldNotMeasureError."""
     library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
     for kind in _torch_first(kinds):
         kind.load(driver.cuda)

@@ -77,6 +77,7 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
 
 
 def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
+    """Who uses the GPUs of this host already, until `stack` ends; None where the driver lists none."""
     if not driver.gpus:
         return None
     from gpubench.hardware.traffic import NvmlUse
@@ -210,6 +211,7 @@ class CollectiveRankJob:
         return past_of(self._plan.history, metadata)
 
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
+        """The ranks that measure with this one: of its group, or all."""
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:

@@ -184,6 +184,7 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 
 
 def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
+    """Measure one job; the reason why it could not be measured, empty where it was."""
     plan = sweep.plan
     checked = plan.variants.by_set if number == 0 else ()
     of_job = replace(plan, variants=plan.variants.inside(turn.setting), checked_variables=checked)

@@ -266,6 +266,7 @@ def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
 
 
 def _is_nccl_s(staged: Finding) -> bool:
+    """True if it is NCCL that goes through host memory, between ranks, and not a copy between GPUs."""
     return "GPU" not in staged.subject
 
 
@@ -278,6 +279,7 @@ def _with(root: Finding, below: Sequence[Finding]) -> Finding:
 
 
 def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
+    """A finding below another in words: what is slow is explained by now, and said once."""
     if below.id != SLOW_UNEXPLAINED:
         return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
     return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)
@@ -432,6 +434,7 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
 
 
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """The devices of a node: scope, name in rows, and the names that findings have for it."""
     circumstances = facts.circumstances
     for gpu in node.gpus:
         name = circumstances.named(number, gpu)

@@ -89,6 +89,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
 
 
 def _refused_fact(scope: str, reason: str) -> RefusedFact:
+    """The kind of a fact of a gpu, pair or nic that could not be read for this reason."""
     return next(
         each
         for each in REFUSED_FACTS
@@ -102,6 +103,8 @@ _AN_ERROR = ("gpu", "pair", "nic")  # Driver and kernel know these: an unreadabl
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
+    """A device, pair, node or process, and why some of its facts are unknown; `facts` is None if it does not exist."""
+
     name: str
     facts: object | None
     unknown: Mapping[str, str]
@@ -166,6 +169,7 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
 
 
 def _kind(subject: _Subject) -> tuple[object, ...]:
+    """Siblings have equal kinds: GPUs by model, NICs also by state; all pairs are siblings."""
     match subject.facts:
         case GpuFacts(name=name):
             return (name,)
@@ -263,6 +267,7 @@ def _tells(facts: Any, name: str) -> bool:
 
 
 def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
+    """Why the rows of a check do not prove that everything is healthy: not measured, not verified, not timed."""
     measured, run = facts.measurements, facts.circumstances
     rows = measured.collectives
     nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in in_error}
@@ -286,6 +291,7 @@ def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
 
 
 def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
+    """Pairs without a measurement, or with one that is not judged because another job uses a GPU of the pair."""
     staged, rows = run.measurements.staged, peer_rows(run.measurements, node)
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
         seen = (source, destination) in rows or (node.snapshot.host, one.bus_id, other.bus_id) in staged
@@ -294,6 +300,7 @@ def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator
 
 
 def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
+    """GPUs without judged copies both from and to host memory."""
     ways = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=way)} for way in (True, False))
     both = set.intersection(*ways)
     return (run.named(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
@@ -320,6 +327,7 @@ def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> 
 
 
 def _findings(scope: str, subject: str, reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """One finding for all unreadable facts of a device; the first reason's cure stands for all."""
     if reasons:
         refused = _refused_fact(scope, next(iter(reasons.values())))
         yield Finding(

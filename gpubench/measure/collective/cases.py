@@ -282,6 +282,7 @@ class Timer:
         return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
 
     def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
+        """Seconds of this rank's host to issue an operation of what was timed last, where that is known."""
         clock = self.backend
         return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
 
@@ -353,6 +354,7 @@ class Timer:
                 )
 
     def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
+        """When this rank entered operations, against all others; the clocks were compared `before`, at `start`."""
         end, after = perf_counter(), self.group.clock_offset()
         own = common_clock(entered, before, after, start, end)
         last = self.group.largest(own)

@@ -96,6 +96,7 @@ class Counting:
         )
 
     def _blocks(self, case: Case) -> tuple[int, int]:
+        """The blocks that this rank sends and receives, of the count that NCCL is handed: the same for every size."""
         if self._moved is None:
             layout = case.layout
             moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
@@ -325,6 +326,7 @@ def _ranks(path: KnownPath) -> Pair:
 
 
 def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
+    """The reason for host memory where it is no fault; inside a node, a network is so between ranks of one GPU only."""
     if run.wiring.together(pair) and any(transport.network for transport in transports):
         return split_by_design(run, pair)
     return run.wiring.by_design(pair)
@@ -346,6 +348,7 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known(self) -> list[KnownPath]:
+        """The pairs that were used; without a log, those of a node that counters, times or the library's way show."""
         pairs = set(self._chosen)
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
@@ -516,6 +519,7 @@ class PathJudge:
 
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:
+    """The row with a note where the library did not take the setting."""
     if not took_another(row):
         return row
     taken = taken_name(row.algorithm, row.protocol)

@@ -274,6 +274,7 @@ CasesByGroup = Mapping[str | None, frozenset[Case]]  # Cases that each group can
 
 
 def _check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
+    """The cases of which there can be rows. Raises UsageError for a first line that no run can have had."""
     if found.schema_version != RECORDING_VERSION:
         raise UsageError(
             f"{where}: schema_version {found.schema_version}",
@@ -550,6 +551,8 @@ def _measured(
 
 
 class _RowsOfCases:
+    """A listener that hands rows on once all groups have one of the same case: they are held against each other."""
+
     def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
         self._listener, self._groups = listener, groups
         self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
@@ -562,6 +565,7 @@ class _RowsOfCases:
             self._hand_on()
 
     def report(self, parts: Sequence[PartReport]) -> Report:
+        """The report on all groups; a run that was cut short may have rows of some groups alone."""
         self._hand_on()
         return self._siblings.report(together(parts))
 

@@ -95,6 +95,7 @@ class ExpectedTimes:
 
 
 def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
+    """True of what a framework hands to NCCL as it is, and not made of several operations."""
     op = None if row.op is None else ReduceOp(row.op)
     parts = composed(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
     return row.backend == TORCH_NCCL and not parts

@@ -208,6 +208,7 @@ def _repeat(
     collector: RowCollector,
     observers: Observers,
 ) -> None:
+    """Measure all rows again and again; only those with wrong data are kept."""
     at_work: Backend | None = None
     while True:
         soak.cycle += 1
@@ -293,6 +294,7 @@ class VariantPreparation:
         return runs
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
+        """The sweep of a variant; all variants of a backend share its buffers."""
         backend = variant.opened
         buffers = next((buffers for other, buffers in self._buffers if _shares_memory(other, backend)), None)
         if buffers is None:
@@ -355,6 +357,7 @@ class VariantPreparation:
         return self._sweep(variant, issue)
 
     def _attempt(self, variant: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
+        """The result of an action, and why it failed on any rank, the same on every rank; empty where it did not."""
         outcome, reason = None, ""
         try:
             outcome = action()

@@ -97,6 +97,7 @@ def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
 def _rows(
     before: Sequence[Texts | None], after: Sequence[Texts | None], absent: str | None
 ) -> Iterator[CircumstanceRow]:
+    """A row a name. `absent` is what it means that a file which tells of such things does not tell of this one."""
     for name in dict.fromkeys(name for each in (*before, *after) for name in each or ()):
         base, new = (_joined(name, [each for each in side if each is not None], absent) for side in (before, after))
         yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
@@ -118,4 +119,5 @@ def _single(each: FileCircumstances) -> Texts:
 
 
 def _libraries(each: FileCircumstances) -> Texts:
+    """Without the file that a library was loaded from: two environments with the same version are alike."""
     return {name: text.partition(" from ")[0] for name, text in each.libraries.items()}

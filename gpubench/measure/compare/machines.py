@@ -92,6 +92,7 @@ def _row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow:
 
 
 def _curves(files: Sequence[ResultFile]) -> dict[str, MachineCurve]:
+    """Of several runs the median; out of place where both placements were measured."""
     found = dict(_collectives(files))
     pairs = [row for file in files for row in file.pairs if _between_gpus(row)]
     gpus = len({(node, end) for row in pairs for node, end in _ends(row)})

@@ -67,6 +67,7 @@ def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
 
 
 def _key_now(key: tuple[str, str], after: _FindingsBySubject) -> tuple[str, str]:
+    """The key of an old finding in the new results: some conditions were renamed or split."""
     now = ((id_, key[1]) for id_ in ids_now(key[0]))
     return key if key in after else next((each for each in now if each in after), key)
 
@@ -100,6 +101,7 @@ def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
 
 
 def _verdict(severity: Verdict) -> Verdict:
+    """The verdict on a new finding: its severity; a SKIP is not a change."""
     return Verdict.PASS if severity is Verdict.SKIP else severity
 
 
@@ -133,6 +135,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
 
 
 def _place(row: VerdictRow) -> tuple[str, str]:
+    """The node and bus id of a device, else its name: its number changes when another device is gone."""
     return row.node, row.subject.rpartition("(")[2]
 
 
@@ -207,6 +210,7 @@ def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rule
 
 
 def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
+    """By verdict; then what was compared, by how much bandwidth it has lost."""
     row = judged.row
     return gravity(row.verdict), row.status != Status.COMPARED, -(row.slower_percent or 0.0)
 
@@ -285,6 +289,7 @@ def choose(kept: Kept, last: int) -> HistorySelection:
 
 
 def _kinds(folder: _Folder) -> list[Kind]:
+    """Results that may be compared with each other, by kind; the kind with the newest result first."""
     kinds: dict[object, Kind] = {}
     for number, name in enumerate(folder.kept.names):
         if not command_of(name.command).measures:
@@ -299,6 +304,7 @@ def _kinds(folder: _Folder) -> list[Kind]:
 
 
 def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
+    """The metadata of a result; None where it may not be compared."""
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
     except UsageError as error:
@@ -311,6 +317,7 @@ def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
 
 
 def _without_folder(folder: _Folder, error: UsageError) -> str:
+    """An error about a file, without the path of the file, which stands beside it."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
 
@@ -350,6 +357,7 @@ def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
 
 
 def _verdict_place(head: ResultHead) -> int:
+    """The place of a run's verdict, the worst first; where nothing was judged it is as good as PASS."""
     return min(gravity(head.verdict), gravity(Verdict.PASS))
 
 
@@ -372,6 +380,10 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
 
 
 def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
+    """A result that has nothing to be compared with: say in what it differs from the one that is nearest to it.
+
+    Where its own machine ran the same command before, something changed, which is a doubt.
+    """
     name, head = alone
     others = [each for kind in kinds for other, each in kind if other != name and each.command == head.command]
     nearest = min(others, key=lambda each: (each.machine != head.machine, each.models != head.models), default=None)
@@ -386,6 +398,7 @@ def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kind
 
 
 def _doubt_unfit(folder: _Folder) -> None:
+    """Files that cannot be used, and are newer than all of their command and host that can: the newest is missing."""
     usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
     for name, reason in folder.unfit.items():
         if all(each < name for each in usable if (each.command, each.host) == (name.command, name.host)):

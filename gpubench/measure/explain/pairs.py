@@ -128,6 +128,7 @@ class PairJudge:
         destination: Member | None,
         known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
+        """The group of these destinations, judged as known; on one host pairs are alike only if nothing is staged."""
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
             alike = pair, None, None
@@ -271,6 +272,7 @@ def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
 
 
 def _near_ranks(members: Sequence[Member]) -> dict[int, tuple[Set[int], Set[int]]]:
+    """The ranks on the machine and on the node of each rank; those of one machine share one set."""
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:

@@ -37,6 +37,10 @@ from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity,
 
 
 def _failures_of(facts: LogFacts) -> tuple[Finding, ...]:
+    """The findings on what ended the job: special reasons, else the first of the general ones, with the rest below.
+
+    A complaint is of one condition, the first whose it is.
+    """
     special, general = list[Finding](), list[Finding]()
     for condition in sorted(CONDITIONS, key=lambda each: each.general):
         found = list(condition.findings_in_log(facts))
@@ -80,6 +84,7 @@ def _too_far_note(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
 
 
 def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
+    """The sign of RDMA devices in the log; empty without one."""
     if devices := [note for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]:
         return devices[0].text
     return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
@@ -221,6 +226,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables
 
 
 def _of_tables(facts: LogFacts, tables: Sequence[str]) -> Finding:
+    """The finding for files with results and without NCCL lines, which another command judges."""
     return _error(
         NO_CONNECTIONS,
         _listed(tables),
@@ -388,6 +394,7 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_co
 
 
 def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
+    """What dumps leave open: sends and receives that did not end, which are not judged, and dumps without a call."""
     waiting = [f"rank {each.rank}" for each in facts.records if each.unfinished_sends]
     if waiting:
         yield _doubt(
@@ -475,6 +482,7 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
 
 
 def _is_of_no_log(facts: LogFacts) -> bool:
+    """True if something else than a log was read that tells of a job: dumps, answers of RAS, or times."""
     return bool(facts.records or facts.ras or facts.inspected)
 
 

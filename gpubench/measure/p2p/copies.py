@@ -87,6 +87,7 @@ class ManagedBench:
         return Cell(tuple(samples), self._wrong(copy) if self._request.check else None, carried)
 
     def _home(self, copy: ManagedCopy) -> Place:
+        """Where the pages have to be when a pass begins: where they stay, or what they leave."""
         if copy.way is ManagedWay.RESIDENT:
             return copy.by
         return HOST if copy.source is None or _writes_in_place(copy) else copy.source
@@ -116,6 +117,7 @@ class ManagedBench:
         return self._pages if copy.way.is_managed else self._buffers(HostMemory.PINNED)[1]
 
     def _fresh(self, copy: ManagedCopy) -> None:
+        """Fresh data at the source, other data at the destination; GPUs fill managed memory 1,000 × faster."""
         self._row += 1
         data, block = random_data(self._size, self._row, _SENDERS)
         source = self._source(copy)
@@ -215,6 +217,7 @@ class CopyBench(Bench):
             return Cell(error=error.seen)
 
     def _buffers(self, place: Place) -> tuple[Memory, Memory]:
+        """The plain buffers of a place, made where it has none yet; CouldNotMeasureError where it cannot have any."""
         if place not in {*self._sent, *self._unusable}:
             self._allocate(place, self._request.largest, self._request.largest)
         if place in self._unusable:
@@ -246,6 +249,7 @@ class CopyBench(Bench):
     def _stream(
         self, by: int, engine: Engine, ends: tuple[Place, Place], size_bytes: int, offset_bytes: int = 0
     ) -> CopyStream:
+        """Copies from the first end to an offset in the second. Raises CouldNotMeasureError: no buffers."""
         for end in ends:
             if end in self._unusable:
                 raise CouldNotMeasureError(self._unusable[end])
@@ -260,6 +264,7 @@ class CopyBench(Bench):
             self._unusable[place] = error.seen
 
     def _measured(self, copy: PairCopy | HostCopy | PatternCopy, streams: Sequence[CopyStream]) -> Cell:
+        """Timed in samples; fresh data are sent in the last, and the counters of one end are read around it."""
         method = self._request.method
         first = self._copies.seconds(streams, method.warmup) / method.warmup
         repeats = method.repeats_for(first)
@@ -275,6 +280,7 @@ class CopyBench(Bench):
         return Cell(tuple(samples), self._wrong(streams), carried)
 
     def _prepare(self, streams: Sequence[CopyStream]) -> None:
+        """Fresh data to send, and other data where it is to arrive; host memory is filled once, as it is slow."""
         if not self._request.check:
             return
         self._row += 1
@@ -332,6 +338,8 @@ _STEPS = 6  # Of a round: copies to learn, samples, fresh data, last sample, its
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
+    """The two buffers of a rank, as the others get them: handles, or the reason why they cannot be used."""
+
     sent: bytes = b""
     arrived: bytes = b""
     unusable: str = ""
@@ -458,6 +466,7 @@ class _Round:
         self._reading: CounterReading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
+        """The cells of each pair, the same on every rank; the last sample sends fresh data."""
         method = self._bench.request.method
         first = self._step(lambda pair: self._copies(pair, method.warmup, 1))
         repeats = {pair: method.repeats_for(_slower(first, pair)[0]) for pair in self._unbroken()}
@@ -476,6 +485,7 @@ class _Round:
         return [pair for pair in self._pairs if pair not in self._errors]
 
     def _step(self, action: Callable[[Pair], T]) -> list[T | None]:
+        """The result of `action` on each rank; None where a rank has no pair, or one that is broken."""
         answer: T | None = None
         error = ""
         if self._own is not None and self._own not in self._errors:
@@ -535,6 +545,7 @@ class _Round:
 
 
 def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[float, ...]:
+    """Each sample by the rank of a pair that took longer, where both have one."""
     both = [found for found in (samples[rank] for rank in pair) if found]
     return tuple(max(each) for each in zip(*both, strict=True))
 

@@ -326,6 +326,7 @@ class CopyMachine:
 
     @cached_property
     def _busy(self) -> dict[int, str]:
+        """The processes that used each GPU before this run touched it; a mere context leaves a GPU idle."""
         own = {(each.node, each.pid) for each in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):

@@ -160,6 +160,7 @@ def _total_gb_s(request: P2pRequest, cell: Cell, pairs: int) -> float | None:
 def _parts_gb_s(
     request: P2pRequest, direction: Direction, pairs: Sequence[Pair], matrices: Sequence[CopyMatrix]
 ) -> float | None:
+    """The bandwidths of the pairs one at a time, added up; None where one was not measured."""
     wanted = Series(Engine.CE, direction, peer=True, size_bytes=request.pattern_bytes)
     alone = next((each.gb_s for each in matrices if each.series == wanted), {})
     return sum(alone[pair] for pair in pairs) if all(pair in alone for pair in pairs) else None

@@ -140,6 +140,7 @@ class _PairObservations:
         return End(machine.gpus[gpu].device, machine.label(gpu), machine.host(gpu), machine.gpus[gpu].bus_id)
 
     def _by_design(self, pair: Pair) -> str:
+        """The reason why staging is no fault: on a node only the driver's policy counts, not NCCL's."""
         wiring = self._machine.wiring
         return wiring.refused_by_design(pair) if wiring.together(pair) else wiring.by_design(pair)
 
@@ -198,6 +199,7 @@ class _PairObservations:
         return None
 
     def _faster(self, pair: Pair) -> Evidence | None:
+        """The evidence of times for it: more than host memory carries, or sooner than without peer access."""
         through_host = self._machine.wiring.through_host_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
@@ -221,6 +223,7 @@ class _PairObservations:
         return Evidence(State.PRESENT, "the destination compared what arrived, and it was right")
 
     def _bandwidth_gb_s(self, pair: Pair) -> float | None:
+        """The bandwidth that people compare: of the largest copies that engines wrote, with peer access where it is."""
         for peer in (True, False):
             written = [each for each in self._copied(pair, peer=peer) if each[0].direction is Direction.WRITE]
             if written:
@@ -322,6 +325,7 @@ class P2pRun:
             self._listener.row(row)
 
     def _measure_managed(self) -> None:
+        """Managed memory of GPUs whose driver takes what is asked for; a row of each way says why not of the others."""
         size_bytes = self._request.managed_bytes or 0
         lacks = {copy: self._lacks(copy) for copy in self._request.managed_copies(len(self._machine.gpus))}
         measured = self._bench.measure([copy for copy, reason in lacks.items() if not reason])
@@ -380,6 +384,7 @@ class P2pRun:
         return replace(row, verdict=late[0], note="; ".join(filter(None, (late[1], row.note))) or None)
 
     def _without_peer_access(self, series: Series, pair: Pair) -> Cell | None:
+        """The cell of a pair that needs peer access and has none: with the error, or empty; None of others."""
         if not series.peer:
             return None
         if pair in self._refused:
@@ -391,6 +396,7 @@ class P2pRun:
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
     def _reference(self, series: Series, pair: Pair, gb_s: Mapping[Pair, float]) -> Reference:
+        """What a bandwidth is compared with; no share of a limit is known for host memory, nor both ways."""
         limit = self._machine.limit(series, pair).gb_s
         siblings = siblings_gb_s(gb_s, self._paths, pair)
         expected = self._machine.expected(series.quantity, limit, self._paths[pair])

@@ -129,6 +129,8 @@ class StepTimeline:
 
 @dataclass(slots=True)
 class _Running:
+    """A task under way: seconds of work that are left, and of waiting for multiprocessors before."""
+
     task: int
     start: float
     work: float
@@ -176,6 +178,7 @@ class _Simulation:
         return StepTimeline(seconds=self._now, tasks=self._tasks, spans=self._spans, idle=self._idle, times=times)
 
     def _start(self) -> None:
+        """Begin what can begin, computation first; what takes no time ends at once, after which more may begin."""
         begun: list[_Running] = []
         while self._ready:
             stream = self._ready.pop()
@@ -235,6 +238,7 @@ class _Simulation:
                 self._end(each.task, each.start)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
+        """The part of its own speed that a task has now, where computation runs or not."""
         task = self._tasks[each.task]
         if not task.computes:
             return 1.0 / task.contention.communication if is_beside else 1.0

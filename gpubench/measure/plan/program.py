@@ -482,6 +482,7 @@ class BlockWriter:
             self._enter(operation.name, backward=True)
 
     def _compute_whole(self, block: int, *, backward: bool) -> None:
+        """A block in which nothing is communicated, as one task of the kernels that it has."""
         operations = [each for each in self._program.job.model.operations(block) if each.flops]
         seconds = sum(map(self.times.backward if backward else self.times.forward, operations))
         self._program.compute(f"{block}.", seconds, kernels=len(operations) * (2 if backward else 1))

@@ -336,6 +336,7 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
 
 
 def _slower(one: StepPrediction, other: StepPrediction) -> float:
+    """Percent; what differs by rounding alone is the same."""
     percent = 100 * (one.seconds / other.seconds - 1) if other.seconds else 0.0
     return 0.0 if abs(percent) < _SAME_PERCENT else percent
 
@@ -358,6 +359,7 @@ def _curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
 
 
 def _timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
+    """Spans by time; computation of one block that follows without a gap is one."""
     timeline = prediction.timeline
     rows: list[TimelineRow] = []
     computing: int | None = None

@@ -247,6 +247,7 @@ class _ShardedStep:
 
 
 def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
+    """Every rank has all parameters of its part; gradients are brought together behind the last microbatch."""
     job, writer = program.job, BlockWriter(program)
     first, last = job.ends
     reducers = [GradientReducer(program, tuple(job.operations), experts) for experts in (False, True)]
@@ -349,6 +350,7 @@ _FEW_BLOCKS = 4
 
 
 def _of_stage(job: StepJob, count: int) -> StepPrediction:
+    """So many microbatches on one GPU without waiting for others: every further one takes as long as the second."""
     blocks = layers_of_stages(job.model.layers, job.layout)[job.stage]
     if blocks <= job.most_blocks:
         return _of_blocks(job, count)

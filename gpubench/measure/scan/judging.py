@@ -155,6 +155,7 @@ def round_yardstick(
 
 
 def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) -> Shares:
+    """The figures of a class of pairs; of few nodes all figures of the rail."""
     own = by_class[key]
     other = by_class.get((key[0], not key[1]), {})
     if not other or min(len(own), len(other)) >= LEAST_CELLS:

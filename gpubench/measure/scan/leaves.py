@@ -88,6 +88,8 @@ class LeafLevel:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
+    """A share of what is usual and its standard error; `healthy` as of a `LeafLevel`."""
+
     share: float
     error: float
     healthy: float = 1.0
@@ -147,6 +149,7 @@ def members_of(fabric: ScanFabric) -> dict[str, list[int]]:
 def _figures(
     fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample], members: Collection[str], *, inside: bool
 ) -> Mapping[int | None, Mapping[str, Partners]]:
+    """Shares by rail, leaf and leaf at the other end; with rail None those of all rails, where there are several."""
     found: dict[int | None, dict[str, dict[str, list[float]]]] = {}
     rails: tuple[int | None, ...]
     for sample in samples:
@@ -165,6 +168,7 @@ def _figures(
 def _beside_each_other(
     figures: Mapping[str, Partners], members: Mapping[str, Sequence[int]], deviation: float
 ) -> Mapping[str, _Level]:
+    """The level of every leaf with enough figures, as a share of the usual one."""
     own = _own_levels(figures, deviation)
     if len(own) < LEAST_LEAVES - 1:
         return {}
@@ -211,6 +215,7 @@ def _own_levels(figures: Mapping[str, Partners], deviation: float) -> Mapping[st
 
 
 def _of_leaf(leaf: str, rails: int, levels: Levels) -> Iterator[LeafLevel]:
+    """The slow rails of a leaf: all of them where all together are slow and most are seen to be."""
     together = {
         inside: own_class[leaf] for inside in (True, False) if leaf in (own_class := levels.get((None, inside), {}))
     }
@@ -240,10 +245,12 @@ def _of_leaf(leaf: str, rails: int, levels: Levels) -> Iterator[LeafLevel]:
 
 
 def _nearer(own: _Level, whole: _Level) -> _Level:
+    """The level of one rail where it is surely below that of all rails, else theirs, which is known better."""
     return own if own.is_below(whole.share, STANDARD_ERRORS) else whole
 
 
 def _judged(levels: Mapping[bool, _Level]) -> tuple[bool, bool] | None:
+    """Whether inside or across is slow, and whether for sure; None where neither may be."""
     for errors in (STANDARD_ERRORS, DOUBTFUL_ERRORS):
         slow = [inside for inside in (True, False) if inside in levels and levels[inside].is_below(1.0, errors)]
         if slow:
@@ -276,6 +283,8 @@ def _carries_more_across(
 
 @dataclass(frozen=True, slots=True)
 class _HealthyNodes:
+    """Of some nodes behind a slow leaf those that seem as fast as usual; by chance each does with a `probability`."""
+
     seen: int
     nodes: int
     probability: float

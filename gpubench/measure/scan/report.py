@@ -181,6 +181,7 @@ def _of_what(part: FaultyPart) -> str:
 
 
 def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
+    """One finding for each slow part; wrong data inside a node have one of their own."""
     fabric = course.fabric
     for part in parts:
         if WRONG_DATA_ARRIVED in part.seen:
@@ -201,6 +202,7 @@ def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[
 def _doubt_findings(
     course: ScanCourse, suspects: Sequence[NodeRail], unjudged: Sequence[NodeRail], leaves: Sequence[FaultyPart]
 ) -> Iterator[Finding]:
+    """Findings for unconfirmed suspects, leaves included, and for rails without any figure."""
     if suspects or leaves:
         names = [*_names(course.fabric, suspects), *(_part_name(course.fabric, each) for each in leaves)]
         why = "too few healthy nodes were left for the confirmation"
@@ -231,6 +233,7 @@ def _doubt_findings(
 
 
 def _doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLevel]) -> Iterator[Finding]:
+    """Leaves that may be slow, or only some of their nodes: which, the measurements cannot show."""
     by_leaf: dict[str, dict[NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
@@ -272,6 +275,7 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
 
 
 def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
+    """Findings for pairs that failed once, and neither node failed again: the faulty node is unknown."""
     retired = course.retired()
     once = {
         (each.first, each.second, number): each.failure
@@ -299,6 +303,7 @@ def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
 
 
 def _is_too_noisy(sure_loss_percent: float) -> bool:
+    """True if the noise hides all but very large losses, so that the scan is inconclusive."""
     return sure_loss_percent > _MOST_SURE_LOSS_PERCENT
 
 
@@ -576,6 +581,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
 def _leaf_part(
     of_leaf: Mapping[tuple[str | None, int | None], FaultyPart], leaf: str | None, rail: int
 ) -> FaultyPart | None:
+    """The part of the network that slows down a cell: its leaf, or its rail on all nodes."""
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
@@ -620,6 +626,7 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
 
 
 def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
+    """Exclude lists: bad nodes, including those with failed checks, and good nodes, which were measured and passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return

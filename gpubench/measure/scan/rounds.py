@@ -111,6 +111,7 @@ class Schedule:
         return self._inside(number, even) if inside else self._across(number, even)
 
     def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
+        """Pairs within leaves; what is left of leaves with an odd number is paired across."""
         members: dict[str | None, list[int]] = {}
         for node in self._shuffled(f"inside{number}", nodes):
             members.setdefault(self.fabric.leaves[node], []).append(node)
@@ -134,6 +135,7 @@ class Schedule:
         return pairs
 
     def _mend(self, pairs: list[NodePair], place: int, before: Set[frozenset[int]]) -> bool:
+        """Exchange partners with another pair, so that neither is poor; False where none is fit."""
         one, other = pairs[place]
         for step in range(1, len(pairs)):
             elsewhere = (place + step) % len(pairs)
@@ -154,6 +156,7 @@ class Schedule:
         return self.fabric.inside(*pair) or frozenset(pair) in before
 
     def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
+        """An even number of nodes: of an odd one another node sits out in every round."""
         if len(nodes) % 2 == 0:
             return nodes
         idle = self._shuffled("idle", nodes)[number % len(nodes)]
@@ -250,6 +253,7 @@ class InsideNodes:
     def _measured(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool
     ) -> Iterator[tuple[Sequence[NodeRail], RingOutcome]]:
+        """The outcomes that tell of links; that a worker died by itself is left to the first round."""
         if not rings:
             return
         for ring, outcome in zip(
@@ -431,6 +435,7 @@ class _Steps:
         self._course, self._measurer, self._keep = course, measurer, keep
 
     def run(self, phase: ScanPhase, pairs: Sequence[NodePair]) -> None:
+        """One round; nodes that are gone after it take part in no other."""
         number = len(self._course.outcomes) + 1
         planned = PlannedRound(number, phase, tuple(pairs), frozenset(self._course.retired()))
         outcome = self._measurer.measure(planned)
@@ -488,6 +493,7 @@ _MOST_OF_A_LEAF = 16
 
 
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
+    """Nodes with a suspect cell, and some of every slow leaf: of few nodes so few that half of all stay partners."""
     nodes = {cell.node for cell in course.suspects}
     slow = {each.leaf for each in course.suspect_leaves}
     for leaf in slow:
@@ -498,6 +504,7 @@ def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
 
 
 def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
+    """What is left of the suspects, by the figures of this phase alone."""
     fabric, samples = course.fabric, course.samples(phase)
     yardstick = course.yardstick
     as_healthy = without_slow_leaves(yardstick, fabric, samples)

@@ -64,6 +64,7 @@ def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
 
 
 def _slot(nic: NicFacts) -> str:
+    """The PCIe slot shared by a NIC's ports: the bus id without the function."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
 
 
@@ -424,6 +425,7 @@ def _gone(course: ScanCourse, left: _Cells) -> None:
 
 
 def _hanging(course: ScanCourse, left: _Cells) -> None:
+    """Cells that failed with several partners; if all rails of a node failed, the node is the part."""
     by_node: dict[int, dict[int, list[PairSample]]] = {}
     for cell, own in course.retired().items():
         if cell.node not in course.gone:
@@ -525,6 +527,7 @@ def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
 
 
 def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
+    """A node whose rails are mostly slow is the faulty part, if all its rails together are as slow."""
     by_node: dict[int, list[NodeRail]] = {}
     for cell in left.scores:
         by_node.setdefault(cell.node, []).append(cell)
@@ -537,6 +540,7 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 
 def _inside(left: _Cells) -> None:
+    """Parts inside nodes, from phase 0: GPUs (with their rail if it is slow too), GPU pairs, whole nodes."""
     for part in local_parts(left.local, left.fabric.rails):
         own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else own)
@@ -561,6 +565,7 @@ def _inside(left: _Cells) -> None:
 
 
 def _nics(left: _Cells) -> None:
+    """The remaining cells; rails that share a NIC are one part."""
     by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
     for cell in sorted(left.scores):
         by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
@@ -570,6 +575,7 @@ def _nics(left: _Cells) -> None:
 
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
+    """Rails that are slow on every node: comparing nodes does not show them."""
     several_leaves = len({*course.fabric.leaves}) > 1
     usual: dict[bool | None, dict[int, float]] = {}
     for (rail, inside), gb_s in course.yardstick.centres.items():

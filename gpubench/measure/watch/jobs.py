@@ -123,6 +123,7 @@ def _is_closed(task: TaskFacts) -> bool:
 
 
 def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
+    """Processes that may not be read and that nothing joins: one job, or several."""
     if len(tasks) == 1:
         return _job(tasks, gpus)
     name = f"{len(tasks)} processes that cannot be read"
@@ -247,6 +248,7 @@ def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) ->
 
 
 def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Transport]]:
+    """The ordered pairs of its GPUs, by position, between which host memory carries bytes; all, where not known."""
     senders, receivers = (
         [position for position, gpu in enumerate(job.gpus) if gpu.device in side or not all(ends)] for side in ends
     )
@@ -275,6 +277,7 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
 
 
 def _owner(job: RunningJob, position: int) -> TaskFacts | None:
+    """The process of the job on a GPU; of several the one with the most of its memory."""
     on_gpu = {each.pid: each.memory_bytes or 0 for each in job.gpus[position].processes or ()}
     having = [task for task in job.tasks if task.pid in on_gpu]
     return max(having, key=lambda task: on_gpu[task.pid], default=None)

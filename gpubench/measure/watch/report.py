@@ -243,6 +243,7 @@ class NodeWatch:
         return self._selection.of(reading)
 
     def _looked_at_closely(self, reading: NodeReading) -> tuple[TaskFacts, ...] | None:
+        """The processes with what NCCL has in them, where that has to be known; None where nothing was read anew."""
         if self._before is None or reading.driver_silent is not None:
             return None
         if all(task.communicators for task in reading.tasks):
@@ -411,6 +412,7 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
 
 
 def _job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
+    """What a job did, one row for each way; the first row is the way that it is judged by."""
     main = course.main
     others = sorted((each for each in course.stretches.values() if each is not main), key=lambda each: -each.seconds)
     for stretch in (main, *others):
@@ -474,6 +476,7 @@ def _rates_in_words(stretch: TimeOnWay) -> str:
 
 
 def _findings(course: Course) -> Iterator[Finding]:
+    """One finding for all jobs and nodes with the same behaviour and reason: the first one's, with all their names."""
     made: list[tuple[JobCourse, Finding]] = []
     direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):

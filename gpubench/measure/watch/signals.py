@@ -303,6 +303,7 @@ def _match(one: float, other: float) -> bool:
 
 
 def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, float | None]:
+    """The network between processes in use (sockets only with NCCL), and the GB/s that all NICs send."""
     rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
     others = [nic for nic in nics if not nic.rdma]
     sent = total([nic.sent for nic in (*rdma, *others)])
@@ -338,6 +339,7 @@ def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
 
 
 def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
+    """Idle GPUs that the others' kernels wait for, without traffic and without other jobs on them."""
     if job.others or nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
         return ()
     percents = {

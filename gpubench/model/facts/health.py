@@ -269,6 +269,7 @@ def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
 
 
 def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
+    """The GPUs that a setting names, up to the first entry that CUDA does not know; all of them where that is open."""
     everything = [gpu.device for gpu in node.gpus]
     if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
         yield from everything

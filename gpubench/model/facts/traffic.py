@@ -328,6 +328,7 @@ def _rate(
     counts_to: int | None,
     unknown: dict[str, str],
 ) -> float | None:
+    """GB/s by a counter, which may go around once; None, with the reason noted, where that cannot be told."""
     if before is None or after is None or seconds <= 0:
         unknown.setdefault(name, _NOT_BEFORE)
         return None

@@ -142,6 +142,7 @@ def _size_and_place(group: _Group) -> tuple[int, int]:
 
 
 def _without_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
+    """The groups, but for few nodes with other GPU models, or none, than the largest: those are odd ones of it."""
     if not groups:
         return []
     (alike, odd), *others = groups
@@ -169,6 +170,7 @@ def _other_models(
 
 
 def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> list[_Group]:
+    """Variants of the same GPU models, the largest first, as kinds with their odd ones."""
     total = sum(map(len, variants))
     kinds = [
         (members, dict[int, tuple[Difference, ...]]())

@@ -333,6 +333,7 @@ def measured(flow: Flow) -> Evidence:
 
 
 def _of_others(flow: Flow) -> Evidence | None:
+    """No evidence, where counters moved by what was not ours; None where nothing says so. Times were contended too."""
     counted = (end.pcie_share if end.nvlink_share is None else end.nvlink_share for end in flow.ends)
     ends = zip(counted, flow.most_shares, strict=False)
     shares = [share for share, most in ends if share is not None and share > most]
@@ -345,6 +346,7 @@ def _of_others(flow: Flow) -> Evidence | None:
 
 
 def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
+    """The evidence of both ends' counters; None where they neither clearly moved nor stood still."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
         return Evidence(State.PRESENT, f"NVLink counters moved by {min(nvlink):.2g} times the bytes that had to pass")

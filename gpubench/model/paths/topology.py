@@ -410,6 +410,7 @@ class Topology:
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
+        """The uplinks above a device, but for the `shared` outermost switches."""
         return {
             f"the uplink of switch {bus_id}": self._uplinks.get(bus_id, PcieLink())
             for bus_id in place.switches[shared:]
@@ -474,6 +475,7 @@ def _nvlink_limit(source: Device, links: int) -> Limit:
 
 
 def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:
+    """True where two GPUs behind NVSwitches are on the same ones, or nothing says that they are not."""
     mine, theirs = one.fabric, other.fabric
     if mine is None or theirs is None or mine.clique is None or theirs.clique is None:
         return True

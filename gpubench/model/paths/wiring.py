@@ -217,6 +217,7 @@ class Wiring:
 
     @cached_property
     def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
+        """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
         return {}
 
     def _of_nodes(self, pair: Pair) -> Evidence:
@@ -256,6 +257,7 @@ class Wiring:
 
     @cached_property
     def _nvlink_totals(self) -> list[Limit]:
+        """Kept, as each GPU of a rack is asked for them once for each of the others."""
         return [
             Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
             for place, gpu in zip(self.gpus, self._found, strict=True)
@@ -498,6 +500,7 @@ def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Lim
 
 
 def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
+    """The GB/s of several pairs of a rank at once: their sum, and no more than all its links of that kind carry."""
     limits = {pair: wiring.limit(pair) for pair in sorted(pairs)}
     unknown = _unknown(limits.values())
     if unknown is not None:

@@ -320,6 +320,7 @@ def _described(key: FaultKey) -> str:
 
 
 def _unknown_key(text: str, subject: Subject, setting: tuple[str, str], known: Mapping[str, FaultKey]) -> UsageError:
+    """A key that this kind of part does not have, or that has no value; the next step has the nearest key."""
     key, value = setting
     where = "".join(text.strip().partition(":")[:2]) if ":" in text else ""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

@@ -534,6 +534,7 @@ def _check_places(profile: Profile, where: str) -> None:
 
 
 def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
+    """Points of two numbers each, both ascending: a larger size never takes less time on a healthy machine."""
     if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
         raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
     sizes, times = zip(*curve.points, strict=True)
@@ -570,6 +571,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
 
 
 def _check_range(profile: Profile, expected: Expected, where: str) -> None:
+    """Neither more than the links carry, nor so little that no machine could fail it: a wrong unit is mostly either."""
     if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
         raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
     if expected.quantity.endswith("latency_us") and not LEAST_LATENCY_US <= expected.value <= MOST_LATENCY_US:

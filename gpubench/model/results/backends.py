@@ -304,6 +304,11 @@ class RefusedRow(Record, section="refused"):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
+    """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took.
+
+    `seconds` are the rows of those that were measured twice, the own choice left out.
+    """
+
     ways: Mapping[str, CollectiveRow]
     own: CollectiveRow
     again: CollectiveRow | None
@@ -312,11 +317,13 @@ class _Place:
 
     @property
     def own_time_us(self) -> float:
+        """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
         return median(_time_of_way_us(row) for row in (self.own, self.again, chosen) if row is not None)
 
     @property
     def drift(self) -> float | None:
+        """By how much the own choice was slower the second time, as a part of the first."""
         return None if self.again is None else _drift(self.own, self.again)
 
     @property
@@ -325,6 +332,7 @@ class _Place:
         return own | {name: _drift(self.ways[name], row) for name, row in self.seconds.items()}
 
     def time_us(self, name: str) -> float:
+        """The time of a way: the mean of two where there are two; of the own choice all its measurements count."""
         row = self.ways[name]
         if row is self.own or name == self.own_way:
             return self.own_time_us
@@ -333,6 +341,8 @@ class _Place:
 
 
 class _Drift(NamedTuple):
+    """By how much a way was slower the second time at a size, as a part of the first."""
+
     size_bytes: int
     way: str
     part: float
@@ -364,6 +374,7 @@ def took_another(row: CollectiveRow) -> bool:
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
+    """By size, own choices and others that ran right; what the own choice took is no way of its own if known."""
     found = []
     for here in grouped(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
@@ -401,6 +412,7 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
 
 
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
+    """Size by size, with what is displaced: the fastest of the smallest size holds until it is beaten beyond noise."""
     incumbent = ""
     for place in places:
         name = min(place.ways, key=place.time_us)

@@ -434,6 +434,7 @@ def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
 
 
 def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None]) -> tuple[CurveLine, ...]:
+    """A line a pair; of many pairs the highest and the lowest value of all."""
     by_pair = grouped(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:
         return tuple(

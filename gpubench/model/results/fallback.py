@@ -125,6 +125,7 @@ def fallback_rows(
 
 
 def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None]:
+    """Conclusion, verdict, transport and limit: the same for all paths of one line."""
     judgement = path.judgement
     return judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
 

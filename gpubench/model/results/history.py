@@ -188,6 +188,7 @@ class ResultHead:
 
 
 def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The recorded settings without those that change no number."""
     level, subsystems = (str(environment.get(name, "")) for name in _LOG)
     silent = _NO_SETTING if logs_every_operation(level, subsystems) else (*_NO_SETTING, *_LOG)
     return {str(name): str(value) for name, value in environment.items() if name not in silent}
@@ -198,6 +199,7 @@ def _beside_rows(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _place_beside(head: ResultHead, other: ResultHead) -> str:
+    """The first place that only one of two has; how many there are, where their numbers differ."""
     if len(head.places) != len(other.places):
         return str(len(head.places))
     return shortened(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
@@ -218,6 +220,7 @@ def _hosts(head: ResultHead) -> str:
 
 
 def _models(head: ResultHead) -> str:
+    """The GPU models of a node, however many of each: one with a GPU less is still of the kind."""
     return " and ".join(f"{count} × {model}" for model, count in Counter(head.models).items()) or "none known"
 
 
@@ -411,6 +414,7 @@ def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
 
 
 def _between_runs(runs: Sequence[_Measured]) -> Noise:
+    """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm."""
     steps = [math.log(later.cost / earlier.cost) for earlier, later in pairwise(runs)]
     found = robust_deviation(steps)
     return Noise(found.deviation / math.sqrt(2), found.freedom) if found is not None else Noise(0.0, math.inf)

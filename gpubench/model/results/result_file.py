@@ -186,6 +186,7 @@ def wide_cells(metadata: Metadata) -> Sequence[str]:
 
 
 def _gpus(metadata: Metadata) -> list[str]:
+    """The models of the GPUs: of ranks, of copies, or of the nodes that were checked."""
     named = [rank.gpu for rank in metadata.ranks if rank.gpu]
     described = metadata.options.get("gpus")
     if not named and isinstance(described, dict):
@@ -220,6 +221,7 @@ class _WrittenNode:
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def values(self, of: "_WrittenNode", hosts: Collection[str]) -> dict[str, list[Any]] | None:
+        """The columns in which `of` differs, with its values; None where it has other rows, or too many differ."""
         if of.rows is self.rows:
             return {}
         if len(of.rows) != len(self.rows):

@@ -148,6 +148,9 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
 
 
 def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
+    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
+    `failing` those whose own facts fail, or whose driver did not answer.
+    """
     of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}

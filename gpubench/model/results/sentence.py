@@ -141,6 +141,7 @@ def _because(root: Finding) -> LinePart:
 
 
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
+    """Where and what was seen; what is seen beside it is said where there is room."""
     where = _with_place(metadata, root.subject)
     short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")

@@ -123,6 +123,7 @@ def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
 
 @cache
 def _names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The fields of a dataclass, and those without a default."""
     defaults = _defaults(kind)
     return frozenset(name for name, _ in defaults), frozenset(name for name, each in defaults if each is MISSING)
 

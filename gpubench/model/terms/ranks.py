@@ -313,6 +313,7 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
 
 
 def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
+    """The ranks that the others wait for, in words by rank; then headline, likely reason and next step."""
     if silent:
         missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
         missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}

@@ -196,6 +196,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def _check_no_dash(text: str) -> None:
+    """Raise UsageError for a range that is written in another way: 1k-4g, 8..1G."""
     for mark in ("..", "-"):
         first, found, rest = text.upper().partition(mark)
         if found and _is_size(first) and _is_size(rest.partition(":")[0]):

@@ -331,6 +331,7 @@ def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLin
 
 
 def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
+    """The link as the file has it, and under 'pcie' what of it the file does not say."""
     why = []
     speed, width = pci.text("link_speed"), pci.integer("link_width")
     match = _SPEED.fullmatch(speed or "")

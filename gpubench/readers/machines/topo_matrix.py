@@ -59,6 +59,7 @@ def joined_in(line: str) -> str | None:
 
 
 def _begins_with_cells(word: str) -> bool:
+    """True if a word is a cell with more behind it, whether or not it can be taken apart."""
     return re.match(rf"{_WORD.pattern}(?:{_WORD.pattern}|[0-9]|N/A)", word, re.ASCII) is not None
 
 
@@ -262,6 +263,7 @@ class _Matrix:
         return not any(_P2P_WORD.fullmatch(cell) for row in self.rows.values() for cell in row.cells)
 
     def add(self, number: int, device: str, words: Sequence[str]) -> None:
+        """Take a row; `words` are those behind its device."""
         cells = tuple(takewhile(_is_cell, words))
         if len(cells) != len(self.columns):
             words = cells_apart(words)
@@ -383,6 +385,7 @@ def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
 
 
 def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
+    """The fields that the command above a matrix means; none where it prints another kind of matrix."""
     command = matrix.commands[0] if matrix.commands else ""
     keys = [command] if command.startswith("-") else list(command)
     fields = tuple(_FIELDS[key] for key in keys)
@@ -427,6 +430,7 @@ def _with_reasons(gpu: GpuFacts) -> GpuFacts:
 
 
 def _nic(name: str) -> NicFacts:
+    """A NIC by its name alone: nvidia-smi lists RDMA devices and says nothing else of them."""
     unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
     kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
     if kind is None:

@@ -319,6 +319,7 @@ class Attribution:
         thread.newest = None
 
     def _name(self, process: Process, handle: bytes, rank: int, size: int) -> Comm:
+        """The comm that a line of a connection names by its address, as RCCL's do: known, or new."""
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
             line = CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
@@ -396,6 +397,7 @@ class Attribution:
     def _connections_for(
         self, thread: Thread, connection: Connection, code: int, *, of_sends: bool
     ) -> RankConnections | None:
+        """The connections to add a channel to; None where it is there already, or its comm is ambiguous yet."""
         process = thread.process
         comms = process.comms_of(connection.rank, connection.device, connection.peer)
         if thread.comm in comms:
@@ -416,6 +418,7 @@ class Attribution:
         return None
 
     def _remember(self, thread: Thread, connection: Connection, text: bytes, line_code: int) -> None:
+        """Remember where such texts are added, where that follows from the writer's end alone."""
         process = thread.process
         comms = process.comms_of(connection.rank, connection.device, most_rank=0)
         comm = thread.comm if thread.comm in comms else comms[0] if len(comms) == 1 else None

@@ -84,6 +84,7 @@ def _numbers(
 
 
 def _is_one(comms: Sequence[Comm], of_node: Sequence[str], known: Sequence[str]) -> bool:
+    """True if ranks of one name are on one machine, of which NCCL may count several."""
     if len(set(of_node)) == 1 or len({comm.process for comm in comms}) == 1 or _has_one_address(known):
         return True
     firsts = [comm.nvml_index for comm in comms if comm.local_rank == 0]
@@ -109,6 +110,8 @@ def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, R
 
 
 class _JoinedNames:
+    """Names of machines, of which several turn out to be one: a tree a machine, whose root is its name."""
+
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
 
@@ -144,6 +147,8 @@ _SHORTEST_BUS_ID = 4
 
 @dataclass(slots=True, eq=False)
 class _Builder:
+    """A communicator to be. `without_init` are ranks of which no line names the communicator: process and device."""
+
     sets: ChannelSets
     id: str | None = None
     size: int | None = None
@@ -154,6 +159,7 @@ class _Builder:
     candidates: tuple[str, ...] = ()
 
     def add(self, comm: Comm) -> None:
+        """Add a rank; a second log of the same rank only adds connections."""
         if self.comms.setdefault(comm.rank, comm) is comm:
             self.by_rank[comm.rank] = comm.connections
         else:
@@ -161,6 +167,7 @@ class _Builder:
         self.tunings |= comm.tunings
 
     def of_rank(self, rank: int) -> RankConnections:
+        """The connections of a rank, to be added to: a copy where they are those of its comm."""
         held = self.by_rank.get(rank)
         if held is None or (rank in self.comms and held is self.comms[rank].connections):
             self.by_rank[rank] = RankConnections(self.sets, self.size or limits.MOST_LOG_RANKS)
@@ -168,6 +175,7 @@ class _Builder:
         return self.by_rank[rank]
 
     def fits(self, comm: Comm) -> bool:
+        """True if a rank without a commId can be of this communicator: no other has its place, and the GPUs agree."""
         return (
             comm.size == self.size
             and comm.rank not in self.comms
@@ -182,6 +190,7 @@ class _Builder:
 
 
 def _reach_inside(one: Comm, other: Comm) -> bool:
+    """True if either says that it reaches the other's rank in a way that only ranks of one machine can."""
     return is_inside(one.connections.of(other.rank)) or is_inside(other.connections.of(one.rank))
 
 
@@ -230,12 +239,14 @@ def _add_multicast(builder: _Builder) -> None:
 
 
 def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
+    """Add channels whose writer was cut away to the only communicator that there is: their ends name the writer."""
     for connection, code in lost:
         if builder.size is None or max(connection.rank, connection.peer) < builder.size:
             builder.of_rank(connection.rank).add(connection.peer, code)
 
 
 def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list[_Builder]:
+    """The first communicators, as many as are reported, with no more ranks in all than are."""
     kept, places = list[_Builder](), 0
     for builder in builders:
         places += builder.size or 0
@@ -250,6 +261,7 @@ def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list
 
 
 def _namesake(process: Process, of_its_pid: Sequence[Process]) -> Process | None:
+    """The one process that this one is: its host's name stands behind other text, or lost its beginning."""
     found = [
         each
         for each in of_its_pid
@@ -301,6 +313,7 @@ def _assign(
     ambiguous: dict[tuple[str, ...], _Builder],
     sets: ChannelSets,
 ) -> None:
+    """Add a channel to every comm that may have it, if it was logged for each; else to the one comm that lacks it."""
     connection, code, comms = channel
     comms = tuple(comm for comm in comms if comm in builder_of)  # of a damaged log some may be in none
     lacking = [
@@ -328,6 +341,7 @@ def _others_are_connected(comm: Comm, builder: _Builder) -> bool:
 
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
+    """The communicator of what may be of any of these; its ranks are those in which they all agree."""
     ids = tuple(sorted({str(each.id) for each in candidates}))
     if ids not in found:
         builder = found[ids] = _Builder(sets, candidates=ids)

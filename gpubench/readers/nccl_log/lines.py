@@ -179,6 +179,7 @@ def parse_head(head: bytes) -> LineSource | None:
 
 
 def _last_name(text: bytes) -> bytes:
+    """The host's name at the end of a text, or what stands in its place; empty where there is none."""
     name = text[len(text.rstrip(_OF_NAMES)) :][-_LONGEST_HOST:]
     if name:
         return name
@@ -224,6 +225,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
 
 @lru_cache(_MOST_CACHED)
 def _transport(via: bytes, *, cut: bool) -> Transport | None:
+    """The transport in a text that may have something behind it: a collector's quotes, or another line."""
     text = via.decode("ascii", "replace").partition('\\n"')[0].rstrip()
     transport = parse_transport(text)
     if cut or " NCCL " in text:
@@ -294,6 +296,7 @@ def parse_tuning(message: bytes) -> Tuning | None:
 
 
 def _named(word: bytes | None, names: tuple[str, ...]) -> str | None:
+    """A name, also where NCCL prints its number; None for a number that has none."""
     if word is None or not word.isdigit():
         return None if word is None else word.decode()
     return names[int(word)] if int(word) < len(names) else None

@@ -439,6 +439,7 @@ def _parse_program_error(line: bytes) -> str | None:
 
 
 def _ending(line: bytes) -> str | None:
+    """What a line tells of a process that did not end well."""
     found = _ENDING.search(line) if _says_errors(line) else None
     if found is None:
         return None
@@ -464,6 +465,7 @@ def _parse_diagnostic(line: bytes) -> tuple[str, str] | None:
 
 
 def _parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
+    """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
     for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
         if found := form.search(line):
             return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]
@@ -503,6 +505,7 @@ _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOP
 
 
 def _without_the_middle(line: bytes) -> bytes:
+    """A long line's beginning and end: of a command with all its arguments the exit code is told behind them."""
     if len(line) <= _LONGEST_OF_OTHERS:
         return line
     return line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]

@@ -218,6 +218,7 @@ class NcclLogReader:
         )
 
     def _read_lines(self, block: bytes) -> None:
+        """Read whole lines: most are connections whose parts were all in earlier lines, if of other pairs."""
         block = self._with_what_was_left_out(cleaned(block))
         if not any(word in block for word in _WORDS):
             # Three times as fast as bytes.count where every byte is a line's end.
@@ -304,6 +305,7 @@ class NcclLogReader:
             self._info(thread, message, line)
 
     def _read_messages(self, line: bytes, *, cut: bool = False) -> None:
+        """Read a line that may hold several messages, as processes that share a file write; the last may be `cut`."""
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
@@ -349,6 +351,7 @@ class NcclLogReader:
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
+        """Read a message of level INFO. `line` is its whole line, empty where that has more in it or may be cut off."""
         if message.startswith(_OF_A_START):
             thread.process.begins_again = True
         if message.startswith((b"Channel ", b"CollNet ", b"Ring ", b"Coll ")):
@@ -369,6 +372,7 @@ class NcclLogReader:
             self._attribution.add_communicator(thread, message)
 
     def _failed(self, thread: Thread, message: bytes) -> bool:
+        """Keep a call that failed; False where the message is none."""
         process, call = thread.process, parse_failed_call(message)
         if call is None:
             return False
@@ -379,6 +383,7 @@ class NcclLogReader:
         return True
 
     def _lost(self, message: bytes) -> None:
+        """Keep a connection whose writer was cut away, if its line is whole from there on."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is not None:
@@ -484,6 +489,7 @@ def _endless(name: str) -> UsageError:
 
 
 def _size(name: str) -> int:
+    """The bytes of a file; 0 of what tells none, a pipe."""
     try:
         return 0 if name == STDIN else Path(name).stat().st_size
     except (OSError, ValueError):
@@ -513,6 +519,7 @@ class _Metered:
 
 
 def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter) -> bool:
+    """Read a file, or standard input; whether it is a gzip that ends before its end."""
     meter.name = name
     if name == STDIN:
         peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
@@ -606,6 +613,7 @@ class _Gunzipped:
         self.is_damaged = False
 
     def read(self, size: int, /) -> bytes:
+        """At least that many bytes, as long as there are; none at the end, or where the damage begins."""
         parts, length = [], 0
         while length < size and (text := self._text()):
             parts.append(text)

@@ -89,6 +89,10 @@ def check_version(version: Any, name: str) -> None:
 
 
 def _row_from_json(kind: type[R], record: Any, where: str) -> R:
+    """A row of a JSON file; `where` names file and place.
+
+    Raises UsageError for a field that is unknown, missing or of another type, or a value that cannot be.
+    """
     row = from_plain(kind, record, where)
     for name, problem in _problems(row):
         raise UsageError(f"{where}.{name} is {getattr(row, name)!r}", expected=problem, reason="edited by hand")
@@ -291,6 +295,10 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
 
 
 def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
+    """Refuse a verdict milder than the findings below it, and a last line with another verdict.
+
+    Raises UsageError.
+    """
     worst = min((each.severity for each in findings), key=gravity, default=verdict)
     if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
         ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))

@@ -110,6 +110,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _beginning(path: Path) -> str:
+    """A document's JSON up to its metadata, closed; the whole of one that is laid out otherwise."""
     lines: list[str] = []
     read_bytes, within = 0, False
     kind = path.stat().st_mode
@@ -168,6 +169,7 @@ class _Reader:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
+        """The results that were not used, by reason."""
         more = (
             (LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
             if self._not_opened
@@ -189,6 +191,7 @@ class _Reader:
             yield from self._read(name, head)
 
     def _bounded(self, newest_first: Sequence[T], most: int, seconds: float) -> Iterator[T]:
+        """As many of them, until so many seconds have passed since the folder was opened."""
         chosen = newest_and_spread(newest_first, most)
         self._not_opened += len(newest_first) - len(chosen)
         for number, each in enumerate(chosen):
@@ -198,6 +201,7 @@ class _Reader:
             yield each
 
     def _fit(self, name: DatedName) -> tuple[DatedName, ResultHead] | None:
+        """A name with its head; None of what is no measure, and of the run itself, which is not counted."""
         try:
             head = read_head(self._kept.path(name))
         except UsageError:
@@ -267,6 +271,7 @@ def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> 
 
 
 def _is_past(head: ResultHead, own: ResultHead) -> bool:
+    """True if it is a whole run of that machine, before this one; a file without GPUs may be of any."""
     if not head.complete or head.run_id == own.run_id or head.started_at > own.started_at:
         return False
     known = set(head.models), set(own.models)

@@ -170,6 +170,7 @@ class _MatrixParser:
         return True
 
     def cell(self, test: str, title: re.Match[str], row: int, column: int, gb_s: float) -> None:
+        """Keep a value; of both directions only their sum counts, and of host memory that of a copy engine."""
         between = _PAIRS.fullmatch(test)
         if gb_s <= 0 or max(row, column) >= _MOST_GPUS:
             return

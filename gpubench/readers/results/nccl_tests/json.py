@@ -139,6 +139,7 @@ _KEYS = {Placement.OUT_OF_PLACE: "out_of_place", Placement.IN_PLACE: "in_place"}
 
 
 def _placed(result: Mapping[str, Any], samples: int) -> Iterator[Placed]:
+    """The halves of a result; one that was not measured is null, and a bandwidth of no time the word "nan"."""
     for placement, key in _KEYS.items():
         body = result.get(key)
         if body is None:

@@ -167,6 +167,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, whe
 
 
 def _possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
+    """The collectives that have rows like the largest of these; `ranks` are None where nothing says how many."""
     line = max(lines, key=lambda each: each.size_bytes)
     blocks = None if ranks == 1 else _blocks(line) == ranks if ranks else _blocks(line) != 1
     seen = line.reduction != "none", line.root >= 0, blocks
@@ -338,6 +339,7 @@ class CutLine:
 
 
 def _cut_collectives(lines: Sequence[CutLine]) -> list[str]:
+    """The collectives that such rows may be of: all, but where busbw is more than algbw only all-reduce."""
     halves = [half for line in lines for half in line.halves if {"algbw", "busbw"} <= half.keys()]
     if any(half["busbw"] > 1.2 * half["algbw"] for half in halves):
         return ["allreduce"]
@@ -439,6 +441,7 @@ class NcclTestsRun:
         return error
 
     def _shape(self, where: str, told: Told) -> tuple[int, int, str | None] | None:
+        """Ranks, nodes and part of a communicator; None where nothing says how many ranks there were."""
         if not self.devices or self.lacks_devices:
             ranks = max((device.rank + 1 for device in self.devices), default=told.ranks)
             return None if ranks is None or told.ranks is None else (ranks, told.nodes, None)
@@ -459,6 +462,7 @@ class NcclTestsRun:
 
     @property
     def _paths(self) -> list[Transport]:
+        """The transports of NCCL's own lines among the rows, without the numbers of NICs."""
         return [replace(each, name=each.family) for each in map(parse_transport, self.transports)]
 
     @property

@@ -206,6 +206,7 @@ def without_nccl(text: str, hosts: Collection[str]) -> str:
 
 
 def _of_row(glued: str, before: str, hosts: Collection[str]) -> str:
+    """The beginning of a word that is a cell of a row; the rest is a host's name, which NCCL wrote right behind."""
     for host in sorted(hosts, key=len, reverse=True):
         cell = glued.removesuffix(host)
         if cell != glued and (not cell or _CELL.fullmatch(cell)):
