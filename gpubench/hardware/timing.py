@@ -98,7 +98,7 @@ class HostClockedLaunch:
 
 
 def in_parts(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) -> list[tuple[Launch, int]]:
-    """Groups of so many launches, each made one by `one`; launches go round, so equal groups are the same one."""
+    """The launches in groups, each joined by `one`. Buffers rotate, so groups of the same launches are joined once."""
     rest = iter(launches)
     parts = [tuple(islice(rest, count)) for count in groups]
     keys = [tuple(map(id, part)) for part in parts]

@@ -359,7 +359,7 @@ def raising_mpi_errors() -> Iterator[None]:
 
 
 def mpi_in_order(launches: Sequence[Launch]) -> Launch:
-    """One operation made of several, each of which needs the one before it in its place."""
+    """Several operations as one, in this order: each needs what the one before it has left."""
     calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
     if not calls or len(calls) < len(launches) or any(launch.then for launch in calls[:-1]):
         return in_order(launches)

@@ -128,7 +128,7 @@ _TOLD = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verd
 
 
 def _tell_the_same(base: Runs, new: Runs) -> bool:
-    """True of two runs that differ in nothing but time: most rows of a cluster, of which there are many."""
+    """True if two runs differ in time alone, as most rows of a large cluster do: nothing else needs to be judged."""
     if len(base) != 1 or len(new) != 1 or new[0].wrong or new[0].times_limit:
         return False
     return bool(_TOLD(base[0]) == _TOLD(new[0]))

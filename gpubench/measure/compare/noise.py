@@ -31,7 +31,7 @@ from gpubench.records import dataclass
 class RunFigures:
     """The figures of one row of one run. `time_us` is None where it was not measured.
 
-    Nothing changes them, but to make them frozen takes four times as long, and there is one for every row.
+    Nothing changes them. Frozen ones take three times as long to make, and every row has one.
     """
 
     time_us: float | None
