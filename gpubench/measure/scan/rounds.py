@@ -346,7 +346,7 @@ class ScanCourse:
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def unjudged_leaves(self) -> Iterator[LeafLevel]:
-        """Rails of leaves that cannot be judged (too small or few), where two of their nodes and a third of all are slow.
+        """Rails of leaves that cannot be judged (too small or few), where two nodes and a third of all are slow.
 
         A loss that is much larger than noise tells the slow nodes from the others. Of a leaf that is too small, those
         that have one slow node and whose nodes are slow in their middle too, on this rail or on all rails together.
