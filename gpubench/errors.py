@@ -419,11 +419,20 @@ def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError
 
 
 def missing_nccl(detail: str) -> CouldNotMeasureError:
-    """CuPy found no libnccl."""
+    """The bindings found no libnccl."""
     return CouldNotMeasureError(
-        f"CuPy finds no NCCL library: {detail}",
+        f"no NCCL library is found: {detail}",
         expected="libnccl.so.2 from the nvidia-nccl wheel or on the loader's path",
         next_step=f"{_INSTALL_CUDA}, or name one: --nccl-library /path/libnccl.so.2",
+    )
+
+
+def missing_nccl_bindings(detail: str) -> CouldNotMeasureError:
+    """The module of nccl4py cannot be imported."""
+    return CouldNotMeasureError(
+        f"NVIDIA's bindings for NCCL cannot be imported: {detail}",
+        expected="nccl4py, which the extras cuda12 and cuda13 bring",
+        next_step=f"{_INSTALL_CUDA}; CuPy alone is not enough",
     )
 
 

@@ -24,7 +24,9 @@ from gpubench.hardware.cuda import (
     opening,
 )
 from gpubench.hardware.mpi.backends import NumpyMemory
-from gpubench.hardware.nccl.backend import AbortedError, NcclLibrary, trouble
+from gpubench.hardware.nccl.backend import AbortedError
+from gpubench.hardware.nccl.communicator import Communicator
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.timing import no_garbage_collection
 from gpubench.model.facts.snapshot import bus_id
@@ -464,21 +466,11 @@ class Network:
     """NCCL between all ranks of a job: each may send to each."""
 
     def __init__(self, group: Group, library: NcclLibrary) -> None:
-        self._library = library
         self.described = f"{library.version} from {library.path}"
         self.aborted = False
-        unique_id = group.broadcast(library.nccl.get_unique_id() if group.rank == 0 else None)
         with cuda_errors("connecting the ranks by NCCL"):
-            self._communicator = library.nccl.NcclCommunicator(group.size, unique_id, group.rank)
-
-    def transfer(self, address: int, size_bytes: int, peer: int, stream: int, *, sends: bool) -> None:
-        """Enqueue `ncclSend` or `ncclRecv` of bytes."""
-        call = self._communicator.send if sends else self._communicator.recv
-        call(address, size_bytes, self._library.nccl.NCCL_UINT8, peer, stream)
-
-    def trouble(self) -> str:
-        """NCCL's asynchronous error, empty where it has none."""
-        return trouble(self._library.nccl, self._communicator)
+            self._communicator = Communicator(library, group)
+        self.transfer, self.trouble = self._communicator.transfer, self._communicator.trouble
 
     def abort(self) -> None:
         """Abort the communicator, wherever it waits; it cannot be used afterwards."""

@@ -18,7 +18,7 @@ from gpubench.errors import GpubenchError
 from gpubench.hardware.environment import cuda_built, find_libraries
 from gpubench.hardware.host import exists, names_in, printable, text_of
 from gpubench.hardware.mpi import group
-from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.process import mapped_libraries
 from gpubench.model.facts.process import (
     LOADER,

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies import ANY_DIRECTION
 from gpubench.hardware.cuda import CudaDevice
-from gpubench.hardware.nccl.backend import NcclBackend, capped
-from gpubench.hardware.nccl.communicator import CheckedLibrary, ConfiguredCommunicator
+from gpubench.hardware.nccl.backend import NcclBackend
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.overlap import (
     CHAIN_BYTES,
@@ -27,7 +26,6 @@ from gpubench.model.terms.overlap import (
     gemm_type,
 )
 from gpubench.ports.backend import Launch
-from gpubench.ports.group import Group
 
 _WORD_BYTES = 4
 _THREADS = 256
@@ -302,10 +300,3 @@ class GpuSteps:
             return TimeSpan(*(self._elapsed(first, each) * _MILLISECONDS for each in pair))
 
         return [StepMarks(interval(each.computation), interval(each.communication)) for each in events]
-
-
-class CappedCommunicator(ConfiguredCommunicator):
-    """A communicator whose kernels have no more CTAs than that; every rank of the group makes one."""
-
-    def __init__(self, library: CheckedLibrary, group: Group, most_ctas: int) -> None:
-        super().__init__(library, group, capped(most_ctas))

@@ -14,7 +14,8 @@ from gpubench.records import dataclass
 if TYPE_CHECKING:
     from gpubench.hardware.cuda import CudaDevice
     from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+    from gpubench.hardware.nccl.backend import NcclBackend
+    from gpubench.hardware.nccl.library import NcclLibrary
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.ports.group import Group
 

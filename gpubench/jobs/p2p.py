@@ -17,8 +17,8 @@ from gpubench.hardware.copies import CudaRankCopies, Network
 from gpubench.hardware.cuda import CudaDevice
 from gpubench.hardware.environment import nccl_settings
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.nccl.debug_log import NcclLog
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import NvmlCounters
 from gpubench.hardware.probe import watch_errors
 from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from queue import Queue
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -470,17 +471,46 @@ class Native:
         return call
 
 
-class NcclError(RuntimeError):
-    """What CuPy raises for a status that is none."""
+class NCCLError(Exception):
+    """What nccl4py raises for a status that is neither success nor in progress."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"NCCL error {status}")
+        self.status = status
+
+
+class UniqueId:
+    """`ncclUniqueId`: 128 bytes at an address."""
+
+    def __init__(self, content: bytes) -> None:
+        assert len(content) == 128
+        self.content = content
+        self._held = ctypes.create_string_buffer(content, 128)
+        self.ptr = ctypes.addressof(self._held)
+
+    @classmethod
+    def from_buffer(cls, buffer: bytes) -> "UniqueId":
+        return cls(bytes(buffer))
+
+
+_enum: Any = IntEnum
+_NUMBERS_OF_TYPES = _enum("_NUMBERS_OF_TYPES", [each.capitalize() for each in _TYPE_NAMES], start=0)
+_NUMBERS_OF_OPS = _enum("_NUMBERS_OF_OPS", [each[5:].capitalize() for each in _OPS], start=0)
+
+
+class Config(SimpleNamespace):
+    """`ncclConfig_t`, of which what is not set is undefined."""
 
 
 class Nccl(ModuleType):
-    """`cupy.cuda.nccl` of one job, whose communicators are threads."""
+    """`nccl.bindings.nccl` of one job, whose communicators are threads."""
 
     def __init__(self, ranks: int, version: int = 22809) -> None:
-        super().__init__("cupy.cuda.nccl")
-        self.available = True
-        self.NcclError = NcclError
+        super().__init__("nccl.bindings.nccl")
+        self.NCCLError, self.UniqueId, self.Config = NCCLError, UniqueId, Config
+        self.Comm = lambda handle: handle
+        self.said = ""
+        self.DataType, self.RedOp = _NUMBERS_OF_TYPES, _NUMBERS_OF_OPS
         self._version = version
         self._ranks = ranks
         self._worlds: dict[bytes, World] = {}
@@ -489,39 +519,66 @@ class Nccl(ModuleType):
         self._groups = threading.local()
         self.calls: set[str] = set()
         self.allocations: dict[int, Array] = {}
-        for number, name in enumerate((*_TYPES, *_OPS)):
-            setattr(self, name, number if name in _TYPES else number - len(_TYPES))
         functions: dict[str, Callable[..., None]] = {
             "ncclGetVersion": lambda _version: None,
             "ncclGroupStart": self._group_start,
             "ncclGroupEnd": self._group_end,
         }
         functions |= {name: getattr(self, f"_{name}") for name in _FUNCTIONS}
-        functions |= {name: getattr(self, f"_{name}") for name in _ALLOCATOR if version >= 21900}
+        functions |= {name: self._not_by_address for name in _ALLOCATOR if version >= 21900}
         functions |= {name: getattr(self, f"_{name}") for name in _NATIVE if version >= 22800}
         self.native = Native(functions)
-        self.NcclCommunicator = self._make
 
     def get_version(self) -> int:
         return self._version
 
-    def get_unique_id(self) -> bytes:
-        return secrets.token_bytes(128)
+    def get_library_path(self) -> str:
+        return LIBRARY
 
-    def _make(self, size: int, unique_id: bytes, rank: int) -> "Communicator":
-        made = Communicator(self._world_of(unique_id, size), rank)
+    def get_last_error(self, _communicator: object) -> str:
+        return self.said
+
+    def get_unique_id(self) -> UniqueId:
+        return UniqueId(secrets.token_bytes(128))
+
+    def comm_init_rank(self, size: int, unique_id: UniqueId, rank: int) -> "Communicator":
+        made = Communicator(self._world_of(unique_id.content, size), rank)
         self.made.append(made)
         return made
+
+    def comm_init_rank_config(self, size: int, unique_id: UniqueId, rank: int, config: Config) -> "Communicator":
+        made = self.comm_init_rank(size, unique_id, rank)
+        made.config = config
+        return made
+
+    def comm_get_async_error(self, communicator: "Communicator") -> int:
+        return communicator.state
+
+    def comm_abort(self, communicator: "Communicator") -> None:
+        communicator.aborted = True
+
+    def comm_destroy(self, communicator: "Communicator") -> None:
+        communicator.destroy()
+
+    def mem_alloc(self, size_bytes: int) -> int:
+        block = np.zeros(size_bytes, "uint8")
+        self.allocations[int(block.ctypes.data)] = block
+        self.calls.add("ncclMemAlloc")
+        return int(block.ctypes.data)
+
+    def mem_free(self, address: int) -> None:
+        del self.allocations[address]
+
+    def send(self, address: int, count: int, dtype: int, peer: int, communicator: "Communicator", stream: int) -> None:
+        communicator.send(address, count, dtype, peer, stream)
+
+    def recv(self, address: int, count: int, dtype: int, peer: int, communicator: "Communicator", stream: int) -> None:
+        communicator.recv(address, count, dtype, peer, stream)
 
     def _world_of(self, unique_id: bytes, size: int) -> World:
         assert size <= self._ranks
         with self._making:
             return self._worlds.setdefault(unique_id, World(size))
-
-    def check_status(self, status: int) -> None:
-        if status:
-            message = f"NCCL error {status}"
-            raise NcclError(message) from getattr(self.native, "error", None)
 
     def _group_start(self) -> None:
         assert self.pending is None
@@ -542,8 +599,7 @@ class Nccl(ModuleType):
         self.calls.add(name)
         found = Communicator.of(communicator)
         if found.algorithm == "tree" and name != "ncclAllReduce":
-            message = f"no algorithm/protocol available for {name}"
-            raise NcclError(message)
+            raise NCCLError(5)
         Stream.of(stream).submit(lambda: run(found), COLLECTIVE_US)
 
     def _ncclAllReduce(self, send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int) -> None:
@@ -577,6 +633,9 @@ class Nccl(ModuleType):
         assert self.pending is not None, "gpubench sends and receives in groups"
         self.pending.append((Communicator.of(comm), Stream.of(stream), (kind, buffer, count, dtype, peer)))
 
+    def _not_by_address(self) -> None:
+        raise AssertionError("the bindings have it")
+
     def _ncclAlltoAll(self, send: int, receive: int, count: int, dtype: int, comm: int, stream: int) -> None:
         self._submit("ncclAlltoAll", comm, stream, lambda c: c.all_to_all(send, receive, count, dtype))
 
@@ -585,15 +644,6 @@ class Nccl(ModuleType):
 
     def _ncclScatter(self, send: int, receive: int, count: int, dtype: int, root: int, comm: int, stream: int) -> None:
         self._submit("ncclScatter", comm, stream, lambda c: c.scatter(send, receive, count, dtype, root))
-
-    def _ncclMemAlloc(self, pointer: int, size_bytes: int) -> None:
-        block = np.zeros(size_bytes, "uint8")
-        self.allocations[int(block.ctypes.data)] = block
-        ctypes.c_size_t.from_address(pointer).value = int(block.ctypes.data)
-        self.calls.add("ncclMemAlloc")
-
-    def _ncclMemFree(self, address: int) -> None:
-        del self.allocations[address]
 
 
 _messages: dict[tuple[int, int, int], Queue[Array]] = {}
@@ -608,30 +658,21 @@ class Communicator:
     def __init__(self, world: World, rank: int) -> None:
         self.algorithm: str | None = None
         self._world, self._rank = world, rank
-        self.comm = id(self)
-        self.async_error: Exception | None = None
+        self.handle = id(self)
+        self.config = Config()
+        self.state = 0
         self.aborted = False
-        self._communicators[self.comm] = self
+        self._communicators[self.handle] = self
 
     @classmethod
     def of(cls, handle: int) -> "Communicator":
         return cls._communicators[handle]
 
-    def rank_id(self) -> int:
-        return self._rank
-
     def size(self) -> int:
         return self._world.size
 
-    def check_async_error(self) -> None:
-        if self.async_error is not None:
-            raise self.async_error
-
-    def abort(self) -> None:
-        self.aborted = True
-
     def destroy(self) -> None:
-        del self._communicators[self.comm]
+        del self._communicators[self.handle]
 
     def send(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
         on_its_way = _messages.setdefault((id(self._world), self._rank, peer), Queue())
@@ -859,7 +900,7 @@ def install(
 ) -> Cupy:
     """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
     from gpubench.hardware import cuda as cuda_adapter
-    from gpubench.hardware.nccl import backend as nccl_adapter
+    from gpubench.hardware.nccl import library as nccl_adapter
 
     cupy = Cupy(runtime)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -879,8 +920,9 @@ def install(
 
     monkeypatch.setattr(cuda_adapter, "load_cuda", load_cuda)
     if nccl is not None:
-        cupy.cuda.nccl = nccl  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+        bindings = ModuleType("nccl.bindings")
+        bindings.nccl = nccl  # type: ignore[attr-defined]
+        for name, module in {"nccl": ModuleType("nccl"), "nccl.bindings": bindings, nccl.__name__: nccl}.items():
+            monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(nccl_adapter, "_load", lambda *_arguments: nccl.native)
-        monkeypatch.setattr(nccl_adapter, "_origin_of_nccl", lambda: LIBRARY)
     return cupy

@@ -60,7 +60,7 @@ def _why_no_sharing() -> str:
     if shutil.which(_CONTROL) is None:
         return f"one GPU, and no {_CONTROL} here, without which ranks that share it wait for their turns"
     found = subprocess.run(
-        [sys.executable, "-c", "from cupy.cuda import nccl; print(nccl.get_version())"],
+        [sys.executable, "-c", "from gpubench.hardware.nccl.library import NcclLibrary as L; print(L().version_code)"],
         env=environment(**preloaded()),
         capture_output=True,
         text=True,
@@ -69,7 +69,7 @@ def _why_no_sharing() -> str:
     )
     code = found.stdout.strip()
     if not code.isdecimal():
-        return f"one GPU, and CuPy finds no NCCL: {found.stderr.strip()[-200:]}"
+        return f"one GPU, and no NCCL is found: {found.stderr.strip()[-200:]}"
     if int(code) < FIRST_NCCL_FOR_SHARED_GPUS:
         return f"one GPU, and NCCL {code} lets no ranks share it: {_NCCL}=/path/libnccl.so.2 names 2.30 or newer"
     return ""

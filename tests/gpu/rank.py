@@ -11,7 +11,8 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware import cuda
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.outputs import NullListener
 from gpubench.model.facts.environment import launched_by

@@ -193,7 +193,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 
 
 def test_another_nccl_is_measured_and_named() -> None:
-    from gpubench.hardware.nccl.backend import NcclLibrary
+    from gpubench.hardware.nccl.library import NcclLibrary
 
     own = NcclLibrary().path
     result = gpubench("allreduce", "--sizes", "1K", "--nccl-library", own, "-v")

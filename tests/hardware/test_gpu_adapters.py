@@ -5,7 +5,7 @@ import ctypes
 import re
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +14,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware import cuda
 from gpubench.hardware.nccl import backend as nccl
+from gpubench.hardware.nccl.library import NcclError, NcclLibrary
 from gpubench.hardware.node.nvml import Driver, open_library, read_driver, visible_count
 from tests.fakes import cupy_on_numpy
 
@@ -216,43 +217,44 @@ def test_a_failed_capture_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("number", "text"), [(22809, "2.28.9"), (23003, "2.30.3"), (2708, "2.7.8"), (21805, "2.18.5")])
 def test_nccl_versions_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch, number: int, text: str) -> None:
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), cupy_on_numpy.Nccl(1, number))
-    assert nccl.NcclLibrary().version == text
+    assert NcclLibrary().version == text
 
 
 def test_no_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     library = cupy_on_numpy.Nccl(1)
-    library.available = False
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), library)
-    with pytest.raises(CouldNotMeasureError, match="CuPy finds no NCCL library"):
-        nccl.NcclLibrary()
+
+    def missing() -> int:
+        raise RuntimeError('Failure finding "libnccl.so.2": No such file: libnccl.so.2\n  in many folders')
+
+    monkeypatch.setattr(library, "get_version", missing)
+    with pytest.raises(CouldNotMeasureError, match=r"no NCCL library is found: Failure finding .*: libnccl\.so\.2\n  expected"):
+        NcclLibrary()
 
 
 def test_the_library_that_was_asked_for_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     library = cupy_on_numpy.Nccl(1)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), library)
-    assert nccl.NcclLibrary(cupy_on_numpy.LIBRARY).path == cupy_on_numpy.LIBRARY
+    assert NcclLibrary(cupy_on_numpy.LIBRARY).path == cupy_on_numpy.LIBRARY
     with pytest.raises(CouldNotMeasureError, match="but the process loaded /fake"):
-        nccl.NcclLibrary("/other/libnccl.so.2")
+        NcclLibrary("/other/libnccl.so.2")
 
 
 def test_a_file_that_is_no_nccl_library_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be loaded"):
-        nccl.NcclLibrary(__file__)
+        NcclLibrary(__file__)
     maps = Path("/proc/self/maps").read_text().splitlines()
     libc = next(line.split()[-1] for line in maps if "libc.so" in line)
     with pytest.raises(UsageError, match="ncclGetVersion"):
-        nccl.NcclLibrary(libc)
+        NcclLibrary(libc)
 
 
-def test_the_origin_of_a_symbol_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With libc in the place of libnccl: dladdr must name the file that a function really comes from."""
-    libc = ctypes.CDLL(None)
-    handle = SimpleNamespace(ncclGetVersion=libc.getpid)
-    extension = SimpleNamespace(nccl=SimpleNamespace(__file__="extension.so"))
-    for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
-        monkeypatch.setitem(sys.modules, name, extension)
-    monkeypatch.setattr(nccl, "_load", lambda _path: handle)
-    assert "libc" in nccl._origin_of_nccl()
+def test_without_the_bindings_what_brings_them_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), cupy_on_numpy.Nccl(1))
+    monkeypatch.setitem(sys.modules, "nccl.bindings", None)
+    with pytest.raises(CouldNotMeasureError, match="bindings for NCCL cannot be imported") as refused:
+        NcclLibrary()
+    assert "nccl4py" in refused.value.expected
 
 
 def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +266,7 @@ def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     library.native.ncclGather = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * 7)(lambda *_: 3)  # type: ignore[attr-defined]
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), library)
     device = cuda.open_device(0, 1, "n0", Driver())
-    backend = nccl.NcclBackend(AloneGroup(), device, nccl.NcclLibrary())
+    backend = nccl.NcclBackend(AloneGroup(), device, NcclLibrary())
     region = Region(backend.allocate(64), 0)
     launch = backend.calls.gather(region, region, 4, DataType.FLOAT32, 0)
     with pytest.raises(RuntimeError, match="NCCL error 3"):
@@ -276,12 +278,12 @@ def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nccls_last_words_and_its_log_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = cupy_on_numpy.Nccl(1)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), fake)
-    library = nccl.NcclLibrary()
-    assert (library.last_error(), library.can_reset_log, library.error) == ("", False, fake.NcclError)
+    library = NcclLibrary()
+    assert (library.last_error(), library.can_reset_log, library.error) == ("", False, NcclError)
     resets: list[int] = []
-    text = ctypes.create_string_buffer(b" No transport found \n")
-    said = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _communicator: ctypes.addressof(text))
-    fake.native.ncclGetLastError = said  # type: ignore[attr-defined]
+    fake.said = " No transport found \n"
+    assert library.last_error() == "", "before NCCL 2.13 there is none"
+    fake.native.ncclGetLastError = fake.native.ncclGetVersion  # type: ignore[attr-defined]
     fake.native.ncclResetDebugInit = ctypes.CFUNCTYPE(None)(lambda: resets.append(1))  # type: ignore[attr-defined]
     assert library.last_error() == "No transport found"
     assert library.can_reset_log

@@ -1,7 +1,7 @@
 """Computation beside a collective that ranks believe in: time that passes, beside real MPI."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 from typing import Any
 
@@ -74,6 +74,6 @@ class BelievedLoad:
         pass
 
 
-def capped(_library: Any, group: Any, most_ctas: int) -> tuple[Any, int]:
+def capped(_library: Any, group: Any, asked: Mapping[str, int]) -> tuple[Any, int]:
     """In the place of a communicator: the group of it, and its cap."""
-    return group, most_ctas
+    return group, asked["max_ctas"]

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from gpubench.hardware.launch import die_with_parent, module_command, with_package
-from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.model.facts.environment import as_if_alone
 
 _MODULE = "gpubench.hardware.nccl.alone"

@@ -1,27 +1,20 @@
-"""Communicators that are made with a configuration, and buffers that are registered with them.
-
-CuPy's `NcclCommunicator` takes no `ncclConfig_t`; this has the part of its methods that a backend uses.
-"""
+"""Communicators: of all ranks, with a configuration, with a deadline; and buffers that are registered with them."""
 
 import ctypes
-from collections.abc import Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from gpubench import errors
-from gpubench.hardware.nccl.backend import (
-    INITIALISE,
-    CFunctions,
-    CommunicatorConfig,
-    NcclBackend,
-    UniqueId,
-    capped,
-    new_unique_id,
-    with_policy,
-)
+from gpubench.hardware.nccl.library import NcclError, NcclLibrary
 from gpubench.model.terms.operation import nccl_version
 from gpubench.model.terms.settings import CTA_POLICY, MAX_CTAS, REGISTER, CtaPolicy, NcclSetting, Registration
 from gpubench.ports.backend import CollectiveCalls
 from gpubench.ports.group import Group
+
+if TYPE_CHECKING:
+    from gpubench.hardware.nccl.backend import NcclBackend
 
 _SYMMETRIC = 1
 """NCCL_WIN_COLL_SYMMETRIC in nccl.h."""
@@ -39,100 +32,188 @@ _FIRST_WITH: Mapping[tuple[str, str], tuple[int, str]] = {
 _FIRST_WITH_CAPS = 21700
 """NCCL_VERSION_CODE of the first release that has a call (nccl.h.in of v2.17.1-1, v2.19.3-1, v2.27.3-1, v2.28.3-1)."""
 
-
-class CheckedLibrary(CFunctions, Protocol):
-    """A library of C functions by name, whose refusals are raised as CuPy raises them."""
-
-    nccl: Any
-
-    def has(self, name: str) -> bool:
-        """True where this version has a function of that C name."""
+UNIQUE_ID_BYTES = 128
+_SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess and ncclInProgress in nccl.h
+_SECONDS_BETWEEN_LOOKS = 20e-6
 
 
-class ConfiguredCommunicator:
-    """A communicator of a group; every rank of it makes one. Raises CuPy's NcclError where NCCL refuses."""
+def new_unique_id(library: NcclLibrary) -> bytes:
+    """What all ranks of a communicator have to know. Raises NcclError."""
+    made = library.asked(library.nccl.get_unique_id)  # its memory ends with it
+    return ctypes.string_at(made.ptr, UNIQUE_ID_BYTES)
 
-    def __init__(self, library: CheckedLibrary, group: Group, config: CommunicatorConfig) -> None:
-        self._library, self._rank, self._size = library, group.rank, group.size
+
+def _configured(library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, asked: Mapping[str, int]) -> Any:
+    """The bindings' communicator, with these fields of `ncclConfig_t`. Raises NcclError where NCCL refuses."""
+    nccl = library.nccl
+    config = nccl.Config()
+    for name, value in asked.items():
+        setattr(config, name, value)
+    return library.asked(nccl.comm_init_rank_config, ranks, nccl.UniqueId.from_buffer(unique_id), rank, config)
+
+
+class Communicator:
+    """A communicator of a group; every rank of it makes one. `asked` are fields of `ncclConfig_t`, where it has some.
+
+    Raises NcclError where NCCL refuses.
+    """
+
+    def __init__(self, library: NcclLibrary, group: Group, asked: Mapping[str, int] | None = None) -> None:
+        self._library, self.rank, self.ranks = library, group.rank, group.size
+        nccl = library.nccl
         unique_id = group.broadcast(new_unique_id(library) if group.rank == 0 else None)
-        handle = ctypes.c_void_p()
-        begin = library.function(INITIALISE, ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p)
-        own = UniqueId.from_buffer_copy(unique_id)
-        self._check(begin(ctypes.addressof(handle), self._size, own, self._rank, ctypes.addressof(config)))
-        self.comm: int = handle.value or 0
-        self._state = ctypes.c_int()
-        self._ask = library.function("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.c_void_p)
-        self._registered: list[tuple[str, int]] = []
+        if asked:
+            self._made: Any = _configured(library, unique_id, self.rank, self.ranks, asked)
+        else:
+            own = nccl.UniqueId.from_buffer(unique_id)
+            self._made = library.asked(nccl.comm_init_rank, self.ranks, own, self.rank)
+        self.handle = int(self._made.handle)
+        self._ask: Callable[[Any], int] = nccl.comm_get_async_error
+        self._registered: list[tuple[Callable[..., object], Any]] = []
 
     def register(self, how: Registration, address: int, size_bytes: int) -> bool:
         """Register memory, together with the other ranks; False where NCCL gives no handle for it."""
-        handle = ctypes.c_void_p()
-        types: list[Any] = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        arguments: list[Any] = [self.comm, address, size_bytes, ctypes.addressof(handle)]
-        name, undo = "ncclCommRegister", "ncclCommDeregister"
+        nccl, asked = self._library.nccl, self._library.asked
         if how is Registration.SYMMETRIC:
-            name, undo = "ncclCommWindowRegister", "ncclCommWindowDeregister"
-            types.append(ctypes.c_int)
-            arguments.append(_SYMMETRIC)
-        self._check(self._library.function(name, *types)(*arguments))
-        if handle.value:
-            self._registered.append((undo, handle.value))
-        return bool(handle.value)
+            window = asked(nccl.comm_window_register, self._made, address, size_bytes, _SYMMETRIC)
+            found, undo = window if window is not None and window.handle else None, nccl.comm_window_deregister
+        else:
+            found, undo = asked(nccl.comm_register, self._made, address, size_bytes), nccl.comm_deregister
+        if found:
+            self._registered.append((undo, found))
+        return bool(found)
 
-    def rank_id(self) -> int:
-        """This rank."""
-        return self._rank
-
-    def size(self) -> int:
-        """The number of ranks."""
-        return self._size
+    def transfer(self, address: int, size_bytes: int, peer: int, stream: int, *, sends: bool) -> None:
+        """Enqueue `ncclSend` or `ncclRecv` of bytes."""
+        nccl = self._library.nccl
+        call = nccl.send if sends else nccl.recv
+        self._library.asked(call, address, size_bytes, nccl.DataType.Uint8, peer, self._made, stream)
 
     def check_async_error(self) -> None:
-        """Raise where NCCL has noticed an error meanwhile."""
-        self._check(self._ask(self.comm, ctypes.addressof(self._state)) or self._state.value)
+        """Raise NcclError where NCCL has noticed an error meanwhile."""
+        made = self._made  # a thread may abort it meanwhile
+        state = _SUCCESS if made is None else self._ask(made)
+        if state not in (_SUCCESS, _IN_PROGRESS):
+            raise NcclError(self._library.words(state))
+
+    def trouble(self) -> str:
+        """NCCL's asynchronous error in words, empty where it has none."""
+        try:
+            self.check_async_error()
+        except NcclError as error:
+            return f"NCCL's asynchronous error: {error}"
+        return ""
 
     def abort(self) -> None:
         """Give it up, whatever is under way."""
-        self._end("ncclCommAbort")
+        self._end(self._library.nccl.comm_abort)
 
     def destroy(self) -> None:
         """End it together with the other ranks, and what was registered with it."""
-        while self._registered and self.comm:
-            undo, handle = self._registered.pop()
-            self._library.function(undo, ctypes.c_void_p, ctypes.c_void_p)(self.comm, handle)
-        self._end("ncclCommDestroy")
+        while self._registered and self._made is not None:
+            undo, found = self._registered.pop()
+            with suppress(NcclError):
+                self._library.asked(undo, self._made, found)
+        self._end(self._library.nccl.comm_destroy)
 
-    def _end(self, function: str) -> None:
-        if self.comm:
-            handle, self.comm = self.comm, 0
-            self._library.function(function, ctypes.c_void_p)(handle)
-
-    def _check(self, status: int) -> None:
-        if status:
-            self._library.nccl.check_status(status)
+    def _end(self, function: Callable[[Any], object]) -> None:
+        if self._made is not None:
+            made, self._made = self._made, None
+            self._library.asked(function, made)
 
 
-def takes_caps(library: CheckedLibrary) -> bool:
+class CommunicatorError(OSError):
+    """NCCL could not connect ranks, or carry data between them."""
+
+
+class BoundedCommunicator:
+    """A communicator that raises TimeoutError at its deadline and CommunicatorError where NCCL fails, then aborts."""
+
+    def __init__(self, library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, deadline: float) -> None:
+        self._library, self._nccl, self._made = library, library.nccl, None
+        self._made = self._called(_configured, library, unique_id, rank, ranks, {"blocking": 0})
+        self._settle(deadline)
+
+    def exchange(
+        self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int, deadline: float
+    ) -> None:
+        """Put an exchange on a stream: so many bytes of the first address to the first peer, and from the second."""
+        self._called(self._in_a_group, addresses, peers, size_bytes, stream)
+        self._settle(deadline)
+
+    def _in_a_group(self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int) -> None:
+        nccl, asked, (send, receive), (to, source) = self._nccl, self._library.asked, addresses, peers
+        asked(nccl.group_start)
+        try:
+            asked(nccl.send, send, size_bytes, nccl.DataType.Int8, to, self._made, stream)
+            asked(nccl.recv, receive, size_bytes, nccl.DataType.Int8, source, self._made, stream)
+        finally:
+            # A group that is left open takes up whatever this process begins next.
+            asked(nccl.group_end)
+
+    def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:
+        """Put the sum of so many 64-bit integers of all ranks on a stream, from the first address to the second."""
+        kind, op = self._nccl.DataType.Int64, self._nccl.RedOp.Sum
+        self._called(self._library.asked, self._nccl.all_reduce, *addresses, count, kind, op, self._made, stream)
+        self._settle(deadline)
+
+    def check(self) -> None:
+        """Raise CommunicatorError where NCCL has noticed an error meanwhile."""
+        self._settle(float("inf"))
+
+    def close(self, deadline: float) -> None:
+        """End it together with the other ranks."""
+        self._called(self._library.asked, self._nccl.comm_finalize, self._made)
+        self._settle(deadline)
+        self._end(self._nccl.comm_destroy)
+
+    def abort(self) -> None:
+        """Give it up, whatever is under way."""
+        self._end(self._nccl.comm_abort)
+
+    def _end(self, function: Callable[[Any], object]) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            with suppress(NcclError):
+                self._library.asked(function, made)
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except NcclError as error:
+            self.abort()
+            raise CommunicatorError(f"NCCL: {error}") from error
+
+    def _settle(self, deadline: float) -> None:
+        while (state := self._nccl.comm_get_async_error(self._made)) == _IN_PROGRESS:
+            if time.monotonic() > deadline:
+                self.abort()
+                raise TimeoutError
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if state != _SUCCESS:
+            self.abort()
+            raise CommunicatorError(f"NCCL: {self._library.words(state)}")
+
+
+def takes_caps(library: NcclLibrary) -> bool:
     """True where a cap can be asked for when a communicator is made."""
-    return library.has(INITIALISE)
+    return library.has("ncclCommInitRankConfig")
 
 
-def config_of(requests: Mapping[str, str]) -> CommunicatorConfig:
-    """The configuration of a communicator of which that is asked."""
-    most = int(requests[MAX_CTAS]) if MAX_CTAS in requests else None
-    if CTA_POLICY in requests:
-        return with_policy(_POLICIES[CtaPolicy(requests[CTA_POLICY])], most)
-    return capped(most)
+def config_of(requests: Mapping[str, str]) -> dict[str, int]:
+    """The fields of the configuration of a communicator of which that is asked."""
+    caps = {"max_ctas": int(requests[MAX_CTAS])} if MAX_CTAS in requests else {}
+    return caps | ({"cta_policy": _POLICIES[CtaPolicy(requests[CTA_POLICY])]} if CTA_POLICY in requests else {})
 
 
 def open_requested(
-    backend: NcclBackend, library: CheckedLibrary, group: Group, requests: Mapping[str, str]
+    backend: "NcclBackend", library: NcclLibrary, group: Group, requests: Mapping[str, str]
 ) -> tuple[CollectiveCalls, Registration]:
     """The collectives of a communicator of which that is asked, and how all its buffers are registered with it.
 
-    Raises CuPy's NcclError where NCCL refuses.
+    Raises NcclError where NCCL refuses.
     """
-    communicator = ConfiguredCommunicator(library, group, config_of(requests))
+    communicator = Communicator(library, group, config_of(requests))
     calls = backend.adopt(communicator)
     asked = Registration(requests.get(REGISTER, Registration.NONE))
     if asked is Registration.NONE:

@@ -17,7 +17,8 @@ from zlib import crc32
 from gpubench.errors import ClientRefusedError, mps_refuses_clients
 from gpubench.hardware.cuda import CudaDevice, open_device
 from gpubench.hardware.launch import die_with_parent
-from gpubench.hardware.nccl.backend import UNIQUE_ID_BYTES, BoundedCommunicator, NcclLibrary, new_unique_id
+from gpubench.hardware.nccl.communicator import UNIQUE_ID_BYTES, BoundedCommunicator, new_unique_id
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.scan.messages import greet, welcome
 from gpubench.hardware.timing import copy_seconds

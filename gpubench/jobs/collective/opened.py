@@ -24,7 +24,7 @@ from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda import CudaDevice
-    from gpubench.hardware.nccl.backend import NcclLibrary
+    from gpubench.hardware.nccl.library import NcclLibrary
     from gpubench.jobs.collective.opening_gpu import PathWatch
     from gpubench.jobs.machines import Machines
     from gpubench.model.paths.topology import Topology

@@ -10,8 +10,8 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_direct_path, no_path
 from gpubench.hardware.environment import nccl_settings, refusals
-from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver, NvmlCounters
 from gpubench.hardware.probe import Probe
 from gpubench.hardware.process import RunDelay, read_again, run_delay, waited_share

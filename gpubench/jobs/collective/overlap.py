@@ -9,9 +9,10 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.hardware.environment import environment_set, nccl_settings
 from gpubench.hardware.launch import own_settings
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
-from gpubench.hardware.nccl.communicator import takes_caps
-from gpubench.hardware.overlap import CappedCommunicator, GpuSteps
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.communicator import Communicator, takes_caps
+from gpubench.hardware.nccl.library import NcclLibrary
+from gpubench.hardware.overlap import GpuSteps
 from gpubench.hardware.traffic import NvmlLoad
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.collective.metadata import (
@@ -151,7 +152,7 @@ def _cap(ctas: int, request: SweepRequest, group: Group, backend: NcclBackend, l
 
     def open_() -> Issue:
         if by_configuration:
-            opened.append(backend.adopt(CappedCommunicator(library, group, ctas)))
+            opened.append(backend.adopt(Communicator(library, group, {"max_ctas": ctas})))
         else:
             with environment_set({_BY_ENVIRONMENT: str(ctas)}):
                 opened.append(backend.open(group))

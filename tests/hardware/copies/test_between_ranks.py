@@ -9,7 +9,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies import CudaRankCopies, Network
 from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Direction
 from gpubench.ports.backend import Memory

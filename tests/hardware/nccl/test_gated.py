@@ -8,7 +8,8 @@ from gpubench.collectives.alltoall import skewed
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import AbortedError, GatedNccl, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import AbortedError, GatedNccl, NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.registry import BackendSetup, backend_named
 from gpubench.hardware.torch.backend import TorchGroups, TorchNccl

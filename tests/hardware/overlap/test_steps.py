@@ -10,7 +10,8 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware import overlap
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import AbortedError, NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.overlap import GpuSteps, steps_of_generator
 from gpubench.model.terms.operation import DataType, ReduceOp

@@ -8,7 +8,8 @@ import pytest
 from gpubench.hardware import timing
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import AbortedError, NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.timing import MarkedLaunch, StreamClockedLaunch
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -191,12 +192,12 @@ def test_a_marked_loop_that_fails_says_what_nccl_says(monkeypatch: pytest.Monkey
 
 def test_what_a_hanging_rank_can_say_and_do(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    (communicator,) = bench.backend._communicators.values()
+    (communicator,) = bench.nccl.made
     assert bench.backend.trouble() == ""
-    communicator.async_error = bench.nccl.NcclError("remote process exited")
-    assert bench.backend.trouble() == "NCCL's asynchronous error: remote process exited"
-    communicator.async_error = KeyError(7)
-    assert bench.backend.trouble() == "NCCL's asynchronous error: 7"
+    communicator.state = 6
+    assert bench.backend.trouble() == "NCCL's asynchronous error: NCCL error 6"
+    communicator.state = 7
+    assert bench.backend.trouble() == "", "which is under way has no error"
     bench.backend.abort()
     assert communicator.aborted
     with pytest.raises(AbortedError):

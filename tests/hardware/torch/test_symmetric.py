@@ -9,7 +9,8 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.collectives.registry import COLLECTIVES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.torch import symmetric

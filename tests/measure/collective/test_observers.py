@@ -10,7 +10,8 @@ from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots

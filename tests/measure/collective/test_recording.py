@@ -17,7 +17,8 @@ from gpubench.collectives.registry import COLLECTIVES
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective import paths
 from gpubench.measure.collective.cases import RECORDING_VERSION, RunOptions

@@ -8,7 +8,8 @@ import pytest
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.alltoall import skewed
 from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Observers

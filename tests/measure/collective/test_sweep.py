@@ -13,7 +13,8 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLaunch, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLaunch
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_sizes
 from gpubench.model.facts.process import GpuCondition

@@ -10,7 +10,8 @@ from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue, Sweep
@@ -59,7 +60,7 @@ def variant_of(
 
     def open_() -> Issue:
         opened.append(backend.open(group))
-        cast("Any", backend)._communicators[id(opened[-1])].algorithm = algorithm
+        cast("Any", backend)._communicators[id(opened[-1])]._made.algorithm = algorithm
         return partial(request.collective.issue, opened[-1])
 
     return SweepVariant(

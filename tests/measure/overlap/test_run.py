@@ -12,7 +12,8 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.hardware import overlap as computation
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend
+from gpubench.hardware.nccl.library import NcclError, NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.overlap import GpuSteps
 from gpubench.measure import overlap
@@ -128,11 +129,11 @@ class Received:
 def cap_of(ctas: int, group: ThreadGroup, backend: NcclBackend, *, refused: bool) -> Cap:
     def open_() -> Issue:
         if refused:
-            raise cupy_on_numpy.NcclError("invalid argument")
+            raise NcclError("invalid argument")
         return partial(ALLREDUCE.issue, backend.open(group))
 
     variant = SweepVariant(
-        setting=cap_name(ctas), backend=backend, open=open_, refusals=(cupy_on_numpy.NcclError,), logs_choices=True
+        setting=cap_name(ctas), backend=backend, open=open_, refusals=(NcclError,), logs_choices=True
     )
     return Cap(ctas, variant, "configuration")
 
