@@ -236,12 +236,13 @@ class Package(NamedTuple):
     path: str
 
 
-def _package_of(module: str) -> Package | None:
-    """The distribution that brought a module, by its name with or without a suffix such as -cuda13x; None for none."""
+def _package_of(distribution: str, module: str | None = None) -> Package | None:
+    """The distribution that brought a module (of its own name if not given), with or without a suffix such as
+    -cuda13x; None for none."""
     for each in distributions():
         name = each.metadata["Name"] or ""
-        if name.lower() == module or name.lower().startswith(f"{module}-cuda"):
-            return Package(name, each.version, printable(str(each.locate_file(module))))
+        if name.lower() == distribution or name.lower().startswith(f"{distribution}-cuda"):
+            return Package(name, each.version, printable(str(each.locate_file(module or distribution))))
     return None
 
 
@@ -263,7 +264,7 @@ def _package_folder(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-SEARCH, CUPY, MPI4PY, VERSION = "search", "cupy", "mpi4py", "version"
+SEARCH, NCCL4PY, MPI4PY, VERSION = "search", "nccl4py", "mpi4py", "version"
 _MAPS = Path("/proc/self/maps")
 
 Answer = Mapping[str, Any]
@@ -273,17 +274,24 @@ def found(root: Path, environment: Mapping[str, str]) -> Answer:
     """What files say."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
     find = finder(search_path, root)
-    torch = torch_user(find)
     return {
         "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
-        "users": [*([torch] if torch else []), _loader_user(search_path, root)],
+        "users": [*filter(None, (_cupy_user(), torch_user(find))), _loader_user(search_path, root)],
         "modules": kernel_modules(root),
     }
 
 
-def _cupy_user() -> Answer:
-    """CuPy and the NCCL that it loads, which gpubench's own backend then uses; no GPU is touched."""
+def _cupy_user() -> LibraryUser | None:
     package = _package_of("cupy")
+    if package is None:
+        return None
+    purpose = "gpubench: memory of GPUs, kernels and graphs"
+    return LibraryUser(name="CuPy", version=package.version, path=package.path, purpose=purpose, note=package.name)
+
+
+def _nccl4py_user() -> Answer:
+    """NVIDIA's bindings and the NCCL that they load, which gpubench's own backend then uses; no GPU is touched."""
+    package = _package_of("nccl4py", "nccl")
     if package is None:
         return {"user": None}
     loads, unread = {}, ""
@@ -292,11 +300,10 @@ def _cupy_user() -> Answer:
     except (GpubenchError, ImportError, OSError) as error:
         unread = printable(error.seen if isinstance(error, GpubenchError) else str(error))
     user = LibraryUser(
-        name="CuPy",
+        name="nccl4py",
         version=package.version,
         path=package.path,
         purpose="gpubench --backend nccl",
-        note=package.name,
         loads=loads,
         unread=unread,
     )
@@ -370,8 +377,8 @@ def main(arguments: Sequence[str]) -> int:
     root = Path("/")
     if task == SEARCH:
         answer = found(root, os.environ)
-    elif task == CUPY:
-        answer = _cupy_user()
+    elif task == NCCL4PY:
+        answer = _nccl4py_user()
     elif task == MPI4PY:
         answer = _mpi4py_user(os.environ, root)
     else:

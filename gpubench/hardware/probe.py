@@ -21,7 +21,7 @@ from gpubench import __version__
 from gpubench.errors import MPS_PERCENTAGE, UsageError
 from gpubench.hardware import libraries
 from gpubench.hardware.launch import die_with_parent, module_command, with_package
-from gpubench.hardware.libraries import CUPY, MPI4PY, SEARCH, VERSION
+from gpubench.hardware.libraries import MPI4PY, NCCL4PY, SEARCH, VERSION
 from gpubench.hardware.node import stage
 from gpubench.hardware.node.drivers import CudaFacts, CudaGpu
 from gpubench.hardware.node.gpus import NvmlFacts
@@ -411,13 +411,13 @@ def _understood(kind: type[T], name: str, results: Mapping[str, StageResult], fa
 
 Run = Mapping[str, StageResult]
 
-_ORDER = ("CuPy", "torch", "mpi4py", LOADER)
+_ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", LOADER)
 
 
 def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> LibrariesFacts:
     """The libraries of this host, read in about `timeout_s`; what did not answer is in `failures`."""
     inner = with_package(environment)
-    first = run_stages({task: _command(task) for task in (SEARCH, CUPY, MPI4PY)}, inner, timeout_s)
+    first = run_stages({task: _command(task) for task in (SEARCH, NCCL4PY, MPI4PY)}, inner, timeout_s)
     failures = {task: result.error for task, result in first.items() if result.document is None}
     try:
         files, users, modules = _merged_libraries(first)
@@ -442,7 +442,7 @@ def _merged_libraries(results: Run) -> tuple[list[LibraryFile], list[LibraryUser
     found = documents[SEARCH]
     users = [from_plain(LibraryUser, each) for each in found.get("users", ())]
     users += [
-        from_plain(LibraryUser, user) for task in (CUPY, MPI4PY) if (user := documents[task].get("user")) is not None
+        from_plain(LibraryUser, user) for task in (NCCL4PY, MPI4PY) if (user := documents[task].get("user")) is not None
     ]
     users.sort(key=lambda user: _ORDER.index(user.name))
     files = {

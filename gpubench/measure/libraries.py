@@ -24,7 +24,7 @@ SECTIONS = (LibraryRow.section, "findings")
 
 _FILES = (NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
 _ALWAYS = (NCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
-_PACKAGES = ("CuPy", "torch", "mpi4py")
+_PACKAGES = ("nccl4py", "CuPy", "torch", "mpi4py")
 _RDMA = "NCCL and UCX: RDMA into GPU memory"
 _MODULE_USES = {
     "nvidia_peermem": f"{_RDMA}, where dma-buf is not there",

@@ -24,7 +24,18 @@ def test_this_environment(tmp_path: Path) -> None:
     assert found["mpi4py"]["found"] is True
     assert found["MPI"]["version"]
     assert found["MPI"]["used_by"][0].startswith("mpi4py ")
-    assert {"NCCL", "UCX", "NVSHMEM", "MSCCL++", "torch", "CuPy", "dma-buf", "nvidia_peermem", "gdrdrv"} <= set(found)
+    assert {
+        "NCCL",
+        "UCX",
+        "NVSHMEM",
+        "MSCCL++",
+        "torch",
+        "nccl4py",
+        "CuPy",
+        "dma-buf",
+        "nvidia_peermem",
+        "gdrdrv",
+    } <= set(found)
 
 
 def two_nccls(tmp_path: Path) -> dict[str, str]:

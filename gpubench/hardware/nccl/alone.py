@@ -1,4 +1,4 @@
-"""The libnccl that CuPy loads in a process without torch: beside torch every backend runs torch's."""
+"""The libnccl that a process without torch loads: beside torch every backend runs torch's."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ _SECONDS_TO_ANSWER = 30.0
 def start_asking(
     environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
 ) -> Callable[[], str]:
-    """Start a process that loads CuPy's NCCL; what is returned waits for '2.28.9 from FILE', '' where none answers."""
+    """Start a process that loads NCCL; what is returned waits for '2.28.9 from FILE', '' where none answers."""
     process = subprocess.Popen(
         command,
         env=with_package(as_if_alone(environment)),

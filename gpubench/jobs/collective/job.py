@@ -109,7 +109,7 @@ def _run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launch
 
 
 def _of_torch(plan: CollectivePlan) -> tuple[str, ...]:
-    """What comes before CuPy where torch is measured: the first libnccl.so.2 of a process is everybody's."""
+    """What comes before NCCL where torch is measured: the first libnccl.so.2 of a process is everybody's."""
     asked = (plan.backend or "", *plan.variants.beside)
     return _TORCH if any(each.startswith(TORCH) for each in asked) and plan.nccl_library is None else ()
 

@@ -319,7 +319,7 @@ def _beside(metadata: Metadata, report: Report) -> list[str]:
         )
         words.append(path_words(of_it))
         alone = metadata.libraries.get(NCCL_ALONE)
-        words.append(f"though CuPy alone loads {alone}" if alone else "")
+        words.append(f"though without torch gpubench loads {alone}" if alone else "")
     return words
 
 

@@ -20,7 +20,7 @@ from gpubench.model.terms.verdict import Finding, Origin, Verdict
 WHEEL, SYSTEM = "/venv/nvidia/nccl/lib/libnccl.so.2", "/usr/lib/libnccl.so.2"
 PIP = LibraryFile(library=NCCL_LIB, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9")
 OLD = LibraryFile(library=NCCL_LIB, path=SYSTEM, version="2.28.3")
-CUPY = LibraryUser(name="CuPy", version="14.2.0", purpose="gpubench --backend nccl", loads={NCCL_LIB: WHEEL})
+NCCL4PY = LibraryUser(name="nccl4py", version="0.6.0", purpose="gpubench --backend nccl", loads={NCCL_LIB: WHEEL})
 TORCH = LibraryUser(name="torch", version="2.11.0", purpose="torch.distributed", loads={NCCL_LIB: WHEEL})
 OTHERS = LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL_LIB: SYSTEM})
 
@@ -44,13 +44,13 @@ def one(found: Report) -> Finding:
 
 
 def test_one_nccl_for_all_is_well() -> None:
-    users = (CUPY, TORCH, LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL_LIB: WHEEL}))
+    users = (NCCL4PY, TORCH, LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL_LIB: WHEEL}))
     found = report(host(files=(PIP,), users=users))
     assert (found.verdict, found.findings) == (Verdict.PASS, ())
     row = rows(found)[NCCL_LIB]
     assert (row.version, row.path, row.package) == ("2.28.9", WHEEL, "nvidia-nccl-cu13 2.28.9")
     assert row.used_by == [
-        "CuPy 14.2.0 (gpubench --backend nccl)",
+        "nccl4py 0.6.0 (gpubench --backend nccl)",
         "torch 2.11.0 (torch.distributed)",
         "other programs (what the loader serves)",
     ]
@@ -58,7 +58,7 @@ def test_one_nccl_for_all_is_well() -> None:
 
 def test_hosts_without_nccl_do_not_pass() -> None:
     assert report(host()).verdict is Verdict.SKIP
-    users = (CUPY, TORCH)
+    users = (NCCL4PY, TORCH)
     assert report(host(files=(PIP,), users=users), host("node1")).verdict is Verdict.SKIP
     assert report(host(files=(PIP,), users=users), host("node1", files=(PIP,), users=users)).verdict is Verdict.PASS
 
@@ -66,30 +66,30 @@ def test_hosts_without_nccl_do_not_pass() -> None:
 def test_what_was_looked_for_and_is_not_there_has_a_row() -> None:
     found = rows(report(host(modules=(KernelModule(name="gdrdrv", loaded=False),))))
     absent = {name for name, row in found.items() if row.found is False}
-    assert absent == {"NCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++", "CuPy", "torch", "mpi4py", "gdrdrv"}
+    assert absent == {"NCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++", "nccl4py", "CuPy", "torch", "mpi4py", "gdrdrv"}
     assert found["dma-buf"].found is None
     assert found["dma-buf"].note == "CUDA did not say"
     assert rows(report(host(), dma_buf=True))["dma-buf"].found is True
 
 
 def test_two_nccls_of_one_environment_that_differ_warn_even_if_one_is_left_to_others() -> None:
-    finding = one(report(host(files=(PIP, OLD), users=(CUPY, TORCH, OTHERS))))
+    finding = one(report(host(files=(PIP, OLD), users=(NCCL4PY, TORCH, OTHERS))))
     assert (finding.id, finding.severity) == ("nccl-versions-differ", Verdict.WARN)
     assert finding.subject == "NCCL 2.28.3 and 2.28.9 on node0"
-    assert finding.seen == "NCCL 2.28.9 for CuPy 14.2.0, torch 2.11.0; 2.28.3 for other programs"
+    assert finding.seen == "NCCL 2.28.9 for nccl4py 0.6.0, torch 2.11.0; 2.28.3 for other programs"
     assert finding.subjects == (WHEEL, SYSTEM)
     assert finding.next_command == f"gpubench allreduce --nccl-library {SYSTEM}"
 
 
 def test_two_files_of_one_version_do_not_differ() -> None:
     same = LibraryFile(library=NCCL_LIB, path=SYSTEM, version="2.28.9")
-    assert report(host(files=(PIP, same), users=(CUPY,))).findings == ()
+    assert report(host(files=(PIP, same), users=(NCCL4PY,))).findings == ()
 
 
 def test_an_nccl_that_is_linked_into_torch_counts() -> None:
     torch = LibraryUser(name="torch", version="2.6.0", purpose="torch.distributed", inside={NCCL_LIB: "2.21.5"})
-    found = report(host(files=(PIP,), users=(CUPY, torch)))
-    assert one(found).seen == "NCCL 2.28.9 for CuPy 14.2.0; 2.21.5 for torch 2.6.0"
+    found = report(host(files=(PIP,), users=(NCCL4PY, torch)))
+    assert one(found).seen == "NCCL 2.28.9 for nccl4py 0.6.0; 2.21.5 for torch 2.6.0"
     assert "measurements with one do not apply to jobs with the other" in one(found).cause
     linked = [row for row in found.rows(LibraryRow) if row.note == "linked into torch"]
     assert [(row.library, row.version) for row in linked] == [(NCCL_LIB, "2.21.5")]
@@ -97,11 +97,11 @@ def test_an_nccl_that_is_linked_into_torch_counts() -> None:
 
 def test_hosts_of_a_job_that_load_other_versions_fail() -> None:
     older = LibraryFile(library=NCCL_LIB, path=WHEEL, version="2.27.3")
-    nodes = [host(f"node{n}", files=(PIP,), users=(CUPY,)) for n in range(3)]
-    finding = one(report(*nodes, host("node3", files=(older,), users=(CUPY,))))
+    nodes = [host(f"node{n}", files=(PIP,), users=(NCCL4PY,)) for n in range(3)]
+    finding = one(report(*nodes, host("node3", files=(older,), users=(NCCL4PY,))))
     assert (finding.id, finding.severity) == ("nccl-versions-differ-between-hosts", Verdict.FAIL)
     assert finding.subjects == ("node3",)
-    assert "CuPy loads 2.27.3 on node3" in finding.seen
+    assert "nccl4py loads 2.27.3 on node3" in finding.seen
 
 
 def test_mpi_says_itself_whether_it_was_built_for_gpus() -> None:
@@ -118,9 +118,9 @@ def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None
     finding = one(report(host(files=(broken,))))
     assert (finding.id, finding.severity) == ("library-does-not-load", Verdict.WARN)
     assert finding.next_command == "ldd /opt/libucp.so.0"
-    silent = report(host(failures={"cupy": "no answer within 30 s"}))
+    silent = report(host(failures={"nccl4py": "no answer within 30 s"}))
     assert (one(silent).id, silent.verdict) == ("libraries-unread", Verdict.ERROR)
-    row = rows(silent)["CuPy"]
+    row = rows(silent)["nccl4py"]
     assert (row.found, row.note) == (None, "not read: no answer within 30 s")
 
 
