@@ -25,7 +25,7 @@ from gpubench.hardware.cuda import (
 )
 from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.hardware.nccl.backend import AbortedError
-from gpubench.hardware.nccl.communicator import Communicator
+from gpubench.hardware.nccl.communicator import GroupCommunicator
 from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.timing import no_garbage_collection
@@ -469,7 +469,7 @@ class Network:
         self.described = f"{library.version} from {library.path}"
         self.aborted = False
         with cuda_errors("connecting the ranks by NCCL"):
-            self._communicator = Communicator(library, group)
+            self._communicator = GroupCommunicator(library, group)
         self.transfer, self.trouble = self._communicator.transfer, self._communicator.trouble
 
     def abort(self) -> None:

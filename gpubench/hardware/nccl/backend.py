@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from gpubench.hardware.cuda import CudaDevice, GatedClock
-from gpubench.hardware.nccl.communicator import Communicator
+from gpubench.hardware.nccl.communicator import GroupCommunicator
 from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.timing import (
     MOST_QUEUED,
@@ -45,7 +45,7 @@ def call_table(launches: Sequence[Launch]) -> CallTable:
 class NcclCalls:
     """NCCL's collectives on one communicator and stream, bound as calls into the loaded library."""
 
-    def __init__(self, communicator: Communicator, library: NcclLibrary, stream: int) -> None:
+    def __init__(self, communicator: GroupCommunicator, library: NcclLibrary, stream: int) -> None:
         nccl = library.nccl
         self._library = library
         self._tail: tuple[int, int] = (communicator.handle, stream)
@@ -161,7 +161,7 @@ class NcclBackend:
         self._marks = Marks(device.cupy, device.stream, progress)
         self._allocator = allocator
         self._library = library
-        self._communicators: dict[int, Communicator] = {}
+        self._communicators: dict[int, GroupCommunicator] = {}
         self.allocations: list[tuple[int, int]] = []
         self._aborted = False
         self._issued_seconds: float | None = None
@@ -171,9 +171,9 @@ class NcclBackend:
 
     def open(self, group: Group) -> NcclCalls:
         """The collectives of a new communicator of these ranks, on the same stream; it reads NCCL_ALGO anew."""
-        return self.adopt(Communicator(self._library, group))
+        return self.adopt(GroupCommunicator(self._library, group))
 
-    def adopt(self, communicator: Communicator) -> NcclCalls:
+    def adopt(self, communicator: GroupCommunicator) -> NcclCalls:
         """The collectives of a communicator made elsewhere, on the same stream; it is watched and ended as others."""
         calls = NcclCalls(communicator, self._library, self._device.stream.ptr)
         self._communicators[id(calls)] = communicator

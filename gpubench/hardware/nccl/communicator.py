@@ -52,7 +52,7 @@ def _configured(library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, a
     return library.asked(nccl.comm_init_rank_config, ranks, nccl.UniqueId.from_buffer(unique_id), rank, config)
 
 
-class Communicator:
+class GroupCommunicator:
     """A communicator of a group; every rank of it makes one. `asked` are fields of `ncclConfig_t`, where it has some.
 
     Raises NcclError where NCCL refuses.
@@ -213,7 +213,7 @@ def open_requested(
 
     Raises NcclError where NCCL refuses.
     """
-    communicator = Communicator(library, group, config_of(requests))
+    communicator = GroupCommunicator(library, group, config_of(requests))
     calls = backend.adopt(communicator)
     asked = Registration(requests.get(REGISTER, Registration.NONE))
     if asked is Registration.NONE:

@@ -10,7 +10,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.hardware.environment import environment_set, nccl_settings
 from gpubench.hardware.launch import own_settings
 from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.communicator import Communicator, takes_caps
+from gpubench.hardware.nccl.communicator import GroupCommunicator, takes_caps
 from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.overlap import GpuSteps
 from gpubench.hardware.traffic import NvmlLoad
@@ -152,7 +152,7 @@ def _cap(ctas: int, request: SweepRequest, group: Group, backend: NcclBackend, l
 
     def open_() -> Issue:
         if by_configuration:
-            opened.append(backend.adopt(Communicator(library, group, {"max_ctas": ctas})))
+            opened.append(backend.adopt(GroupCommunicator(library, group, {"max_ctas": ctas})))
         else:
             with environment_set({_BY_ENVIRONMENT: str(ctas)}):
                 opened.append(backend.open(group))

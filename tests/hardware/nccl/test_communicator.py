@@ -11,8 +11,8 @@ from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.nccl.communicator import (
     UNIQUE_ID_BYTES,
     BoundedCommunicator,
-    Communicator,
     CommunicatorError,
+    GroupCommunicator,
     config_of,
     new_unique_id,
     open_requested,
@@ -93,12 +93,12 @@ class Bench:
     def connected(self, rank: int = 1, seconds: float = 60.0) -> BoundedCommunicator:
         return BoundedCommunicator(self.library, ID, rank, 2, time.monotonic() + seconds)
 
-    def opened(self, **requests: str) -> tuple[Communicator, Registration]:
+    def opened(self, **requests: str) -> tuple[GroupCommunicator, Registration]:
         named = {name.replace("_", "-"): value for name, value in requests.items()}
         calls, how = open_requested(cast("Any", self), self.library, AloneGroup(), named)
-        return cast("Communicator", calls), how
+        return cast("GroupCommunicator", calls), how
 
-    def drop(self, communicator: Communicator) -> None:
+    def drop(self, communicator: GroupCommunicator) -> None:
         communicator.abort()
 
     def adopt(self, communicator: object) -> object:
@@ -107,7 +107,7 @@ class Bench:
 
 def test_a_cap_is_asked_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    made = Communicator(bench.library, AloneGroup(), {"max_ctas": 8})
+    made = GroupCommunicator(bench.library, AloneGroup(), {"max_ctas": 8})
     assert bench.nccl.made_with == [(1, ID, 0, {"max_ctas": 8})]
     assert (made.handle, made.rank, made.ranks) == (HANDLE, 0, 1)
     made.check_async_error()
@@ -121,9 +121,9 @@ def test_a_cap_is_asked_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_refusal_and_an_error_meanwhile_are_raised_in_nccls_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NcclError, match="NCCL error 4"):
-        Communicator(Bench(monkeypatch, comm_init_rank_config=4).library, AloneGroup(), {"max_ctas": 8})
+        GroupCommunicator(Bench(monkeypatch, comm_init_rank_config=4).library, AloneGroup(), {"max_ctas": 8})
     bench = Bench(monkeypatch)
-    made = Communicator(bench.library, AloneGroup())
+    made = GroupCommunicator(bench.library, AloneGroup())
     assert bench.nccl.made_with[0][3] == {}, "as NCCL makes it"
     bench.nccl.states = [IN_PROGRESS, IN_PROGRESS, REMOTE_ERROR]
     made.check_async_error()

@@ -53,7 +53,7 @@ if _logs and not _is_watchdog:
             "gpubench.jobs.collective.overlap": {
                 "GpuSteps": (_steps, "BelievedSteps"),
                 "NvmlLoad": (_steps, "BelievedLoad"),
-                "Communicator": (_steps, "capped"),
+                "GroupCommunicator": (_steps, "capped"),
                 "usable_driver": (_driver, "usable_driver"),
             },
             "gpubench.jobs.collective.rank_job": {"read_driver": (_driver, "read_driver")},
