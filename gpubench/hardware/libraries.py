@@ -238,7 +238,8 @@ class Package(NamedTuple):
 
 def _package_of(distribution: str, module: str | None = None) -> Package | None:
     """The distribution that brought a module (of its own name if not given), with or without a suffix such as
-    -cuda13x; None for none."""
+    -cuda13x; None for none.
+    """
     for each in distributions():
         name = each.metadata["Name"] or ""
         if name.lower() == distribution or name.lower().startswith(f"{distribution}-cuda"):
