@@ -107,7 +107,7 @@ def test_shared_memory_switched_off_too_goes_through_sockets() -> None:
     row = staged(document)
     assert row["transport"].startswith("NET/Socket/")
     assert row["cause_seen"] == "NCCL_SHM_DISABLE=1 NCCL_P2P_DISABLE=1 in the environment"
-    assert {"nccl-p2p-disabled", "nccl-shm-disabled"} <= {cause["id"] for cause in document["causes"]}
+    assert "nccl-shm-disabled" in {cause["id"] for cause in document["causes"]}, "one cause names both settings"
     assert row["times_slower"] > 20
     assert pairs(row) >= RING
 
