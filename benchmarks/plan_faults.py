@@ -63,7 +63,7 @@ def fault_cells(folder: Path) -> Iterator[FaultCell]:
         memory_bytes=profile.gpu.memory_bytes,
     )
     cases = fault_cases(machine, [FAULT], None, [])
-    curves = CollectiveTimesFound(StoredCurves(folder / "healthy"))
+    curves = CollectiveTimesFound(StoredCurves(folder / "healthy").curve)
     contention = ContentionTable(overlap_of(folder, "healthy"))
     for each in cells(folder):
         if each.fabric == "staged":

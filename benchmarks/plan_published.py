@@ -20,8 +20,8 @@ from typing import Any
 from gpubench.cli.commands.plan import PlanOptions
 from gpubench.cli.options import PresentationOptions
 from gpubench.errors import GpubenchError
-from gpubench.jobs.compare import read_all
-from gpubench.jobs.plan import FoundCurves, job_of
+from gpubench.jobs.curves import CurveFinder, read_all
+from gpubench.jobs.plan import job_of
 from gpubench.jobs.planned_machine import TrainingPlan, machine_of
 from gpubench.measure.plan.program import CollectiveTimesFound
 from gpubench.measure.plan.report import microbatches_of, tokens_per_second
@@ -116,25 +116,16 @@ def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]
 def _predicted(plan: TrainingPlan, measured: PublishedStep | None = None) -> StepPrediction:
     """The step of a plan, where another was measured with the computation that follows from that one."""
     machine = machine_of(plan, ())
-    times = CollectiveTimesFound(FoundCurves(machine, ()))
-    job, (layout,) = job_of(plan, machine, times, read_all((), ()))
-    count = microbatches_of(layout, None, plan.sequences or 1, plan.model.batch)
+    job, (layout,) = job_of(plan, machine, CollectiveTimesFound(CurveFinder(machine).curve), read_all((), ()))
+    count = microbatches_of(layout, None, plan.global_batch or 1, plan.model.batch)
     if count is None:
-        raise SystemExit(f"{plan.model.name} on {machine.gpus}: {plan.sequences} sequences do not divide")
+        raise SystemExit(f"{plan.model.name} on {machine.gpus}: {plan.global_batch} sequences do not divide")
     if measured is not None:
-        known = replace(measured.plan, measured_tokens=measured.tokens * measured.gpus)
-        others = CollectiveTimesFound(FoundCurves(machine_of(known, ()), ()))
-        found = job_of(known, machine_of(known, ()), others, read_all((), ()))[0].compute
+        known = replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus)
+        own = machine_of(known, ())
+        found, _ = job_of(known, own, CollectiveTimesFound(CurveFinder(own).curve), read_all((), ()))
         # Another microbatch takes as much longer as it has tokens.
-        factor = plan.model.tokens / known.model.tokens
-        job = replace(
-            job,
-            compute=replace(
-                found,
-                forward_seconds=found.forward_seconds * factor,
-                backward_seconds=found.backward_seconds * factor,
-            ),
-        )
+        job = replace(job, compute=found.compute.scaled(plan.model.tokens / known.model.tokens))
     return predict(replace(job, layout=layout, settings=replace(job.settings, microbatches=count)))
 
 

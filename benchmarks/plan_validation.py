@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.models import MODELS
-from gpubench.jobs.compare import read_all
-from gpubench.measure.plan.compute import SMALLEST_COPY_SECONDS, ComputeTimes
+from gpubench.jobs.curves import read_all
+from gpubench.measure.plan.compute import ComputeTimes
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
 from gpubench.measure.plan.program import (
     CollectiveCurve,
@@ -152,9 +152,7 @@ def cells(folder: Path, partner: str = OVERLAP) -> Iterator[Cell]:
                 layout=step["layout"],
                 setting=step["setting"],
                 measured_ms=step["ms"],
-                single_ms=(job.compute.forward_seconds + job.compute.backward_seconds) * 1e3
-                if step["layout"] != "tp"
-                else sum(job.compute.shares(job.layout.tensor)) * 1e3,
+                single_ms=(job.compute.forward_seconds + job.compute.backward_seconds) / job.layout.tensor * 1e3,
                 prediction=predict(job, with_range=False),
             )
 
@@ -187,31 +185,31 @@ def _job(step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, conten
     return StepJob(
         model=_model_of(step["model"]),
         layout=parse_layout(LAYOUTS[step["layout"]], run["ranks"]),
-        compute=_compute(step["model"], run),
-        times=CollectiveTimesFound(curves),
+        compute=_compute(step, run),
+        times=CollectiveTimesFound(curves.curve),
         contention=contention,
         settings=StepSettings(bucket_bytes=(step["setting"] if is_ddp else 25) * MEGA),
         gpus_per_node=run["ranks"],
     )
 
 
-def _compute(name: str, run: dict[str, Any]) -> ComputeTimes:
-    """A step on one GPU; where it was timed before and after the distributed ones, the middle of both."""
-    single = _single(run, name) or {}
+def _compute(step: dict[str, Any], run: dict[str, Any]) -> ComputeTimes:
+    """A step on one GPU, of tensor parallelism as many times its share of one as there are ranks.
+
+    Where it was timed before and after the distributed ones, the middle of both.
+    """
+    single = _single(run, step["model"]) or {}
     whole = statistics.mean([single["step_ms"], single.get("again_ms", single["step_ms"])]) * 1e-3
-    forward = whole * single["forward_ms"] / single["step_ms"]
-    alone = [each for each in run["steps"] if each["model"] == name and each["layout"] == "tp-alone"]
-    share = forward / whole
+    share = single["forward_ms"] / single["step_ms"]
+    for each in run["steps"] if step["layout"] == "tp" else ():
+        if (each["model"], each["layout"], each["setting"]) == (step["model"], "tp-alone", run["ranks"]):
+            whole = each["ms"] * 1e-3 * run["ranks"]
     return ComputeTimes(
-        forward_seconds=forward,
-        backward_seconds=whole - forward,
+        forward_seconds=whole * share,
+        backward_seconds=whole * (1 - share),
         source="one GPU",
         copy_gb_s=run["copy_gb_s"],
-        copy_least_seconds=SMALLEST_COPY_SECONDS,
         host_seconds={HOST[key]: ms * 1e-3 for key, ms in run.get("host_ms_a_block", {}).items()},
-        by_tensor=tuple(
-            (each["setting"], each["ms"] * 1e-3 * share, each["ms"] * 1e-3 * (1 - share)) for each in alone
-        ),
     )
 
 

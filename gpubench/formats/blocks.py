@@ -11,7 +11,6 @@ from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected
 from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.compare import HOST, Chart, ComparisonRow, bandwidth_lost, charts, compared_charts
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
-from gpubench.model.results.plan import TimelineRow
 from gpubench.model.results.report import (
     OVERLAP_SECTION,
     CheckRow,
@@ -37,7 +36,7 @@ _MOST_COMPARED = 1000
 MOST_COLUMNS = 64
 _HIDDEN = (
     *("rows", "nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices"),
-    *(ScanCellRow.section, OVERLAP_SECTION, TimelineRow.section),
+    *(ScanCellRow.section, OVERLAP_SECTION),
 )
 """Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
 
@@ -55,7 +54,7 @@ _SHOWN: Mapping[str, Sequence[str]] = {
     "layouts": (
         *("place", "layout", "gpus", "microbatches", "step_ms", "step_least_ms", "step_most_ms", "compute_ms"),
         *("slowed_ms", "exposed_ms", "bubble_ms"),
-        *("host_ms", "tokens_per_second", "bucket_mb", "prefetch", "memory_bytes", "gpu_memory_bytes", "fits"),
+        *("host_ms", "tokens_per_second", "bucket_mb", "memory_bytes", "gpu_memory_bytes", "fits"),
     ),
     CheckRow.section: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
     VerdictRow.section: ("scope", "node", "subject", "verdict", "findings"),

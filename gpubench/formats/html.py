@@ -22,8 +22,6 @@ from gpubench.formats.table import fallback_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.results.ending import first_command
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
-from gpubench.model.results.plan import TimelineRow
-from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
 from gpubench.readers.results.history import PastRun, past_runs
@@ -86,9 +84,6 @@ svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-
 .w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
 .s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
 .s0 { stroke: var(--fail); stroke-width: 4; stroke-dasharray: 3 3; } .w.odd { stroke-width: 4.5; }
-figure.timeline { max-width: none; } .timeline .scroll svg { min-width: 700px; }
-rect.compute { fill: var(--c0); } rect.hidden { fill: var(--c2); }
-rect.exposed { fill: var(--fail); } rect.bubble { fill: var(--line); }
 footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 @media print { :root { color-scheme: light; --ink: #000; --paper: #fff; --faint: #444; --line: #aaa; --card: #f6f8fa;
   --good: 0,114,178; --bad: 213,94,0; --pass: #00694e; --warn: #8f5a00; --fail: #b03a00; --error: #84335f; }
@@ -223,81 +218,6 @@ def _level(line: CurveLine) -> str:
 def _key(kind: str, words: str, marker: str = "") -> str:
     sample = f'<svg viewBox="0 0 34 12" aria-hidden="true"><polyline class="{kind}" points="0,6 34,6"/>{marker}</svg>'
     return f"<li>{sample}{html_text(words)}</li>"
-
-
-_TIMELINE_WIDTH, _TIMELINE_LEFT, _TIMELINE_RIGHT = 1160, 150, 12
-_LANE, _GAP, _AXIS = 22, 6, 24
-_MOST_SPANS = 6000
-_MOST_DEVICES = 8
-_LEAST_WIDTH = 0.4
-_TICKS = 8
-
-_COMPUTE, _WAITING = "compute", "waiting"
-
-
-def _timeline_figure(metadata: Metadata, report: Report) -> Iterator[str]:
-    rows = report.rows(TimelineRow)
-    if not rows:
-        return
-    devices = sorted({row.device for row in rows})[:_MOST_DEVICES]
-    shown = [row for row in rows if row.device in devices]
-    lanes = [lane for device in devices for lane in _lanes(device, shown)]
-    end_us = max(row.end_us for row in shown)
-    height = len(lanes) * (_LANE + _GAP) + _AXIS
-    yield "<h2>The step: computation above communication</h2>"
-    yield '<figure class="timeline"><div class="scroll">'
-    label = f"timeline of a step of {end_us / 1e3:.1f} ms"
-    yield f'<svg viewBox="0 0 {_TIMELINE_WIDTH} {height}" role="img" aria-label="{label}">'
-    yield from _axis(end_us, height)
-    for place, (device, stream) in enumerate(lanes):
-        top = place * (_LANE + _GAP)
-        label = stream if len(devices) == 1 else f"{stream} {device}"
-        yield f'<text x="{_TIMELINE_LEFT - 8}" y="{top + 16}" text-anchor="end">{html_text(label)}</text>'
-        own = [row for row in shown if (row.device, row.stream) == (device, stream)]
-        for row in own[:_MOST_SPANS]:
-            yield _span(row, top, end_us)
-    yield '</svg></div><ul class="legend">'
-    for kind, words in (
-        ("compute", "computes"),
-        ("hidden", "communicates beside computation"),
-        ("exposed", "communicates, and is waited for"),
-        ("bubble", "waits for another stage"),
-    ):
-        sample = f'<rect class="{kind}" width="34" height="12"/>'
-        yield f'<li><svg viewBox="0 0 34 12" aria-hidden="true">{sample}</svg>{words}</li>'
-    yield "</ul></figure>\n"
-    yield '<h2>What it follows from</h2><ul class="note">'
-    yield from (f"<li>{html_text(str(note))}</li>" for note in metadata.options.get("notes", ()))
-    yield "</ul>\n"
-
-
-def _lanes(device: int, rows: Sequence[TimelineRow]) -> list[tuple[int, str]]:
-    streams = list(dict.fromkeys(row.stream for row in rows if row.device == device))
-    order = {_COMPUTE: 0, _WAITING: 1}
-    return [(device, stream) for stream in sorted(streams, key=lambda name: (order.get(name, 2), name))]
-
-
-def _axis(end_us: float, height: int) -> Iterator[str]:
-    for tick in range(_TICKS + 1):
-        at = _TIMELINE_LEFT + tick / _TICKS * (_TIMELINE_WIDTH - _TIMELINE_LEFT - _TIMELINE_RIGHT)
-        yield f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height - _AXIS}"/>'
-        anchor = "end" if tick == _TICKS else "middle"
-        shown = f"{end_us * tick / _TICKS / 1e3:.1f}" + (" ms" if tick == _TICKS else "")
-        yield f'<text x="{at:.1f}" y="{height - 6}" text-anchor="{anchor}">{shown}</text>'
-
-
-def _span(row: TimelineRow, top: int, end_us: float) -> str:
-    scale = (_TIMELINE_WIDTH - _TIMELINE_LEFT - _TIMELINE_RIGHT) / (end_us or 1.0)
-    kind = _COMPUTE if row.stream == _COMPUTE else "exposed" if row.exposed else "hidden"
-    if row.stream == _WAITING and not row.exposed:
-        kind = "bubble"
-    width = max(_LEAST_WIDTH, (row.end_us - row.start_us) * scale)
-    words = f"{row.name}: {row.start_us / 1e3:.3f} to {row.end_us / 1e3:.3f} ms"
-    left = _TIMELINE_LEFT + row.start_us * scale
-    return (
-        f'<rect class="{kind}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_LANE}">'
-        f"<title>{html_text(words)}</title></rect>"
-    )
 
 
 _TREND_WIDTH, _TREND_HEIGHT = 480, 150
@@ -494,7 +414,10 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
     yield from past.section(run)
-    yield from _timeline_figure(run.metadata, run.report)
+    if notes := run.metadata.options.get("notes"):
+        yield '<h2>What it follows from</h2><ul class="note">'
+        yield from (f"<li>{html_text(str(note))}</li>" for note in notes)
+        yield "</ul>\n"
     is_explained = False
     for is_chart, members in groupby(
         chain(blocks(run), copies_of_report(run.report)), key=lambda block: isinstance(block, Chart)

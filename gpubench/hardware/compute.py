@@ -1,79 +1,16 @@
-"""Computation on one GPU: matrix products by CuPy, a model's blocks by PyTorch, and the host's time to issue them."""
+"""What PyTorch computes on one GPU: the blocks of a model, and the host's time to issue them."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.cuda import CudaDevice
-from gpubench.hardware.torch.distributed import import_fully_shard, import_torch
+from gpubench.hardware.torch.distributed import first_line, import_fully_shard, import_torch
 from gpubench.model.workload import BlockKind, Sharding, TransformerModel
 from gpubench.records import dataclass
-
-_SETTLE_SECONDS = 0.5  # Clocks and power of a GPU that was idle fall to what it can hold within this
-_SAMPLES = 7
-_SAMPLE_SECONDS = 0.02
-_COPY_BYTES = 2**28
-_MILLISECONDS = 1e3
-
-
-class ProductTimer:
-    """Times operations of one GPU, each as samples of seconds."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device, self._cupy = device, device.cupy
-        self._settled = False
-
-    def product(self, rows: int, inner: int, columns: int) -> list[float]:
-        """Of a product of float16 matrices, (rows × inner) by (inner × columns), accumulated in float32."""
-        cupy = self._cupy
-        first, second = self._matrix(rows, inner), self._matrix(inner, columns)
-        out = cupy.empty((rows, columns), dtype=cupy.float16)
-        return self._samples(lambda: cupy.matmul(first, second, out=out))
-
-    def copy(self) -> list[float]:
-        """Of a copy; `copy_bytes` are read, and as many written."""
-        cupy = self._cupy
-        source = cupy.zeros(_COPY_BYTES // 4, dtype=cupy.float32)
-        target = cupy.empty_like(source)
-        return self._samples(lambda: cupy.copyto(target, source))
-
-    @property
-    def copy_bytes(self) -> int:
-        """Bytes that `copy` reads."""
-        return _COPY_BYTES
-
-    def _matrix(self, rows: int, columns: int) -> object:
-        """Numbers of both signs: zeros take less power, and so run at higher clocks."""
-        cupy = self._cupy
-        values = cupy.arange(rows * columns, dtype=cupy.int32) % 13 - 6
-        return (values.astype(cupy.float16) / 8).reshape(rows, columns)
-
-    def _samples(self, launch: Callable[[], object]) -> list[float]:
-        launch()
-        self._device.stream.synchronize()
-        count = max(1, round(_SAMPLE_SECONDS / max(1e-6, self._once(launch, 3))))
-        if not self._settled:
-            until = perf_counter() + _SETTLE_SECONDS
-            while perf_counter() < until:
-                self._once(launch, count)
-            self._settled = True
-        return [self._once(launch, count) for _ in range(_SAMPLES)]
-
-    def _once(self, launch: Callable[[], object], count: int) -> float:
-        stream, event = self._device.stream, self._cupy.cuda.Event
-        first, last = event(), event()
-        first.record(stream)
-        for _ in range(count):
-            launch()
-        last.record(stream)
-        last.synchronize()
-        milliseconds: float = self._cupy.cuda.get_elapsed_time(first, last)
-        return milliseconds / _MILLISECONDS / count
-
 
 _BLOCKS = 2
 _BLOCK_SETTLE_SECONDS = 1.5
@@ -83,13 +20,17 @@ _BLOCK_SAMPLES = 25
 hold in training. 16 blocks took 72.8 ms so, and 82 in steps that follow each other (H200)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSeconds:
-    """Seconds of the forward and the backward pass of one block, in samples, and of what."""
+    """Seconds of the forward and the backward pass of one block, in samples, and of what.
+
+    `host` are seconds in which the host issues both, alone (None), in DDP and in FSDP; empty: `described` says why.
+    """
 
     forward: list[float]
     backward: list[float]
     described: str
+    host: Mapping[Sharding | None, float]
 
 
 def time_blocks(model: TransformerModel) -> BlockSeconds:
@@ -97,39 +38,28 @@ def time_blocks(model: TransformerModel) -> BlockSeconds:
     torch = import_torch()
     if not torch.cuda.is_available():
         raise CouldNotMeasureError(
-            f"PyTorch {torch.__version__} finds no GPU",
-            expected="a PyTorch built for CUDA",
-            next_step="--backward-ms MS",
+            f"PyTorch {torch.__version__} finds no GPU", expected="a PyTorch built for CUDA", next_step="--tflops N"
         )
+    described = f"{_BLOCKS} blocks by PyTorch {torch.__version__} on {torch.cuda.get_device_name()}"
     try:
-        return _timed(torch, model)
+        kept = _timed(torch, model)
     except torch.cuda.OutOfMemoryError as error:
         raise CouldNotMeasureError(
-            f"{_BLOCKS} blocks do not fit the GPU's memory: {str(error).splitlines()[0]}",
+            f"{_BLOCKS} blocks do not fit the GPU's memory: {first_line(error)}",
             next_step=f"--batch {max(1, model.batch // 2)}",
         ) from None
+    try:
+        host = time_host(torch, model)
+    except (RuntimeError, ImportError, AttributeError, TypeError, ValueError) as error:
+        host, described = {}, f"{described}; what the host takes to issue it is not known: {first_line(error)}"
+    return BlockSeconds(
+        forward=[each[0] for each in kept], backward=[each[1] for each in kept], described=described, host=host
+    )
 
 
-def _timed(torch: Any, model: TransformerModel) -> BlockSeconds:
-    dtype = getattr(torch, str(model.data_type))
-    with torch.device("cuda"):
-        blocks = torch.nn.Sequential(*(_block_module(torch, model) for _ in range(_BLOCKS))).to(dtype)
-        data = torch.randn(model.batch, model.sequence, model.hidden, dtype=dtype).requires_grad_()
-        gradient = torch.randn_like(data)
-    parameters = list(blocks.parameters())
-
-    def step() -> list[Any]:
-        for each in parameters:
-            each.grad = None
-        data.grad = None
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        marks[0].record()
-        out = blocks(data)
-        marks[1].record()
-        out.backward(gradient)
-        marks[2].record()
-        return marks
-
+def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
+    """Samples of the seconds of both passes of a block, without the two shortest and the two longest."""
+    step = _step_of(torch, model, _BLOCKS, lambda stack: stack)
     until = perf_counter() + _BLOCK_SETTLE_SECONDS
     while perf_counter() < until:
         for _ in range(_SETTLING_STEPS):
@@ -140,19 +70,37 @@ def _timed(torch: Any, model: TransformerModel) -> BlockSeconds:
     samples = [
         (one.elapsed_time(two) / 1e3 / _BLOCKS, two.elapsed_time(end) / 1e3 / _BLOCKS) for one, two, end in steps
     ]
-    kept = sorted(samples, key=sum)[2:-2]
-    return BlockSeconds(
-        forward=[each[0] for each in kept],
-        backward=[each[1] for each in kept],
-        described=f"{_BLOCKS} blocks by PyTorch {torch.__version__} on {torch.cuda.get_device_name()}",
-    )
+    return sorted(samples, key=sum)[2:-2]
+
+
+def _step_of(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[Any], Any]) -> Callable[[], list[Any]]:
+    """A forward and a backward pass of so many blocks, which gives back events before, between and behind both."""
+    dtype = getattr(torch, str(model.data_type))
+    with torch.device("cuda"):
+        stack = wrap(torch.nn.Sequential(*(_block_module(torch, model) for _ in range(blocks))).to(dtype))
+        data = torch.randn(model.batch, model.sequence, model.hidden, dtype=dtype).requires_grad_()
+        gradient = torch.randn_like(data)
+    parameters = list(stack.parameters())
+
+    def step() -> list[Any]:
+        for each in parameters:
+            each.grad = None
+        data.grad = None
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        marks[0].record()
+        out = stack(data)
+        marks[1].record()
+        out.backward(gradient)
+        marks[2].record()
+        return marks
+
+    return step
 
 
 def _block_module(torch: Any, model: TransformerModel) -> Any:
     """A block: attention, with shared keys and values where it has them, and an MLP, of experts a token's."""
     nn, functional = torch.nn, torch.nn.functional
-    hidden, heads, bias = model.hidden, model.heads, model.biases
-    shared = model.key_value_heads or heads
+    hidden, inner, keys, bias = model.hidden, model.query_width, model.key_value_width, model.biases
     width = model.width * max(1, model.experts_per_token)
 
     class TimedBlock(nn.Module):  # type: ignore[misc,name-defined]
@@ -163,28 +111,25 @@ def _block_module(torch: Any, model: TransformerModel) -> Any:
             self.attends = model.kind is BlockKind.TRANSFORMER
             if self.attends:
                 self.norm1, self.norm2 = nn.LayerNorm(hidden, bias=bias), nn.LayerNorm(hidden, bias=bias)
-                self.into = nn.Linear(hidden, hidden + 2 * model.key_value_width, bias=bias)
-                self.out = nn.Linear(hidden, hidden, bias=bias)
+                self.into = nn.Linear(hidden, inner + 2 * keys, bias=bias)
+                self.out = nn.Linear(inner, hidden, bias=bias)
             self.up = nn.Linear(hidden, width * (2 if model.gated else 1), bias=bias)
             self.down = nn.Linear(width, hidden, bias=bias)
 
         def forward(self, data: Any) -> Any:
             if self.attends:
                 data = data + self.attention(self.norm1(data))
-            inner = self.up(self.norm2(data) if self.attends else data)
+            found = self.up(self.norm2(data) if self.attends else data)
             if model.gated:
-                gate, inner = inner.chunk(2, dim=-1)
-                return data + self.down(functional.silu(gate) * inner)
-            return data + self.down(functional.gelu(inner, approximate="tanh"))
+                gate, found = found.chunk(2, dim=-1)
+                return data + self.down(functional.silu(gate) * found)
+            return data + self.down(functional.gelu(found, approximate="tanh"))
 
         def attention(self, data: Any) -> Any:
             batch, sequence, _ = data.shape
-            size = hidden // heads
-            parts = self.into(data).split([hidden, shared * size, shared * size], dim=-1)
-            query, key, value = (each.view(batch, sequence, -1, size).transpose(1, 2) for each in parts)
-            found = functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=shared != heads
-            )
+            parts = self.into(data).split([inner, keys, keys], dim=-1)
+            query, key, value = (each.view(batch, sequence, -1, inner // model.heads).transpose(1, 2) for each in parts)
+            found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=keys != inner)
             return self.out(found.transpose(1, 2).reshape(batch, sequence, -1))
 
     return TimedBlock()
@@ -207,14 +152,11 @@ _HOST_SAMPLES = 5
 _ONE_TENSOR_MB = 0.001  # A cap that every gradient exceeds, so that each has a bucket of its own, as large ones have
 
 
-def time_host(model: TransformerModel) -> dict[Sharding | None, float]:
-    """Seconds of a block, forward and backward: alone (None), in DDP and FSDP. Raises CouldNotMeasureError."""
-    torch = import_torch()
-    if not torch.cuda.is_available():
-        raise CouldNotMeasureError(f"PyTorch {torch.__version__} finds no GPU", expected="a PyTorch built for CUDA")
+def time_host(torch: Any, model: TransformerModel) -> dict[Sharding | None, float]:
+    """Seconds of a block, forward and backward: alone (None), in DDP and FSDP. Raises what PyTorch raises."""
     distributed = torch.distributed
     if distributed.is_initialized():
-        raise CouldNotMeasureError("this process already has a process group", expected="a process of its own")
+        raise RuntimeError("this process already has a process group")
     try:
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1, device_id=device)
@@ -223,11 +165,6 @@ def time_host(model: TransformerModel) -> dict[Sharding | None, float]:
             Sharding.DDP: _seconds(torch, model, lambda stack: _replicated(torch, stack)),
             Sharding.FSDP: _seconds(torch, model, _sharded),
         }
-    except (RuntimeError, ImportError, AttributeError, TypeError, ValueError) as error:
-        raise CouldNotMeasureError(
-            f"PyTorch {torch.__version__} issues no step of one rank: {str(error).splitlines()[0]}",
-            expected="a PyTorch with DistributedDataParallel and fully_shard over NCCL (2.6 or later)",
-        ) from None
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -246,20 +183,8 @@ def _sharded(stack: Any) -> Any:
 
 def _seconds(torch: Any, model: TransformerModel, wrap: Callable[[Any], Any]) -> float:
     hidden = _HEAD_WIDTH * model.heads
-    tiny = replace(model, hidden=hidden, intermediate=hidden, sequence=_TOKENS, batch=1)
-    dtype = getattr(torch, str(model.data_type))
-    with torch.device("cuda"):
-        stack = wrap(torch.nn.Sequential(*(_block_module(torch, tiny) for _ in range(_HOST_BLOCKS))).to(dtype))
-        data = torch.randn(1, _TOKENS, hidden, dtype=dtype).requires_grad_()
-        gradient = torch.randn_like(data)
-    parameters = list(stack.parameters())
-
-    def step() -> None:
-        for each in parameters:
-            each.grad = None
-        data.grad = None
-        stack(data).backward(gradient)
-
+    tiny = replace(model, hidden=hidden, head_size=_HEAD_WIDTH, intermediate=hidden, sequence=_TOKENS, batch=1)
+    step = _step_of(torch, tiny, _HOST_BLOCKS, wrap)
     for _ in range(_WARM_STEPS):
         step()
     samples = []

@@ -33,9 +33,9 @@ class TrainingPlan:
     """The model, the machine, and where times come from.
 
     `simulate` is a profile with a number of nodes, None for the GPUs at hand or those of the results. `gpus` are those
-    that take part, None for all; `sequences` are a step's over all GPUs, `microbatches` a data-parallel rank's. A
-    measured step took `step_seconds` or trained on `measured_tokens` a second, on `measured_on` GPUs (None: on those of
-    the plan).
+    that take part, None for all; `global_batch` are a step's sequences over all GPUs, `microbatches` a data-parallel
+    rank's. A measured step took `step_seconds` or trained on `tokens_per_second`, on `measured_on` GPUs (None: on those
+    of the plan).
     """
 
     model: TransformerModel
@@ -45,20 +45,17 @@ class TrainingPlan:
     nodes: int | None
     gpus: int | None
     layouts: tuple[str, ...]
-    sequences: int | None
+    global_batch: int | None
     microbatches: int | None
     bucket_mb: float | None
-    first_bucket_mb: float | None
     imbalance: float
     results: tuple[Path, ...]
     overlap: tuple[Path, ...]
     other_machine: bool
     measure: bool
-    forward_ms: float | None
-    backward_ms: float | None
     tflops: float | None
     step_seconds: float | None
-    measured_tokens: float | None
+    tokens_per_second: float | None
     measured_on: int | None
     gpu_memory_bytes: int | None
     with_optimizer: bool
@@ -72,7 +69,7 @@ class TrainingPlan:
         """The measured step as it was given; empty: none was."""
         if self.step_seconds is not None:
             return f"--step {self.step_seconds * 1e3:g} ms"
-        return "" if self.measured_tokens is None else f"--tokens-per-second {self.measured_tokens:g}"
+        return "" if self.tokens_per_second is None else f"--tokens-per-second {self.tokens_per_second:g}"
 
 
 _UNKNOWN = "unknown GPU"

@@ -140,19 +140,23 @@ class TransformerModel:
             yield self._norm(f"{at}norm2")
         yield from self._mlp(at)
 
-    def ends(self) -> tuple[Operation | None, Operation | None]:
-        """The embedding and the projection to the vocabulary; None of a model that is blocks alone."""
+    def ends(self) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+        """The embedding, and the projection to the vocabulary; a model that is blocks alone has neither."""
         if not self.vocabulary:
-            return None, None
+            return (), ()
         table = ParameterTensor("embedding", self.vocabulary * self.hidden)
         own = () if self.tied_embeddings else (ParameterTensor("head", table.elements),)
         head = Operation("head", 2.0 * self.sequence * table.elements, own)
-        return Operation("embedding", 0.0, (table,)), head
+        return (Operation("embedding", 0.0, (table,)),), (head,)
+
+    def head_flops(self) -> float:
+        """FLOPs of that projection, for one sequence."""
+        return sum(each.flops for each in self.ends()[1])
 
     @property
     def parameters(self) -> int:
         """Elements of all parameters."""
-        ends = sum(tensor.elements for each in self.ends() if each is not None for tensor in each.tensors)
+        ends = sum(tensor.elements for end in self.ends() for each in end for tensor in each.tensors)
         return ends + self.layers * sum(tensor.elements for each in self.operations(0) for tensor in each.tensors)
 
     @property
@@ -164,8 +168,7 @@ class TransformerModel:
     def forward_flops(self) -> float:
         """FLOPs of the forward pass of one microbatch."""
         blocks = self.layers * sum(each.flops for each in self.operations(0))
-        head = self.ends()[1]
-        return self.batch * (blocks + (head.flops if head else 0.0))
+        return self.batch * (blocks + self.head_flops())
 
     def _mlp(self, at: str) -> Iterator[Operation]:
         hidden, width = self.hidden, self.width
@@ -235,36 +238,27 @@ class Sharding(StrEnum):
     DDP = "ddp"
     ZERO1 = "zero1"
     ZERO2 = "zero2"
-    ZERO3 = "zero3"
     FSDP = "fsdp"
 
     @property
     def gathers_parameters(self) -> bool:
-        """True where parameters are gathered block by block before the forward pass."""
-        return self in (Sharding.ZERO2, Sharding.ZERO3, Sharding.FSDP)
+        """True where parameters are gathered block by block before the forward pass.
 
-    @property
-    def gathers_again(self) -> bool:
-        """True where they are given up behind the forward pass, and gathered again for the backward pass."""
-        return self in (Sharding.ZERO3, Sharding.FSDP)
-
-
-class ContextKind(StrEnum):
-    """How a sequence is split: keys and values go round, or all-to-alls exchange sequence for heads."""
-
-    RING = "ring"
-    ULYSSES = "ulysses"
+        FSDP gives them up behind it, and gathers them again for the backward pass.
+        """
+        return self in (Sharding.ZERO2, Sharding.FSDP)
 
 
 GRAMMAR = (
-    "words with a blank between them: ddp, zero1, zero2, zero3, fsdp, or hsdpN (shards of N GPUs); tpN, and sp for "
-    "sequence parallelism; ppN, and vN for N stages a GPU; cpN (ring attention) or ulyssesN; epN; e.g. 'tp2 sp pp4 ddp'"
+    "words with a blank between them: ddp, zero1, zero2, fsdp (or zero3), or hsdpN (shards of N GPUs); tpN, and sp for "
+    "sequence parallelism; ppN, and vN for N stages a GPU; cpN (ring attention); epN; e.g. 'tp2 sp pp4 ddp'"
 )
 
 LONG_SEQUENCE = 16384
 """Tokens from which on splitting sequences is compared where nobody asks for it."""
 
-_WORD = re.compile(r"(?P<name>tp|pp|v|ring|cp|ulysses|ep|dp|hsdp)(?P<count>\d{1,5})", re.ASCII)
+_ALIKE = {"zero3": "fsdp", "ring": "cp"}
+_WORD = re.compile(r"(?P<name>tp|pp|v|cp|ring|ep|dp|hsdp)(?P<count>\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +275,6 @@ class ParallelLayout:
     pipeline: int = 1
     stages_per_gpu: int = 1
     context: int = 1
-    context_kind: ContextKind = ContextKind.RING
     expert: int = 1
     sharding: Sharding = Sharding.DDP
     shards: int = 0
@@ -316,7 +309,7 @@ class ParallelLayout:
         words += ["sp"] if self.sequence_parallel else []
         words += [f"pp{self.pipeline}"] if self.pipeline > 1 else []
         words += [f"v{self.stages_per_gpu}"] if self.stages_per_gpu > 1 else []
-        words += [f"{self.context_kind}{self.context}"] if self.context > 1 else []
+        words += [f"cp{self.context}"] if self.context > 1 else []
         words += [f"ep{self.expert}"] if self.expert > 1 else []
         words += [f"dp{self.data}"] if words and self.data > 1 else []
         words += [f"hsdp{self.shards}" if self.shards else str(self.sharding)] if self.gradient_ranks > 1 else []
@@ -328,26 +321,24 @@ def parse_layout(text: str, gpus: int) -> ParallelLayout:
     counts, shardings, sequence_parallel = dict[str, int](), list[Sharding](), False
     for word in text.lower().replace(",", " ").split():
         match = _WORD.fullmatch(word)
+        name = _ALIKE.get(match["name"], match["name"]) if match is not None else _ALIKE.get(word, word)
         if word == "sp":
             sequence_parallel = True
-        elif word in tuple(Sharding):
-            shardings.append(Sharding(word))
-        elif match is not None and match["name"] not in counts and int(match["count"]) >= 1:
-            counts[match["name"]] = int(match["count"])
+        elif name in tuple(Sharding):
+            shardings.append(Sharding(name))
+        elif match is not None and name not in counts and int(match["count"]) >= 1:
+            counts[name] = int(match["count"])
         else:
             raise UsageError(f"--layout {text!r}: {word!r} is no word of a layout, or stands twice", expected=GRAMMAR)
     shardings += [Sharding.FSDP] if "hsdp" in counts else []
-    if len(shardings) > 1 or len({"ring", "cp", "ulysses"} & counts.keys()) > 1:
+    if len(shardings) > 1:
         raise UsageError(f"--layout {text!r} says two things of one kind", expected=GRAMMAR)
-    ring = ContextKind.ULYSSES if "ulysses" in counts else ContextKind.RING
-    counts.setdefault(ring, counts.get("cp", 1))
     layout = ParallelLayout(
         tensor=counts.get("tp", 1),
         sequence_parallel=sequence_parallel,
         pipeline=counts.get("pp", 1),
         stages_per_gpu=counts.get("v", 1),
-        context=counts[ring],
-        context_kind=ring,
+        context=counts.get("cp", 1),
         expert=counts.get("ep", 1),
         sharding=shardings[0] if shardings else Sharding.DDP,
         shards=counts.get("hsdp", 0),
@@ -387,11 +378,6 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
         (
             layout.context > 1 and model.kind is BlockKind.MLP,
             "a stack of MLPs has no attention to split a sequence over",
-        ),
-        (
-            layout.context_kind is ContextKind.ULYSSES and key_values % (layout.tensor * layout.context) != 0,
-            f"{key_values} key-value heads do not divide by ulysses{layout.context}"
-            + (f" × tp{layout.tensor}" if layout.tensor > 1 else ""),
         ),
         (layout.expert > 1 and not model.experts, "the model has no experts"),
         (
@@ -447,17 +433,13 @@ def _shared_out(model: TransformerModel, gpus: int, layout: ParallelLayout) -> l
     variants = [layout]
     if layout.tensor > 1:
         variants.append(replace(layout, sequence_parallel=True))
-    if layout.context > 1:
-        variants += [replace(each, context_kind=ContextKind.ULYSSES) for each in variants]
     if layout.pipeline > 1:
         variants += [replace(each, stages_per_gpu=2) for each in variants]
     if model.experts:
         variants += [replace(each, expert=count) for each in variants for count in _powers(layout.data) if count > 1]
     if layout.gradient_ranks == 1:
         return variants
-    # ZeRO-3 and FSDP are the same transfers by two names.
-    ways = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.FSDP)
-    return [replace(each, sharding=way) for each in variants for way in ways]
+    return [replace(each, sharding=way) for each in variants for way in Sharding]
 
 
 def _powers(most: int) -> list[int]:
@@ -516,7 +498,7 @@ def memory_need(
     size, ranks, sharding = model.data_type.size_bytes, layout.shard_ranks, layout.sharding
     block = ceil(own / max(1, round(model.layers * part)))
     # Under a pipeline what was gathered stays for the microbatches that follow, and so do gradients.
-    gives_up = sharding.gathers_again and layout.pipeline == 1
+    gives_up = sharding is Sharding.FSDP and layout.pipeline == 1
     # One block is gathered while it computes, and the next is under way.
     gathered = 2 * block * size if gives_up else own * size if sharding.gathers_parameters else 0
     weights = own * size // (ranks if sharding.gathers_parameters else 1) + gathered

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpubench.jobs.plan import SIZES, measured_now
+from gpubench.jobs.curves import SIZES, measured_now
 from gpubench.measure.plan.report import SECTIONS
 from tests.cli.running import ROOT, gpubench
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"
 GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"
-GIVEN = ("--forward-ms", "25.2", "--backward-ms", "58.4", "--optimizer", "none")
+GIVEN = ("--tflops", "513", "--optimizer", "none")
 
 
 @pytest.fixture
@@ -51,12 +51,8 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert row["step_ms"] == pytest.approx(row["compute_ms"] + row["slowed_ms"] + row["exposed_ms"] + row["bubble_ms"])
     assert row["step_least_ms"] <= row["step_ms"] <= row["step_most_ms"]
     assert {each["origin"] for each in found["curves"]} == {"measured"}
-    assert found["timeline"][-1]["end_us"] <= row["step_ms"] * 1e3 + 1
     text = page.read_text()
-    assert ">The step: computation above communication</h2>" in text
     assert "<li>contention between compute and communication was not measured: as on two H200s" in text
-    assert text.count('<rect class="compute"') > 16
-    assert 'class="hidden"' in text
 
 
 def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_path: Path) -> None:

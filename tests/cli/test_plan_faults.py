@@ -165,7 +165,7 @@ def test_a_slow_ethernet_port_beside_rdma_slows_no_collective() -> None:
 def plan(tmp_path: Path, *words: str) -> dict[str, list[dict[str, float | str | None]]]:
     model = tmp_path / "gpt-0.8B.toml"
     model.write_text(GPT)
-    given = ("--forward-ms", "23.7", "--backward-ms", "49.1", "--optimizer", "none")
+    given = ("--tflops", "589", "--optimizer", "none")
     result = gpubench("plan", str(model), *given, *words, "--format", "json")
     assert result.returncode == 0, result.stderr
     found: dict[str, list[dict[str, float | str | None]]] = json.loads(result.stdout)
@@ -173,7 +173,7 @@ def plan(tmp_path: Path, *words: str) -> dict[str, list[dict[str, float | str | 
 
 
 def test_a_collective_longer_than_the_backward_pass_costs_more_than_it_hides(tmp_path: Path) -> None:
-    """The gradients of 806 M parameters take 57 ms through host memory, the backward pass 49."""
+    """The gradients of 806 M parameters take 57 ms through host memory, the backward pass 51."""
     curves = ("--results", str(RECORDED / "healthy"), "--layout", "ddp")
     staged, half = plan(tmp_path, *curves)["fault_costs"][1:]
     assert (staged["fault"], half["fault"]) == ("link0-1:staged=yes", "gpu0:nvlink=9")
@@ -181,7 +181,7 @@ def test_a_collective_longer_than_the_backward_pass_costs_more_than_it_hides(tmp
     assert isinstance(staged["exposed_ms"], float)
     assert 54 < staged["communication_ms"] < 62
     assert isinstance(staged["slowed_ms"], float)
-    assert staged["exposed_ms"] + staged["slowed_ms"] > staged["communication_ms"] - 49.1 - 3
+    assert staged["exposed_ms"] + staged["slowed_ms"] > staged["communication_ms"] - 51.4 - 3
     assert staged["note"] is None
     measured = plan(tmp_path, "--results", str(RECORDED / "staged"), "--layout", "ddp", "--bucket-mb", "25")
     assert staged["step_ms"] == pytest.approx(measured["layouts"][0]["step_ms"], rel=0.03)

@@ -1,10 +1,11 @@
 """What `plan --measure` times on a GPU with PyTorch: blocks, and the host that issues them."""
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
-from gpubench.hardware.compute import time_blocks, time_host
+from gpubench.hardware.compute import time_blocks
 from gpubench.model.workload import Sharding, TransformerModel
 from tests.gpu.machine import has_gpu
 
@@ -24,6 +25,13 @@ def test_blocks_are_timed() -> None:
 
 def test_what_shards_takes_the_host_longer() -> None:
     pytest.importorskip("torch")
-    found = time_host(MODEL)
+    found = time_blocks(MODEL).host
     assert 0 < found[None] < found[Sharding.FSDP]
     assert found[None] < found[Sharding.DDP]
+
+
+def test_heads_of_a_size_of_their_own_are_timed() -> None:
+    """Queries of 16 × 128 elements, and keys of 4 × 128, of a hidden size of 1,024."""
+    pytest.importorskip("torch")
+    wide = replace(MODEL, head_size=128, key_value_heads=4)
+    assert median(time_blocks(wide).forward) > median(time_blocks(MODEL).forward)

@@ -63,7 +63,7 @@ class PlanOptions:
     microbatches: int | None = option("N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000)
     layout: list[str] | None = option(
         "WORDS",
-        "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, ulyssesN, epN. Repeatable "
+        "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, epN. Repeatable "
         "(default: all).",
         common=True,
     )
@@ -89,12 +89,10 @@ class PlanOptions:
     overlap: list[str] | None = option("FILE", "Stored results of gpubench overlap. Repeatable.")
     other_machine: bool = flag("Use results of another machine.")
     measure: bool = flag(
-        "Measure the model's computation here: its blocks with PyTorch, otherwise its matrix products with CuPy.",
+        "Measure the model's computation here: its blocks with PyTorch.",
         common=True,
         group=MEASURE,
     )
-    forward_ms: float | None = option("MS", "Measured time of the forward pass of one microbatch on one GPU.", min=1e-6)
-    backward_ms: float | None = option("MS", "Measured time of the backward pass.", min=1e-6)
     tflops: float | None = option("N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True)
     step: str | None = option(
         "412ms", "Measured time of a step with the first --layout: everything else follows from it.", common=True
@@ -113,7 +111,6 @@ class PlanOptions:
         min=0.001,
         max=1e6,
     )
-    first_bucket_mb: float | None = option("MB", "Size of the first bucket (default: that of the others).", min=0.001)
     imbalance: float = option(
         "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
     )
@@ -131,32 +128,19 @@ class PlanOptions:
         """The plan of these options. Raises UsageError for options that exclude each other."""
         from gpubench.jobs.plan import SECTIONS, parse_memory, parse_step
         from gpubench.jobs.planned_machine import TrainingPlan
+        from gpubench.model.results.report import made_of
 
         self._check()
         model, notes = self._model()
-        return TrainingPlan(
+        return made_of(
+            TrainingPlan,
+            self,
             model=model,
             notes=tuple(notes),
-            simulate=self.simulate,
-            profile=self.profile,
-            nodes=self.nodes,
-            gpus=self.gpus,
             layouts=tuple(self.layout or ()),
-            sequences=self.global_batch,
-            microbatches=self.microbatches,
-            bucket_mb=self.bucket_mb,
-            first_bucket_mb=self.first_bucket_mb,
-            imbalance=self.imbalance,
             results=tuple(map(Path, self.results or ())),
             overlap=tuple(map(Path, self.overlap or ())),
-            other_machine=self.other_machine,
-            measure=self.measure,
-            forward_ms=self.forward_ms,
-            backward_ms=self.backward_ms,
-            tflops=self.tflops,
             step_seconds=None if self.step is None else parse_step(self.step),
-            measured_tokens=self.tokens_per_second,
-            measured_on=self.measured_on,
             gpu_memory_bytes=None if self.gpu_memory is None else parse_memory(self.gpu_memory),
             with_optimizer=self.optimizer == "adam",
             faults=tuple(self.fault or ()),
@@ -168,13 +152,12 @@ class PlanOptions:
     def _check(self) -> None:
         if self.optimizer not in ("adam", "none"):
             raise unknown_word("--optimizer", self.optimizer, ("adam", "none"))
-        given: dict[str, object] = {
+        given = {
             "--measure": self.measure,
             "--tflops": self.tflops,
-            "--backward-ms": self.backward_ms,
+            "--step": self.step,
+            "--tokens-per-second": self.tokens_per_second,
         }
-        given["--forward-ms"] = self.forward_ms and self.backward_ms is None
-        given |= {"--step": self.step, "--tokens-per-second": self.tokens_per_second}
         said = [name for name, value in given.items() if value]
         if len(said) > 1:
             raise exclusive(said, "one source of the computation time")

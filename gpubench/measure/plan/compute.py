@@ -5,9 +5,8 @@ data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX
 (2023), L4 and A10, and the architecture papers of Ada and Blackwell for GeForce (16-bit with 32-bit accumulation).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
-from statistics import mean, stdev
 from typing import Any
 
 from gpubench.errors import UsageError
@@ -19,11 +18,10 @@ from gpubench.records import dataclass
 class ComputeTimes:
     """What one GPU needs for one microbatch of the whole model, nothing communicated.
 
-    `by_tensor` has forward and backward by tensor-parallel ranks where a rank's share was timed; elsewhere it is the
-    whole over the ranks. `spread` is the half-width of a 95 % interval, as a part. `copy_gb_s` is what a copy within
-    the GPU's memory reads and writes, `copy_least_seconds` what the smallest takes; None: copies into buckets are left
-    out. `origin` is measured, given or expected. `host_seconds` is what the host takes to issue a block's forward and
-    backward pass, by how gradients are shared out, None without that; empty: not known.
+    `spread` is the half-width of a 95 % interval, as a part. `copy_gb_s` is what a copy within the GPU's memory reads
+    and writes; None: copies into buckets are left out. `origin` is measured, given or expected. `host_seconds` is what
+    the host takes to issue a block's forward and backward pass, by how gradients are shared out, None without that;
+    empty: not known.
     """
 
     forward_seconds: float
@@ -32,25 +30,18 @@ class ComputeTimes:
     origin: str = "measured"
     spread: float = 0.0
     copy_gb_s: float | None = None
-    copy_least_seconds: float = 0.0
-    by_tensor: tuple[tuple[int, float, float], ...] = ()
     host_seconds: Mapping[Sharding | None, float] = field(default_factory=dict)
-
-    def shares(self, tensor: int) -> tuple[float, float]:
-        """Forward and backward of one rank of so many."""
-        for ranks, forward, backward in self.by_tensor:
-            if ranks == tensor:
-                return forward, backward
-        return self.forward_seconds / tensor, self.backward_seconds / tensor
 
     def shifted(self, shift: float) -> "ComputeTimes":
         """The same with so many half-widths of noise."""
-        factor = 1 + shift * self.spread
+        return self.scaled(1 + shift * self.spread)
+
+    def scaled(self, factor: float) -> "ComputeTimes":
+        """The same, with passes that take so many times as long."""
         return replace(
             self,
             forward_seconds=self.forward_seconds * factor,
             backward_seconds=self.backward_seconds * factor,
-            by_tensor=tuple((ranks, one * factor, two * factor) for ranks, one, two in self.by_tensor),
         )
 
 
@@ -145,8 +136,7 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
     tflops = sheet.tflops_fp8 if model.fp8 else sheet.tflops
     # Products and attention twice as much backward, and half of the scores again.
     attention = model.batch * model.layers * sum(each.flops for each in model.operations(0) if each.needs_attention)
-    head = model.ends()[1]
-    top = head.flops * model.batch if head is not None else 0.0
+    top = model.head_flops() * model.batch
     products = 3 * ((model.forward_flops() - attention - top) / tflops + top / sheet.tflops)
     between = model.layers * (1 + BACKWARD_OVER_FORWARD) * _elementwise_seconds(model, copy_gb_s)
     casts = model.layers * _cast_seconds(model, copy_gb_s) if model.fp8 else 0.0
@@ -165,7 +155,6 @@ def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
         f"sheet of {gpu}, as in published runs, with attention and memory beside them: expected, not measured",
         origin="expected",
         copy_gb_s=copy_gb_s,
-        copy_least_seconds=SMALLEST_COPY_SECONDS,
     )
 
 
@@ -194,51 +183,3 @@ def _cast_seconds(model: TransformerModel, copy_gb_s: float) -> float:
     products = [each for each in model.operations(0) if each.inputs]
     elements = sum(each.flops * (1 / each.inputs + 1 / each.outputs) / 2 for each in products) * model.batch
     return _CAST_BYTES * elements / (copy_gb_s * 1e9)
-
-
-Samples = Callable[[int, int, int], list[float]]
-"""Seconds of a product of (rows × inner) by (inner × columns), in samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    seconds: float = 0.0
-    flops: float = 0.0
-    variance: float = 0.0
-
-
-def of_products(model: TransformerModel, samples: Samples, copy_gb_s: float, copy_least_seconds: float) -> ComputeTimes:
-    """Each product of a block forward once and backward twice, with the shapes that the gradients have.
-
-    Attention computes as fast as the block's products, and what lies between moves its bytes at the speed of copies.
-    """
-    forward, backward = _Sums(), _Sums()
-    for operation in model.operations(0):
-        if not operation.inputs:
-            continue
-        rows = round(operation.flops * model.batch / (2 * operation.inputs * operation.outputs))
-        forward = _add(forward, samples(rows, operation.inputs, operation.outputs), operation.flops)
-        backward = _add(backward, samples(rows, operation.outputs, operation.inputs), operation.flops)
-        backward = _add(backward, samples(operation.inputs, rows, operation.outputs), operation.flops)
-    speed = forward.flops * model.batch / forward.seconds
-    scores = sum(each.flops for each in model.operations(0) if each.needs_attention) * model.batch / speed
-    moved = _elementwise_seconds(model, copy_gb_s)
-    head = model.ends()[1]
-    top = head.flops * model.batch / speed if head is not None else 0.0
-    # A backward pass of attention recomputes the scores: five products where the forward pass has two (FlashAttention).
-    whole_forward = model.layers * (forward.seconds + scores + moved) + top
-    whole_backward = model.layers * (backward.seconds + 2.5 * scores + 2 * moved) + 2 * top
-    noise = 1.96 * (forward.variance + backward.variance) ** 0.5 / (forward.seconds + backward.seconds)
-    return ComputeTimes(
-        forward_seconds=whole_forward,
-        backward_seconds=whole_backward,
-        source="float16 products of the model's shapes by CuPy, attention and the rest estimated from them",
-        spread=noise,
-        copy_gb_s=copy_gb_s,
-        copy_least_seconds=copy_least_seconds,
-    )
-
-
-def _add(sums: _Sums, samples: list[float], flops: float) -> _Sums:
-    error = stdev(samples) ** 2 / len(samples) if len(samples) > 1 else 0.0
-    return _Sums(sums.seconds + mean(samples), sums.flops + flops, sums.variance + error)

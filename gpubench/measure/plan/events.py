@@ -15,8 +15,8 @@ time lost for one operation.
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 
 from gpubench.records import dataclass
 
@@ -44,12 +44,6 @@ class Contention:
             return self
         return replace(self, compute=1 + (self.compute - 1) * self.alone_seconds / seconds)
 
-    def wait_for(self, kernel_seconds: float) -> float:
-        """Seconds that a communication waits which meets a kernel of this length."""
-        if self.kernel_seconds <= 0 or kernel_seconds <= 0:
-            return self.wait_seconds
-        return self.wait_seconds * kernel_seconds / self.kernel_seconds
-
 
 NO_CONTENTION = Contention()
 
@@ -59,17 +53,15 @@ class StreamTask:
     """Something that a stream does for so many seconds, once the tasks `after` (by number) have ended.
 
     `source` is what it is for, in the words of the report. Streams other than `compute` communicate. Computation is
-    made of kernels of `kernel_seconds`; a communication may stand for several `operations`.
+    made of kernels of `kernel_seconds`.
     """
 
-    name: str
     seconds: float
     stream: str = COMPUTE
     after: tuple[int, ...] = ()
     source: str = ""
     collective: str = ""
     size_bytes: float = 0.0
-    operations: int = 1
     contention: Contention = NO_CONTENTION
     kernel_seconds: float = 0.0
 
@@ -77,24 +69,6 @@ class StreamTask:
     def computes(self) -> bool:
         """True on the stream of computation."""
         return self.stream == COMPUTE
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSpan:
-    """When a task ran, in seconds from the beginning of the step."""
-
-    task: int
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """A time in which the GPU did not compute, and the source of the communication that it waited for."""
-
-    start: float
-    end: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,28 +90,16 @@ class GpuTimes:
         return self.compute + self.slowed + sum(self.exposed.values()) + self.bubble
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeline:
-    """A step as it was simulated."""
-
-    seconds: float
-    tasks: Sequence[StreamTask]
-    spans: Sequence[TaskSpan]
-    idle: Sequence[Idle]
-    times: GpuTimes
-
-
 @dataclass(slots=True)
 class _Running:
     """A task under way: seconds of work that are left, and of waiting for multiprocessors before."""
 
     task: int
-    start: float
     work: float
     wait: float = 0.0
 
 
-def simulate(tasks: Sequence[StreamTask]) -> StepTimeline:
+def simulate(tasks: Sequence[StreamTask]) -> GpuTimes:
     """Run all tasks; ValueError where some wait for each other."""
     return _Simulation(tasks).run()
 
@@ -150,7 +112,6 @@ class _Simulation:
             self._queues.setdefault(task.stream, []).append(number)
         for queue in self._queues.values():
             queue.reverse()
-        self._done = [False] * len(tasks)
         self._missing = [len(set(task.after)) for task in tasks]
         self._followers: dict[int, list[int]] = defaultdict(list)
         for number, task in enumerate(tasks):
@@ -158,24 +119,18 @@ class _Simulation:
                 self._followers[each].append(number)
         self._ready = list(self._queues)
         self._running: dict[str, _Running] = {}
-        self._spans: list[TaskSpan] = []
-        self._idle: list[Idle] = []
-        self._compute = self._slowed = self._now = 0.0
+        self._done: set[int] = set()
+        self._compute = self._slowed = 0.0
+        self._exposed: dict[str, float] = defaultdict(float)
 
-    def run(self) -> StepTimeline:
-        while len(self._spans) < len(self._tasks):
-            self._start()
-            if not self._running:
-                if len(self._spans) < len(self._tasks):
-                    raise ValueError("tasks that wait for each other")
-                break
+    def run(self) -> GpuTimes:
+        self._start()
+        while self._running:
             self._advance()
-        exposed: dict[str, float] = defaultdict(float)
-        for each in self._idle:
-            exposed[each.source] += each.end - each.start
-        self._spans.sort(key=lambda span: (span.start, span.task))
-        times = GpuTimes(compute=self._compute, slowed=self._slowed, exposed=dict(exposed), bubble=0.0)
-        return StepTimeline(seconds=self._now, tasks=self._tasks, spans=self._spans, idle=self._idle, times=times)
+            self._start()
+        if len(self._done) < len(self._tasks):
+            raise ValueError("tasks that wait for each other")
+        return GpuTimes(compute=self._compute, slowed=self._slowed, exposed=dict(self._exposed), bubble=0.0)
 
     def _start(self) -> None:
         """Begin what can begin, computation first; what takes no time ends at once, after which more may begin."""
@@ -188,9 +143,9 @@ class _Simulation:
             number = queue.pop()
             task = self._tasks[number]
             if task.seconds <= 0:
-                self._end(number, self._now)
+                self._end(number)
                 continue
-            self._running[stream] = _Running(number, self._now, task.seconds)
+            self._running[stream] = _Running(number, task.seconds)
             begun.append(self._running[stream])
         for each in begun:
             each.wait = self._wait(self._tasks[each.task])
@@ -199,16 +154,14 @@ class _Simulation:
         met = self._running.get(COMPUTE)
         if task.computes or met is None:
             return 0.0
-        kernel = self._tasks[met.task].kernel_seconds
-        wait = task.contention.wait_for(kernel)
-        if task.contention.kernel_seconds <= 0 or kernel <= 0:
-            return wait
+        contention, kernel = task.contention, self._tasks[met.task].kernel_seconds
+        if contention.kernel_seconds <= 0 or kernel <= 0:
+            return contention.wait_seconds
         begun = (self._tasks[met.task].seconds - met.work) % kernel
-        return wait * (1 - begun / kernel)
+        return contention.wait_seconds * (kernel - begun) / contention.kernel_seconds
 
-    def _end(self, number: int, start: float) -> None:
-        self._done[number] = True
-        self._spans.append(TaskSpan(number, start, self._now))
+    def _end(self, number: int) -> None:
+        self._done.add(number)
         self._ready.append(self._tasks[number].stream)
         for each in self._followers[number]:
             self._missing[each] -= 1
@@ -226,8 +179,7 @@ class _Simulation:
             self._compute += step * rates[COMPUTE]
             self._slowed += step * (1 - rates[COMPUTE])
         else:
-            self._wait_for(self._source(), step)
-        self._now += step
+            self._exposed[self._source()] += step
         for stream, each in list(self._running.items()):
             if stream in waiting:
                 each.wait = max(0.0, each.wait - step)
@@ -235,7 +187,7 @@ class _Simulation:
             each.work -= step * rates[stream]
             if each.work <= 1e-15 + 1e-12 * self._tasks[each.task].seconds:
                 del self._running[stream]
-                self._end(each.task, each.start)
+                self._end(each.task)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
         """The part of its own speed that a task has now, where computation runs or not."""
@@ -245,20 +197,13 @@ class _Simulation:
         others = (self._tasks[other.task] for other in self._running.values() if other.wait <= 0)
         return 1.0 / max((other.contention.compute for other in others if not other.computes), default=1.0)
 
-    def _wait_for(self, source: str, step: float) -> None:
-        last = self._idle[-1] if self._idle else None
-        if last is not None and last.source == source and last.end >= self._now - 1e-12:
-            self._idle[-1] = Idle(last.start, self._now + step, source)
-        else:
-            self._idle.append(Idle(self._now, self._now + step, source))
-
     def _source(self) -> str:
         queue = self._queues.get(COMPUTE)
         seen: set[int] = set()
         waiting = [queue[-1]] if queue else []
         while waiting:
             current = waiting.pop()
-            if current in seen or self._done[current]:
+            if current in seen or current in self._done:
                 continue
             seen.add(current)
             task = self._tasks[current]
@@ -354,14 +299,6 @@ def _at(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention
 
 def _weighted(parts: Sequence[tuple[Contention, float]]) -> Contention:
     whole = sum(weight for _, weight in parts)
-
-    def mean(values: Iterable[float]) -> float:
-        return sum(value * weight for value, (_, weight) in zip(values, parts, strict=True)) / whole
-
     return Contention(
-        compute=mean(each.compute for each, _ in parts),
-        communication=mean(each.communication for each, _ in parts),
-        wait_seconds=mean(each.wait_seconds for each, _ in parts),
-        kernel_seconds=mean(each.kernel_seconds for each, _ in parts),
-        alone_seconds=mean(each.alone_seconds for each, _ in parts),
+        *(sum(getattr(each, name.name) * weight for each, weight in parts) / whole for name in fields(Contention))
     )

@@ -8,8 +8,6 @@ A block's operations share its time by their FLOPs. Per block and microbatch, of
 - tensor parallelism: an all-reduce of b·s·h·e after attention and after the MLP, as many in the backward pass
   (Shoeybi et al. 2019, arXiv 1909.08053, section 3); with sequence parallelism an all-gather before and a
   reduce-scatter after each, the same bytes (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2);
-- Ulysses: an all-to-all of queries, keys, values and of the result, each b·s·h·e over the ranks (Jacobs et al. 2023,
-  arXiv 2309.14509, section 3.2);
 - ring attention: n - 1 sends of keys and values under n parts of the attention, in the backward pass with their
   gradients (Liu et al. 2023, arXiv 2310.01889, section 3);
 - experts: tokens go to their experts and come back, tokens·experts_per_token·h·e each (Lepikhin et al. 2020, arXiv
@@ -20,13 +18,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from typing import Protocol
+from statistics import median
 
-from gpubench.measure.plan.compute import ComputeTimes
+from gpubench.measure.plan.compute import SMALLEST_COPY_SECONDS, ComputeTimes
 from gpubench.measure.plan.events import ContentionTable, StreamTask
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
 from gpubench.model.workload import (
-    ContextKind,
     Operation,
     ParallelLayout,
     ParameterTensor,
@@ -81,13 +78,6 @@ class CollectiveCurve:
         nearest = min(self.points, key=lambda each: abs(math.log(each.size_bytes / max(size_bytes, 1))))
         return nearest.spread
 
-    def way(self, size_bytes: float) -> str:
-        """How a time of this size is known: its own point, between two, or beyond the ends."""
-        sizes = [each.size_bytes for each in self.points]
-        if size_bytes in sizes:
-            return "point"
-        return "interpolated" if sizes[0] < size_bytes < sizes[-1] else "extrapolated"
-
 
 def curve_of(collective: str, ranks: int, points: Sequence[CurvePoint], **values: str) -> CollectiveCurve:
     """A curve through these points: of several for a size the middle one, with the spread of all of them."""
@@ -101,10 +91,9 @@ def curve_of(collective: str, ranks: int, points: Sequence[CurvePoint], **values
 
 
 def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
-    times = sorted(each.seconds for each in points)
-    middle = times[len(times) // 2] if len(times) % 2 else (times[len(times) // 2 - 1] + times[len(times) // 2]) / 2
-    apart = (times[-1] - times[0]) / 2 / middle
-    return CurvePoint(points[0].size_bytes, middle, max([apart, *(each.spread for each in points)]))
+    times = [each.seconds for each in points]
+    apart = (max(times) - min(times)) / 2 / median(times)
+    return CurvePoint(points[0].size_bytes, median(times), max([apart, *(each.spread for each in points)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +111,8 @@ class CommunicatorRanks:
         return f"{self.ranks} ranks" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
 
-class CurveSource(Protocol):
-    """Finds the curve of a collective among ranks."""
-
-    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
-        """The curve; GpubenchError where there is none to be had."""
-        ...
-
-
-@dataclass(slots=True)
-class UsedSizes:
-    """The sizes that predictions asked of a curve."""
-
-    least: float = math.inf
-    most: float = 0.0
-
+CurveSource = Callable[[str, CommunicatorRanks], CollectiveCurve]
+"""Finds the curve of a collective among ranks; raises GpubenchError where there is none to be had."""
 
 FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
 """What a fault makes of a time: seconds, from collective, group, size and the seconds without."""
@@ -153,9 +129,8 @@ class CollectiveTimesFound:
     source: CurveSource
     shift: float = 0.0
     fault: FaultSeconds | None = None
-    used: dict[tuple[str, CommunicatorRanks], UsedSizes] = field(default_factory=dict)
-    _curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
-    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict)
+    curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
+    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict, init=False)
     """What was found: a step asks for few times, and for each of them once a layer."""
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
@@ -168,40 +143,25 @@ class CollectiveTimesFound:
         return self._seconds[asked]
 
     def _found(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        curve = self.curve(collective, group)
-        used = self.used.setdefault((collective, group), UsedSizes())
-        used.least, used.most = min(used.least, size_bytes), max(used.most, size_bytes)
+        if (collective, group) not in self.curves:
+            self.curves[collective, group] = self.source(collective, group)
+        curve = self.curves[collective, group]
         # A send takes one NIC, and pairs side by side take one each; what rings take, other rings lack.
         shares = group.nodes > 1 and collective != "sendrecv"
         effective = size_bytes * (group.sharing if shares else 1)
         seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
         return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
 
-    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
-        """The curve of a collective."""
-        key = (collective, group)
-        if key not in self._curves:
-            self._curves[key] = self.source.curve(collective, group)
-        return self._curves[key]
-
-    def shifted(self, shift: float) -> "CollectiveTimesFound":
-        """The same with its noise up or down."""
-        return CollectiveTimesFound(self.source, shift, self.fault, self.used, self._curves)
-
-    def with_fault(self, fault: FaultSeconds) -> "CollectiveTimesFound":
-        """The same with a fault."""
-        return CollectiveTimesFound(self.source, self.shift, fault, self.used, self._curves)
-
     def beyond(self) -> list[str]:
         """The curves that were asked for sizes beyond their points, in words."""
         found = []
-        for (name, group), used in sorted(self.used.items(), key=lambda each: (each[0][0], each[0][1].ranks)):
-            points = self._curves[name, group].points
-            least, most = points[0].size_bytes, points[-1].size_bytes
-            sizes = [int(size) for size in dict.fromkeys((used.least, used.most)) if not least <= size <= most]
+        for (name, group), curve in sorted(self.curves.items(), key=lambda each: (each[0][0], each[0][1].ranks)):
+            asked = [size for collective, ranks, size in self._seconds if (collective, ranks) == (name, group)]
+            least, most = curve.points[0].size_bytes, curve.points[-1].size_bytes
+            ends = dict.fromkeys((min(asked, default=least), max(asked, default=most)))
+            sizes = [format_memory(int(size)) for size in ends if not least <= size <= most]
             if sizes:
-                asked = " and ".join(map(format_memory, sizes))
-                found.append(f"{name} of {asked}, known from {format_size(least)} to {format_size(most)}")
+                found.append(f"{name} of {' and '.join(sizes)}, known from {format_size(least)} to {format_size(most)}")
         return found
 
 
@@ -214,13 +174,11 @@ class StepSettings:
     """What a user can choose of a layout: the cap of gradient buckets, and the microbatches of a step.
 
     `bucket_bytes` of None: 25 MiB in DDP, as in PyTorch; in ZeRO-1 the gradients of 40 M parameters, or of a million a
-    rank where that is more, as in Megatron-LM. `first_bucket_bytes` of None: the first bucket is as large as the
-    others. `imbalance` is the busiest rank's tokens over the average of all, for experts. `optimizer_bytes` is what the
-    optimizer reads and writes a parameter, 0 without one.
+    rank where that is more, as in Megatron-LM. `imbalance` is the busiest rank's tokens over the average of all, for
+    experts. `optimizer_bytes` is what the optimizer reads and writes a parameter, 0 without one.
     """
 
     bucket_bytes: int | None = None
-    first_bucket_bytes: int | None = None
     microbatches: int = 1
     imbalance: float = 1.0
     optimizer_bytes: int = 0
@@ -254,17 +212,17 @@ class StepJob:
         return min(own, self.most_blocks)
 
     @property
-    def ends(self) -> tuple[Operation | None, Operation | None]:
-        """Embedding and head, as far as the stage has them."""
+    def ends(self) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+        """Embedding and head, each empty where the stage has none."""
         first, last = self.model.ends()
-        return first if self.stage == 0 else None, last if self.stage == self.layout.pipeline - 1 else None
+        return first if self.stage == 0 else (), last if self.stage == self.layout.pipeline - 1 else ()
 
     @property
     def operations(self) -> list[Operation]:
         """All operations of the stage, in the order of the forward pass."""
         first, last = self.ends
         blocks = [each for block in range(self.blocks) for each in self.model.operations(block)]
-        return [*((first,) if first else ()), *blocks, *((last,) if last else ())]
+        return [*first, *blocks, *last]
 
     def bytes_of(self, operations: Sequence[Operation]) -> int:
         """Bytes of a GPU's part of the parameters of these operations, which are those of their gradients."""
@@ -364,12 +322,16 @@ class StepProgram:
     tasks: list[StreamTask] = field(default_factory=list)
     last: int | None = None
 
-    def compute(self, name: str, seconds: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
+    def compute(self, seconds: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
         """Computation by so many kernels, behind what was computed before and behind these tasks."""
-        own = StreamTask(name=name, seconds=seconds, after=tuple(after), kernel_seconds=seconds / kernels)
-        self.tasks.append(own)
+        self.tasks.append(StreamTask(seconds=seconds, after=tuple(after), kernel_seconds=seconds / kernels))
         self.last = len(self.tasks) - 1
         return self.last
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """What waits for all computation so far waits for these."""
+        return () if self.last is None else (self.last,)
 
     def communicate(
         self,
@@ -380,14 +342,13 @@ class StepProgram:
         source: str,
         stream: str,
         after: Sequence[int] = (),
-    ) -> int | None:
-        """A collective behind these tasks; None where there is nothing to do."""
+    ) -> tuple[int, ...]:
+        """The number of a collective behind these tasks; none where there is nothing to do."""
         seconds = self.job.times.seconds(collective, group, size_bytes)
         if seconds <= 0:
-            return None
+            return ()
         self.tasks.append(
             StreamTask(
-                name=f"{source} {collective}",
                 seconds=seconds,
                 stream=stream,
                 after=tuple(after),
@@ -397,22 +358,21 @@ class StepProgram:
                 contention=self.job.contention.of(collective, size_bytes).lasting(seconds),
             )
         )
-        return len(self.tasks) - 1
+        return (len(self.tasks) - 1,)
 
     def synchronous(self, collective: str, group: CommunicatorRanks, size_bytes: float, source: str) -> None:
         """A collective that waits for all computation before it, and that all computation after it waits for."""
-        before = () if self.last is None else (self.last,)
-        task = self.communicate(collective, group, size_bytes, source=source, stream=TENSOR, after=before)
-        if task is not None:
-            self.compute(f"after {source}", 0.0, (task,))
+        task = self.communicate(collective, group, size_bytes, source=source, stream=TENSOR, after=self.behind)
+        if task:
+            self.compute(0.0, task)
 
-    def copy(self, name: str, size_bytes: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
+    def copy(self, size_bytes: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
         """A copy within the GPU's memory by so many kernels; it reads and writes every byte."""
         compute = self.job.compute
         if compute.copy_gb_s is None:
-            return self.compute(name, 0.0, after)
-        seconds = 2 * size_bytes / (compute.copy_gb_s * BYTES_PER_GB) + kernels * compute.copy_least_seconds
-        return self.compute(name, seconds, after, kernels=kernels)
+            return self.compute(0.0, after)
+        seconds = 2 * size_bytes / (compute.copy_gb_s * BYTES_PER_GB) + kernels * SMALLEST_COPY_SECONDS
+        return self.compute(seconds, after, kernels=kernels)
 
 
 CONTEXT = "context"
@@ -425,37 +385,18 @@ Ready = Callable[[Operation], None]
 """Told of an operation whose backward pass has been issued: its gradients are ready."""
 
 
-class BlockTimes:
-    """Seconds of the operations of a model on one GPU of a layout."""
-
-    def __init__(self, job: StepJob) -> None:
-        forward, backward = job.compute.shares(job.layout.tensor)
-        flops = job.model.forward_flops() / job.model.batch
-        self._forward = forward / flops / job.layout.context
-        self._backward = backward / flops / job.layout.context
-        self._attention_again = job.model.recompute is Recompute.SELECTIVE
-
-    def forward(self, operation: Operation) -> float:
-        """Of the forward pass."""
-        return operation.flops * self._forward
-
-    def backward(self, operation: Operation) -> float:
-        """Of the backward pass, with attention again where recomputation is selective."""
-        again = self._forward if self._attention_again and operation.needs_attention else 0.0
-        return operation.flops * (self._backward + again)
-
-
 class BlockWriter:
     """Writes the passes of blocks into a program."""
 
     def __init__(self, program: StepProgram) -> None:
         self._program = program
-        self.times = BlockTimes(program.job)
         job = program.job
+        flops = job.model.forward_flops() / job.model.batch * job.layout.tensor * job.layout.context
+        self._forward_seconds = job.compute.forward_seconds / flops
+        self._backward_seconds = job.compute.backward_seconds / flops
         self._activations = job.model.activation_bytes / job.layout.context
         self._is_whole = max(job.layout.tensor, job.layout.context, job.layout.expert) == 1
         self._tensor, self._context, self._expert = job.tensor_group(), job.context_group(), job.expert_group()
-        self._again = job.model.recompute is Recompute.FULL
 
     def forward(self, block: int) -> None:
         """The forward pass of a block."""
@@ -469,7 +410,7 @@ class BlockWriter:
 
     def backward(self, block: int, ready: Ready | None = None) -> None:
         """The backward pass of a block, last operation first; `ready` of None: nobody waits for its gradients."""
-        if self._again:
+        if self._program.job.model.recompute is Recompute.FULL:
             self.forward(block)
         if self._is_whole and ready is None:
             self._compute_whole(block, backward=True)
@@ -481,29 +422,33 @@ class BlockWriter:
                 ready(operation)
             self._enter(operation.name, backward=True)
 
+    def _seconds(self, operation: Operation, *, backward: bool) -> float:
+        """Of one pass; the backward pass has attention again where recomputation is selective."""
+        if not backward:
+            return operation.flops * self._forward_seconds
+        is_again = operation.needs_attention and self._program.job.model.recompute is Recompute.SELECTIVE
+        return operation.flops * (self._backward_seconds + is_again * self._forward_seconds)
+
     def _compute_whole(self, block: int, *, backward: bool) -> None:
         """A block in which nothing is communicated, as one task of the kernels that it has."""
         operations = [each for each in self._program.job.model.operations(block) if each.flops]
-        seconds = sum(map(self.times.backward if backward else self.times.forward, operations))
-        self._program.compute(f"{block}.", seconds, kernels=len(operations) * (2 if backward else 1))
+        seconds = sum(self._seconds(each, backward=backward) for each in operations)
+        self._program.compute(seconds, kernels=len(operations) * (2 if backward else 1))
 
-    def end(self, operation: Operation | None, *, backward: bool, ready: Ready | None = None) -> None:
+    def ends(self, operations: Sequence[Operation], *, backward: bool, ready: Ready | None = None) -> None:
         """Embedding or head, where the model has them."""
-        if operation is None:
-            return
-        self._compute(operation, backward=backward)
-        if ready is not None:
-            ready(operation)
+        for each in operations:
+            self._compute(each, backward=backward)
+            if ready is not None:
+                ready(each)
 
     def _compute(self, operation: Operation, *, backward: bool) -> None:
-        job = self._program.job
-        seconds = self.times.backward(operation) if backward else self.times.forward(operation)
-        if operation.needs_attention and job.layout.context > 1:
-            self._split_attention(operation.name, seconds, backward=backward)
-            return
-        if seconds > 0:
+        seconds = self._seconds(operation, backward=backward)
+        if operation.needs_attention and self._program.job.layout.context > 1:
+            self._attend_in_a_ring(seconds, backward=backward)
+        elif seconds > 0:
             # Backward: one product for the gradient of the input, one for that of the weights.
-            self._program.compute(operation.name, seconds, kernels=2 if backward else 1)
+            self._program.compute(seconds, kernels=2 if backward else 1)
 
     def _enter(self, name: str, *, backward: bool = False) -> None:
         """What comes before an operation in the forward pass, and behind it in the backward pass."""
@@ -535,33 +480,19 @@ class BlockWriter:
         size = self._activations * job.model.experts_per_token * job.settings.imbalance / job.layout.tensor
         self._program.synchronous("alltoall", self._expert, size, _EXPERT_SOURCE)
 
-    def _split_attention(self, name: str, seconds: float, *, backward: bool) -> None:
+    def _attend_in_a_ring(self, seconds: float, *, backward: bool) -> None:
+        """Keys and values, backward with their gradients, are sent on while this part of the attention computes."""
         job, program = self._program.job, self._program
-        if job.layout.context_kind is ContextKind.ULYSSES:
-            queries, keys = self._context_bytes()
-            exchanged = [queries, keys, keys]
-            for size in exchanged if not backward else [queries]:
-                program.synchronous("alltoall", self._context, size, str(ContextKind.ULYSSES))
-            program.compute(name, seconds)
-            for size in exchanged if backward else [queries]:
-                program.synchronous("alltoall", self._context, size, str(ContextKind.ULYSSES))
-            return
-        ranks = job.layout.context
-        size = 2 * self._context_bytes()[1] * (2 if backward else 1)
-        arrived: int | None = None
+        model, ranks = job.model, job.layout.context
+        keys = model.tokens / ranks * model.key_value_width * (model.data_type.size_bytes / job.layout.tensor)
+        arrived: tuple[int, ...] = ()
         for part in range(ranks):
-            before = [each for each in (arrived, program.last) if each is not None]
-            arrived = None
+            before, arrived = (*arrived, *program.behind), ()
             if part < ranks - 1:
-                # Sent on as soon as it is here, while this part of the attention computes with it.
                 arrived = program.communicate(
-                    "sendrecv", self._context, size, source="ring attention", stream=CONTEXT, after=before
+                    *("sendrecv", self._context, 2 * keys * (2 if backward else 1)),
+                    source="ring attention",
+                    stream=CONTEXT,
+                    after=before,
                 )
-            program.compute(name, seconds / ranks, before)
-
-    def _context_bytes(self) -> tuple[float, float]:
-        job = self._program.job
-        model, layout = job.model, job.layout
-        tokens = model.tokens / layout.context
-        size = model.data_type.size_bytes / layout.tensor
-        return tokens * model.hidden * size, tokens * model.key_value_width * size
+            program.compute(seconds / ranks, before)

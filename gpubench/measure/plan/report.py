@@ -1,4 +1,4 @@
-"""Report of a plan: layouts ranked, exposed communication, best settings, cost of faults, and a timeline."""
+"""Report of a plan: layouts ranked, exposed communication, and the cost of faults."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,11 @@ from gpubench.errors import UsageError
 from gpubench.measure.plan.program import MOST_BLOCKS, CollectiveTimesFound, FaultSeconds, StepJob
 from gpubench.measure.plan.step import StepPrediction, predict, roughly
 from gpubench.model.results.ending import LATER, SOON, last_line, part
-from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow, TimelineRow
+from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Verdict
-from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel, layouts_for, memory_need
+from gpubench.model.workload import MemoryNeed, ParallelLayout, TransformerModel, memory_need
 from gpubench.records import dataclass
 
 _MOST_THAT_DO_NOT_FIT = 4
@@ -25,32 +25,22 @@ _MOST_WHOLE = 8
 """Of many layouts those that are simulated whole, and as ranges: as many as the terminal shows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateLayout:
-    """A layout that the batch divides by, with its microbatches and its need of memory."""
+    """A layout that the batch divides by; `fits` of None: the memory of a GPU is not known."""
 
     layout: ParallelLayout
     microbatches: int
     need: MemoryNeed
+    fits: bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RankedLayout:
-    """A layout with its predicted step and its need of memory."""
+    """A layout with its predicted step."""
 
+    candidate: CandidateLayout
     prediction: StepPrediction
-    need: MemoryNeed
-    gpu_memory_bytes: int | None
-
-    @property
-    def layout(self) -> ParallelLayout:
-        """The layout."""
-        return self.prediction.job.layout
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether a GPU's memory is enough; None where it is not known."""
-        return None if self.gpu_memory_bytes is None else self.need.total <= self.gpu_memory_bytes
 
 
 def microbatches_of(layout: ParallelLayout, asked: int | None, sequences: int, batch: int) -> int | None:
@@ -58,20 +48,10 @@ def microbatches_of(layout: ParallelLayout, asked: int | None, sequences: int, b
 
     An interleaved pipeline needs a multiple of its stages.
     """
-    if asked is not None:
-        count = asked
-    else:
-        whole, rest = divmod(sequences, layout.data * batch)
-        if rest or not whole:
-            return None
-        count = whole
-    if layout.stages_per_gpu > 1 and count % layout.pipeline:
+    count, rest = (asked, 0) if asked is not None else divmod(sequences, layout.data * batch)
+    if rest or not count or (layout.stages_per_gpu > 1 and count % layout.pipeline):
         return None
     return count
-
-
-def _has_buckets(job: StepJob) -> bool:
-    return job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
 
 
 def candidates_of(
@@ -79,43 +59,39 @@ def candidates_of(
     layouts: Sequence[ParallelLayout],
     *,
     sequences: int,
-    microbatches: int | None,
     optimizer_bytes: int,
+    microbatches: int | None = None,
+    gpu_memory_bytes: int | None = None,
 ) -> list[CandidateLayout]:
     """Those of the layouts that the batch divides by."""
-    counts = ((layout, microbatches_of(layout, microbatches, sequences, model.batch)) for layout in layouts)
-    return [
-        CandidateLayout(layout, count, memory_need(model, layout, count, optimizer_bytes))
-        for layout, count in counts
-        if count is not None
-    ]
+    found = []
+    for layout in layouts:
+        count = microbatches_of(layout, microbatches, sequences, model.batch)
+        if count is not None:
+            need = memory_need(model, layout, count, optimizer_bytes)
+            fits = None if gpu_memory_bytes is None else need.total <= gpu_memory_bytes
+            found.append(CandidateLayout(layout=layout, microbatches=count, need=need, fits=fits))
+    return found
 
 
-def rank(
-    job: StepJob,
-    candidates: Sequence[CandidateLayout],
-    *,
-    gpu_memory_bytes: int | None,
-    unknown: list[str] | None = None,
-) -> list[RankedLayout]:
+def rank(job: StepJob, candidates: Sequence[CandidateLayout], unknown: list[str] | None = None) -> list[RankedLayout]:
     """Candidates by the time of a token, the first eight as ranges.
 
     Where nobody asked for them, `unknown` is not None and gathers those whose collectives nothing is known of; only a
     few of those that do not fit are simulated; and of many only the fastest eight whole. UsageError is raised where all
     are unknown.
     """
-    fitting = [each for each in candidates if gpu_memory_bytes is None or each.need.total <= gpu_memory_bytes]
-    others = sorted((each for each in candidates if each not in fitting), key=lambda each: each.need.total)
+    taken = list(candidates)
     if unknown is not None:
-        fitting = sorted(fitting, key=lambda each: each.layout.parts)[:_MOST_COMPARED]
-        others = others[: _MOST_THAT_DO_NOT_FIT if fitting else 1]
-    taken = [*fitting, *others]
-    estimate = roughly if unknown is not None and len(taken) > _MOST_WHOLE else _plainly
+        fitting = sorted((each for each in taken if each.fits is not False), key=lambda each: each.layout.parts)
+        others = sorted((each for each in taken if each.fits is False), key=lambda each: each.need.total)
+        taken = [*fitting[:_MOST_COMPARED], *others[: _MOST_THAT_DO_NOT_FIT if fitting else 1]]
+    is_rough = unknown is not None and len(taken) > _MOST_WHOLE
     found, last = list[RankedLayout](), None
     for each in taken:
         own = replace(job, layout=each.layout, settings=replace(job.settings, microbatches=each.microbatches))
         try:
-            found.append(RankedLayout(prediction=estimate(own), need=each.need, gpu_memory_bytes=gpu_memory_bytes))
+            found.append(RankedLayout(each, roughly(own) if is_rough else predict(own, with_range=False)))
         except UsageError as error:
             if unknown is None:
                 raise
@@ -131,48 +107,25 @@ def rank(
     return [*sorted(first, key=_by_time), *found[_MOST_WHOLE:]]
 
 
-def _plainly(job: StepJob) -> StepPrediction:
-    return predict(job, with_range=False)
-
-
 def _by_time(each: RankedLayout) -> tuple[bool, float, int]:
-    return each.fits is False, _seconds_a_sequence(each.prediction), each.need.total
-
-
-def first_fit(
-    model: TransformerModel, gpus: int, gpus_per_node: int, gpu_memory_bytes: int, optimizer_bytes: int
-) -> CandidateLayout | None:
-    """The layout on so many GPUs that needs least memory; None where it does not fit."""
-    candidates = candidates_of(
-        model,
-        layouts_for(model, gpus, gpus_per_node),
-        sequences=model.batch * gpus,
-        microbatches=None,
-        optimizer_bytes=optimizer_bytes,
-    )
-    least = min(candidates, key=lambda each: each.need.total)
-    return least if least.need.total <= gpu_memory_bytes else None
-
-
-def _seconds_a_sequence(prediction: StepPrediction) -> float:
-    job = prediction.job
-    return prediction.seconds / (job.layout.data * job.settings.microbatches * job.model.batch)
+    return each.candidate.fits is False, -tokens_per_second(each.prediction), each.candidate.need.total
 
 
 def tokens_per_second(prediction: StepPrediction) -> float:
     """Of all GPUs."""
-    return prediction.job.model.sequence / _seconds_a_sequence(prediction)
+    job = prediction.job
+    return job.layout.data * job.settings.microbatches * job.model.tokens / prediction.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCase:
-    """A fault: as --fault writes it, in words, who asked for it, and what it makes of a time."""
+    """Another fabric: as --fault writes it, in words, who asked for it, what it makes of a time, and how."""
 
     text: str
     what: str
     source: str
-    seconds: FaultSeconds
     how: str
+    seconds: FaultSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +140,15 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
     """The same step with each fault, the costliest first."""
     found = []
     for case in cases:
-        job = replace(healthy.job, times=healthy.job.times.with_fault(case.seconds))
+        job = replace(healthy.job, times=replace(healthy.job.times, fault=case.seconds))
         found.append(FaultCost(case, predict(job, with_range=False)))
     return sorted(found, key=lambda each: (-each.prediction.seconds, -each.prediction.communication_seconds))
 
 
-SECTIONS = ("layouts", "exposed", "fault_costs", "curves", "timeline", "findings")
+NO_FAULT = "none"
+"""In the place of a fault: the fabric that the profile expects."""
 
-WAITING = "waiting"
-"""The stream of a timeline that has what was waited for."""
+SECTIONS = ("layouts", "exposed", "fault_costs", "curves", "findings")
 
 _MILLISECONDS = 1e3
 _MEGABYTE = 2**20
@@ -205,16 +158,16 @@ _WORTH_SAYING_PERCENT = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """All that was predicted: the first of `ranked` is the layout whose faults and timeline are shown.
+    """All that was predicted: the first of `ranked` is the layout whose faults are shown.
 
-    `as_expected` is its step with the collectives that `profile` expects; None where it follows from these.
+    `as_expected` is its step with the collectives that the profile expects; None where it follows from these.
     """
 
     ranked: Sequence[RankedLayout]
     faults: Sequence[FaultCost]
     times: CollectiveTimesFound
-    as_expected: StepPrediction | None = None
-    profile: str = ""
+    as_expected: FaultCost | None = None
+    gpu_memory_bytes: int | None = None
 
     @property
     def best(self) -> StepPrediction:
@@ -224,18 +177,19 @@ class PlanOutcome:
 
 def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     """The report. It predicts and judges nothing: its verdict is SKIP."""
-    layouts = [_layout_row(place, each) for place, each in enumerate(outcome.ranked, 1)]
     best = outcome.best
+    others = [*([] if outcome.as_expected is None else [outcome.as_expected]), *outcome.faults]
     return Report(
         verdict=Verdict.SKIP,
         complete=True,
         sections=Table.by_section(
             {
-                LayoutRow: layouts,
+                LayoutRow: [
+                    _layout_row(place, each, outcome.gpu_memory_bytes) for place, each in enumerate(outcome.ranked, 1)
+                ],
                 ExposedRow: lambda: exposed_rows(best),
-                FaultCostRow: lambda: list(_fault_rows(best, outcome)),
+                FaultCostRow: lambda: [_fault_row(each, best) for each in others],
                 CurveRow: lambda: list(_curve_rows(outcome.times)),
-                TimelineRow: lambda: _timeline_rows(best),
             }
         ),
         main=LayoutRow.section,
@@ -243,13 +197,14 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     )
 
 
-def _layout_row(place: int, ranked: RankedLayout) -> LayoutRow:
-    shown, need = ranked.prediction, ranked.need
+def _layout_row(place: int, ranked: RankedLayout, gpu_memory_bytes: int | None) -> LayoutRow:
+    shown, need = ranked.prediction, ranked.candidate.need
     job = shown.job
+    has_buckets = job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
     return LayoutRow(
         place=place,
-        layout=str(ranked.layout),
-        gpus=ranked.layout.gpus,
+        layout=str(job.layout),
+        gpus=job.layout.gpus,
         microbatches=job.settings.microbatches,
         step_ms=shown.seconds * _MILLISECONDS,
         step_least_ms=shown.least * _MILLISECONDS,
@@ -259,10 +214,10 @@ def _layout_row(place: int, ranked: RankedLayout) -> LayoutRow:
         exposed_ms=shown.exposed * _MILLISECONDS,
         bubble_ms=shown.times.bubble * _MILLISECONDS,
         tokens_per_second=tokens_per_second(shown),
-        bucket_mb=job.bucket_bytes / _MEGABYTE if _has_buckets(job) else None,
+        bucket_mb=job.bucket_bytes / _MEGABYTE if has_buckets else None,
         memory_bytes=need.total,
-        gpu_memory_bytes=ranked.gpu_memory_bytes,
-        fits=ranked.fits,
+        gpu_memory_bytes=gpu_memory_bytes,
+        fits=ranked.candidate.fits,
         weights_bytes=need.weights,
         gradients_bytes=need.gradients,
         optimizer_bytes=need.optimizer,
@@ -294,33 +249,20 @@ def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
     return sorted(rows, key=lambda row: -row.exposed_ms)
 
 
-def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[FaultCostRow]:
-    expected = outcome.as_expected
-    if expected is not None:
-        yield FaultCostRow(
-            fault="none",
-            what="the fabric as its profile expects it",
-            source=outcome.profile,
-            step_ms=expected.seconds * _MILLISECONDS,
-            slower_percent=_slower(expected, healthy),
-            exposed_ms=expected.exposed * _MILLISECONDS,
-            how=f"collectives as profile {outcome.profile} expects them",
-            communication_ms=expected.communication_seconds * _MILLISECONDS,
-            slowed_ms=expected.times.slowed * _MILLISECONDS,
-        )
-    for each in outcome.faults:
-        yield FaultCostRow(
-            fault=each.case.text,
-            what=each.case.what,
-            source=each.case.source,
-            step_ms=each.prediction.seconds * _MILLISECONDS,
-            slower_percent=_slower(each.prediction, healthy),
-            exposed_ms=each.prediction.exposed * _MILLISECONDS,
-            how=each.case.how,
-            communication_ms=each.prediction.communication_seconds * _MILLISECONDS,
-            slowed_ms=each.prediction.times.slowed * _MILLISECONDS,
-            note=_why_no_slower(each.prediction, healthy),
-        )
+def _fault_row(cost: FaultCost, healthy: StepPrediction) -> FaultCostRow:
+    shown = cost.prediction
+    return FaultCostRow(
+        fault=cost.case.text,
+        what=cost.case.what,
+        source=cost.case.source,
+        step_ms=shown.seconds * _MILLISECONDS,
+        slower_percent=_slower(shown, healthy),
+        exposed_ms=shown.exposed * _MILLISECONDS,
+        how=cost.case.how,
+        communication_ms=shown.communication_seconds * _MILLISECONDS,
+        slowed_ms=shown.times.slowed * _MILLISECONDS,
+        note=None if cost.case.text == NO_FAULT else _why_no_slower(shown, healthy),
+    )
 
 
 def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | None:
@@ -342,8 +284,7 @@ def _slower(one: StepPrediction, other: StepPrediction) -> float:
 
 
 def _curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
-    for name, group in times.used:
-        curve = times.curve(name, group)
+    for (name, group), curve in times.curves.items():
         for point in curve.points:
             yield CurveRow(
                 collective=name,
@@ -358,54 +299,15 @@ def _curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
             )
 
 
-def _timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
-    """Spans by time; computation of one block that follows without a gap is one."""
-    timeline = prediction.timeline
-    rows: list[TimelineRow] = []
-    computing: int | None = None
-    for span in timeline.spans:
-        task = timeline.tasks[span.task]
-        if span.end <= span.start:
-            continue
-        name = task.name.partition(".")[0] if task.computes else task.name
-        name = f"block {name}" if name.isdigit() else name
-        row = TimelineRow(
-            device=prediction.device,
-            stream=task.stream,
-            name=name,
-            start_us=span.start * MICROSECONDS_PER_SECOND,
-            end_us=span.end * MICROSECONDS_PER_SECOND,
-            exposed=not task.computes
-            and any(each.source == task.source and span.start <= each.start < span.end for each in timeline.idle),
-        )
-        if not task.computes:
-            rows.append(row)
-        elif computing is not None and rows[computing].name == name and row.start_us - rows[computing].end_us < 1e-3:
-            rows[computing] = replace(row, start_us=rows[computing].start_us)
-        else:
-            computing = len(rows)
-            rows.append(row)
-    rows += [
-        TimelineRow(
-            device=prediction.device,
-            stream=WAITING,
-            name=idle.source,
-            start_us=idle.start * MICROSECONDS_PER_SECOND,
-            end_us=idle.end * MICROSECONDS_PER_SECOND,
-            exposed=True,
-        )
-        for idle in timeline.idle
-    ]
-    return sorted(rows, key=lambda row: row.start_us)
-
-
 def _sentence(outcome: PlanOutcome, origin: str) -> str:
     best = outcome.best
     cost = best.exposed + best.times.slowed
-    took = f"a step of {outcome.ranked[0].layout} takes {_spanned(best.least, best.most)}"
+    took = f"a step of {best.job.layout} takes {_spanned(best.least, best.most)}"
     fabric = f"of which communication costs {100 * cost / best.seconds:.0f} %"
-    lost = 0.0 if outcome.as_expected is None else _slower(best, outcome.as_expected)
-    slower = f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects"
+    lost, slower = 0.0, ""
+    if outcome.as_expected is not None:
+        lost = _slower(best, outcome.as_expected.prediction)
+        slower = f"{lost:.0f} % slower than on the fabric that {outcome.as_expected.case.source} expects"
     waits = f"{_spanned(best.host)} of it waits for the host, which issues a step in {_spanned(best.job.host_seconds)}"
     worst: tuple[str, ...] = ()
     if outcome.faults:

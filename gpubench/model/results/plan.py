@@ -1,4 +1,4 @@
-"""The rows of `gpubench plan`: layouts, exposed communication, settings, costs of faults, curves, the timeline.
+"""The rows of `gpubench plan`: layouts, exposed communication, costs of faults, curves.
 
 All times are predictions of an event simulation; `docs/plan.md` derives them.
 """
@@ -23,7 +23,7 @@ class LayoutRow(Record, section="layouts"):
     """A layout of the model over the GPUs: the predicted step and what it needs; the fastest that fits is first."""
 
     place: int  #: 1 is the best
-    #: tp tensor, sp sequence, pp pipeline, v stages a GPU, ring or ulysses context, ep expert, dp data parallel
+    #: tp tensor, sp sequence, pp pipeline, v stages a GPU, cp context, ep expert, dp data parallel
     layout: str
     gpus: int  #: GPUs in all
     microbatches: int  #: of a step, on one data-parallel rank
@@ -89,15 +89,3 @@ class CurveRow(Record, section="curves"):
     origin: Annotated[str, CurveOrigin]  #: measured; simulated; or expected by a profile, which nobody measured here
     source: str  #: the file, or the profile
     note: str | None = None  #: what was done to make it fit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineRow(Record, section="timeline"):
-    """A span of the chosen layout's step."""
-
-    device: int  #: GPU, or stage of a pipeline
-    stream: str  #: compute, or what communicates
-    name: str  #: what runs
-    start_us: float  #: from the beginning of the step
-    end_us: float  #: likewise
-    exposed: bool  #: true: nothing is computed meanwhile because of it

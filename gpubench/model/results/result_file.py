@@ -24,7 +24,7 @@ from gpubench.model.results.compare import (
 )
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
-from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow, TimelineRow
+from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     CauseRow,
@@ -396,7 +396,6 @@ TABLES: Mapping[str, type] = {
         ExposedRow,
         FaultCostRow,
         CurveRow,
-        TimelineRow,
     )
 }
 """The row type of every section that is a table."""

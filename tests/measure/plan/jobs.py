@@ -78,7 +78,7 @@ def job(
             spread=spread,
             copy_gb_s=copy_gb_s,
         ),
-        times=CollectiveTimesFound(LinearFabric(gb_s, latency_seconds, spread)),
+        times=CollectiveTimesFound(LinearFabric(gb_s, latency_seconds, spread).curve),
         contention=contention or ContentionTable(),
         settings=settings or StepSettings(),
         gpus_per_node=max(gpus, 1),

@@ -1,4 +1,4 @@
-"""What a prediction follows from: buckets, curves, contention, data sheets, products."""
+"""What a prediction follows from: buckets, curves, contention, data sheets."""
 
 from dataclasses import replace
 
@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.compute import of_products, rates_of, times_of_sheet
+from gpubench.measure.plan.compute import rates_of, times_of_sheet
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
 from gpubench.measure.plan.program import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
 from gpubench.measure.plan.step import fill_buckets
 from gpubench.model.workload import TransformerModel
 from gpubench.profiles import all_profiles
-from tests.measure.plan.jobs import LinearFabric, gpt
+from tests.measure.plan.jobs import LinearFabric
 
 MEGABYTE = 2**20
 
 
-def sizes_of(sizes: list[int], cap: int, first: int | None = None) -> list[int]:
-    return [each.size_bytes for each in fill_buckets(sizes, cap, first)]
+def sizes_of(sizes: list[int], cap: int) -> list[int]:
+    return [sum(sizes[each] for each in bucket) for bucket in fill_buckets(sizes, cap)]
 
 
 def test_a_bucket_is_closed_once_it_holds_its_cap() -> None:
@@ -31,17 +31,11 @@ def test_a_parameter_is_never_split() -> None:
     assert sizes_of([1000, 1, 1], 10) == [1000, 2]
 
 
-def test_the_first_bucket_is_smaller_where_nobody_gave_a_cap() -> None:
-    small, large = 512 * 2**10, 8 * MEGABYTE
-    assert sizes_of([small, small, large, large], 25 * MEGABYTE, MEGABYTE) == [MEGABYTE, 16 * MEGABYTE]
-
-
-@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 2000)))
-def test_every_gradient_is_in_one_bucket_in_order(sizes: list[int], cap: int, first: int | None) -> None:
-    buckets = fill_buckets(sizes, cap, first)
-    assert [number for each in buckets for number in each.tensors] == list(range(len(sizes)))
-    assert sum(each.size_bytes for each in buckets) == sum(sizes)
-    assert all(each.size_bytes >= min(cap, first or cap) for each in buckets[:-1])
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 2000))
+def test_every_gradient_is_in_one_bucket_in_order(sizes: list[int], cap: int) -> None:
+    buckets = fill_buckets(sizes, cap)
+    assert [number for each in buckets for number in each] == list(range(len(sizes)))
+    assert all(each >= cap for each in sizes_of(sizes, cap)[:-1])
 
 
 POINTS = [CurvePoint(2**10, 10e-6, 0.05), CurvePoint(2**20, 40e-6, 0.01), CurvePoint(2**30, 4e-3, 0.002)]
@@ -76,24 +70,24 @@ def test_a_larger_size_takes_no_less(one: float, other: float) -> None:
 
 
 def test_noise_and_faults_move_times() -> None:
-    times = CollectiveTimesFound(LinearFabric(100.0, spread=0.1))
+    times = CollectiveTimesFound(LinearFabric(100.0, spread=0.1).curve)
     group = CommunicatorRanks(4)
     usual = times.seconds("allreduce", group, 2**30)
-    assert times.shifted(1.0).seconds("allreduce", group, 2**30) == pytest.approx(1.1 * usual)
-    assert times.shifted(-1.0).seconds("allreduce", group, 2**30) == pytest.approx(0.9 * usual)
-    doubled = times.with_fault(lambda _name, _group, _size, seconds: 2.0 * seconds)
+    assert replace(times, shift=1.0).seconds("allreduce", group, 2**30) == pytest.approx(1.1 * usual)
+    assert replace(times, shift=-1.0).seconds("allreduce", group, 2**30) == pytest.approx(0.9 * usual)
+    doubled = replace(times, fault=lambda _name, _group, _size, seconds: 2.0 * seconds)
     assert doubled.seconds("allreduce", group, 2**30) == pytest.approx(2 * usual)
     assert times.seconds("allreduce", CommunicatorRanks(1), 2**30) == 0
 
 
 def test_groups_that_share_nics_take_as_long_as_all_their_bytes() -> None:
-    times = CollectiveTimesFound(LinearFabric(100.0))
+    times = CollectiveTimesFound(LinearFabric(100.0).curve)
     alone = times.seconds("allreduce", CommunicatorRanks(4, nodes=4), 2**20)
     assert times.seconds("allreduce", CommunicatorRanks(4, nodes=4, sharing=8), 2**20) == pytest.approx(8 * alone)
 
 
 def test_sizes_beyond_a_curve_are_told() -> None:
-    times = CollectiveTimesFound(LinearFabric(100.0))
+    times = CollectiveTimesFound(LinearFabric(100.0).curve)
     times.seconds("allreduce", CommunicatorRanks(4), 8)
     times.seconds("allgather", CommunicatorRanks(4), 2**20)
     assert times.beyond() == ["allreduce of 8 B, known from 256 to 8G"]
@@ -164,20 +158,6 @@ def test_the_wider_a_product_the_less_its_casts_to_8_bits_cost() -> None:
         gains.append(slow / slow_fp8)
     assert gains == sorted(gains)
     assert 1 < gains[0] < gains[-1] - 0.3 < 1.7
-
-
-def test_products_of_a_block_make_its_forward_and_backward_pass() -> None:
-    """At 1 TFLOP/s and copies that cost nothing: FLOPs over speed, attention's backward pass 2.5 times its forward."""
-    model = gpt()
-
-    def samples(rows: int, inner: int, columns: int) -> list[float]:
-        return [2 * rows * inner * columns / 1e12] * 3
-
-    found = of_products(model, samples, 1e12, 0.0)
-    attention = model.layers * 2.0 * 512 * 512 * 1024
-    assert found.forward_seconds == pytest.approx(model.forward_flops() / 1e12)
-    assert found.backward_seconds == pytest.approx((2 * model.forward_flops() + 0.5 * attention) / 1e12)
-    assert found.spread == 0
 
 
 def test_beside_a_longer_collective_computation_loses_as_much() -> None:

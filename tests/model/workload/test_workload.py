@@ -82,7 +82,6 @@ def test_a_layout_that_cannot_be_is_refused(text: str) -> None:
         ("tp64", "32 heads do not divide by tp64"),
         ("pp64", "32 layers are fewer than 64 stages"),
         ("pp2 v32", "32 layers are fewer than 64 stages"),
-        ("ulysses64", "32 key-value heads do not divide by ulysses64"),
         ("ep2", "the model has no experts"),
         ("hsdp3", "64 data-parallel ranks do not divide by hsdp3"),
         ("sp", "sp goes with tp2 or more"),
