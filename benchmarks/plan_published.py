@@ -89,10 +89,10 @@ def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
 def _plan(
     model: TransformerModel, machine: str, layout: str, gpus: int, sequences: int, words: Sequence[str]
 ) -> TrainingPlan:
-    given: dict[str, Any] = {each.name: each.default for each in fields(PlanOptions) if each.name != "presentation"}
+    given: dict[str, Any] = {each.name: each.default for each in fields(PlanOptions)}
     given |= {"parameters": "7B", "simulate": machine, "layout": [layout], "gpus": gpus, "global_batch": sequences}
     given["gpu_memory"] = words[words.index("--gpu-memory") + 1] if "--gpu-memory" in words else None
-    plan = PlanOptions(**given, presentation=PresentationOptions()).plan()
+    plan = PlanOptions(**given).plan(PresentationOptions())
     recompute = Recompute(words[words.index("--recompute") + 1]) if "--recompute" in words else Recompute.NONE
     return replace(plan, model=replace(model, recompute=recompute, fp8="--fp8" in words), notes=())
 

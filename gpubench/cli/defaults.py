@@ -277,7 +277,7 @@ def _words(option: str) -> Iterable[str]:
 
 
 def _of_collectives(option: str) -> Sequence[str]:
-    from gpubench.jobs.plans import BACKENDS
+    from gpubench.jobs.collective.plan import BACKENDS
     from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
     from gpubench.model.terms.overlap import Partner
     from gpubench.model.terms.settings import Algorithm, CtaPolicy, Protocol, Registration

@@ -3,18 +3,17 @@
 Those that mean the same are short forms of gpubench's own: -n of --iters, -w of --warmup, -d of --dtype, -r of --root.
 """
 
-import difflib
 import os
 import shlex
-from collections.abc import Container, Iterable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from gpubench.cli.signature import JUDGE, NCCL, OUTPUT, SIMULATE, completed, flag, no_option, option, option_fields
-from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher, invalid_choice
+from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
 from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
+from gpubench.jobs.options import NCCL, OUTPUT, SIMULATE, Option, flag, option, option_of, parse_choices, unknown_choice
 from gpubench.jobs.sources import Recording, Simulation, simulation_of
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import DataType
@@ -22,41 +21,9 @@ from gpubench.model.terms.units import MOST_SIZES, parse_size
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from gpubench.cli.defaults import Defaults
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
-    """The members that comma-separated texts name, each once, in their order; UsageError for a word that names none."""
-    words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
-    for word in words:
-        if word not in tuple(choices):
-            raise unknown_word(option, word, tuple(choices))
-    return tuple(map(choices, words))
-
-
-def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
-    """A word that an option does not know, with the nearest one that it does."""
-    error = invalid_choice(option, word, choices)
-    nearest = difflib.get_close_matches(word, choices, n=1)
-    if nearest:
-        error.next_step = f"{option} {nearest[0]}"
-    return error
-
-
-def parse_collective(text: str | None) -> str | None:
-    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
-    from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
-
-    if text is None:
-        return None
-    word = text.lower().removesuffix("_perf")
-    name = COLLECTIVE_NAMES.get(word, word)
-    if name not in COLLECTIVE_NAMES.values():
-        raise unknown_word("--collective", text, tuple(COLLECTIVE_NAMES.values()))
-    return name
-
 
 SUMMARY_OPTION = "--summary"
 WINNERS = "winners"
@@ -68,22 +35,18 @@ FOLDER_MARK = "/"
 SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 
 
-def plotting() -> Any:
-    """The field that is `--plot`, which commands have that visit sizes."""
-    return flag("Draw bandwidth by size below the table, with limit and expected value.", group=OUTPUT)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PresentationOptions:
     """The outputs, and the look of the table."""
 
     help_group: ClassVar = OUTPUT
 
+    plot: bool = flag("Draw bandwidth by size below the table, with limit and expected value.")
     format_name: str | None = option(
         "NAME",
         f"Format of stdout: {', '.join(each.name for each in FORMATS)} (default: table).",
         name="--format",
-        autocompletion=completed("format"),
+        completed_as="format",
         common=True,
     )
     json: bool = flag("Same as --format json.", common=True)
@@ -97,14 +60,14 @@ class PresentationOptions:
     save_baseline: str | None = option(
         "NAME",
         "Keep this result as the baseline NAME, for gpubench compare --against NAME.",
-        autocompletion=completed("against"),
+        completed_as="against",
     )
     section: str | None = option(
         "NAME",
         "Which section to write as CSV (default: the main one). With prometheus, pairs adds every GPU pair.",
     )
     wide: bool = flag("Add to each line of CSV the run it belongs to: id, time, hosts, GPUs, driver, NCCL.")
-    color: str = option("|".join(Color), "When to color the table.", default="auto", autocompletion=completed("color"))
+    color: str = option("|".join(Color), "When to color the table.", default="auto", completed_as="color")
     width: int | None = option("N", "Width of the table in columns (default: the terminal's, otherwise 100).", min=40)
     summary: bool = flag("Print only the last line: verdict, and cause or best figures.", name=SUMMARY_OPTION)
     verbose: bool = flag("Print every GPU, library and setting in the header.", name="--verbose -v")
@@ -114,14 +77,14 @@ class PresentationOptions:
         "|".join(ExitStyle),
         "Print one line and exit with the codes of a Nagios or node-problem-detector plugin.",
         name=OPTION,
-        autocompletion=completed("exit-style"),
+        completed_as="exit-style",
     )
-    defaults: "Defaults | None" = no_option()
+    defaults: "Defaults | None" = None
 
-    def parse(self, sections: Sequence[str], *, plot: bool = False) -> Presentation:
+    def parse(self, sections: Sequence[str]) -> Presentation:
         """The presentation. `sections` are those of the command. Raises UsageError for a wrong combination."""
         if self.section is not None and self.section not in sections:
-            raise unknown_word("--section", self.section, sections)
+            raise unknown_choice("--section", self.section, sections)
         format_, outputs = self._format(), (*parse_outputs(self.output or ()), *self._baseline())
         formats = (format_, *(output.format for output in outputs))
         names = {each.name for each in formats}
@@ -140,12 +103,12 @@ class PresentationOptions:
         if self.wide and CSV not in formats:
             raise UsageError("--wide without csv", expected="--format csv, or an --output file ending in .csv")
         quiet, verbose = self._loudness()
-        if plot and quiet and TABLE not in formats[1:]:
+        if self.plot and quiet and TABLE not in formats[1:]:
             raise exclusive(
                 ("--plot", "--quiet"),
                 "one of them, or an --output file ending in .txt: the curves are part of the table",
             )
-        if plot and TABLE not in formats:
+        if self.plot and TABLE not in formats:
             raise UsageError(
                 f"--plot with --format {format_.name}",
                 expected="--format table: the curves are part of the table",
@@ -168,7 +131,7 @@ class PresentationOptions:
             verbose=verbose,
             show_progress=not (self.no_progress or quiet),
             exit_style=style,
-            plot=plot,
+            plot=self.plot,
             wide=self.wide,
             defaults=self.by_default,
             defaults_file=None if self.defaults is None else self.defaults.file,
@@ -182,7 +145,7 @@ class PresentationOptions:
             name = self.format_name or TABLE.name
             by_name = {each.name: each for each in FORMATS}
             if name not in by_name:
-                raise unknown_word("--format", name, list(by_name))
+                raise unknown_choice("--format", name, list(by_name))
             return by_name[name]
         if given and self.format_name != JSON.name:
             raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
@@ -213,7 +176,7 @@ class PresentationOptions:
         """The defaults that every rank of a job has to have alike: all but those of outputs and looks."""
         if self.defaults is None:
             return {}
-        own = {each.name for each in option_fields(type(self))}
+        own = {each.name for each, _, _ in grouped_options(type(self))}
         return {each.option: each.source for name, each in self.defaults.by_name.items() if name not in own}
 
 
@@ -286,16 +249,6 @@ def _format_of(path: Path, text: str) -> Format:
     )
 
 
-def judging_profile() -> Any:
-    """The field that is `--profile`."""
-    return option(
-        "NAME|FILE",
-        "Judge by this profile (default: one of your own that matches, otherwise one of gpubench's).",
-        autocompletion=completed("profile"),
-        group=JUDGE,
-    )
-
-
 def check_profile(name: str | None) -> None:
     """Raise UsageError, before anything is measured, where the profile is not there or broken."""
     if name is not None:
@@ -304,35 +257,11 @@ def check_profile(name: str | None) -> None:
         find(name, os.environ)
 
 
-def expected_gpus() -> Any:
-    """The field of a dataclass that is `--expect-gpus`."""
-    return option(
-        "N",
-        "Fail unless every node has exactly N GPUs (exit code 3 if no node has any).",
-        min=1,
-        max=1024,
-        group=JUDGE,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordingOptions:
-    """The folder to show instead of a machine, and the one to write to."""
-
-    help_group: ClassVar = SIMULATE
-
-    replay: str | None = option("DIR", "Show what --record wrote to this folder.")
-    record: str | None = option("DIR", "Also write all facts and raw samples to this folder.")
-
-    def parse(self, excluded: Mapping[str, object]) -> Recording:
-        """The folders that were named; UsageError for --replay beside any option that is given of `excluded`."""
-        beside = [option for option, value in excluded.items() if value is not None]
-        if self.replay is not None and beside:
-            raise exclusive(["--replay", *beside], "--replay alone: it shows a recording")
-        return Recording(
-            record=None if self.record is None else Path(self.record),
-            replay=None if self.replay is None else Path(self.replay),
-        )
+def check_replay(recording: Recording, excluded: Mapping[str, object]) -> None:
+    """Raise UsageError for --replay beside any option that is given of `excluded`."""
+    beside = [option for option, value in excluded.items() if value is not None]
+    if recording.replay is not None and beside:
+        raise exclusive(["--replay", *beside], "--replay alone: it shows a recording")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +274,7 @@ class SimulationOptions:
         "MACHINE",
         "Simulate a machine: a profile (hgx-h200-4), 16 nodes of it ('hgx-h100-8*16'), or one of its GPUs "
         "(hgx-h100-8/1). See gpubench profiles list.",
-        autocompletion=completed("simulate"),
+        completed_as="simulate",
         common=True,
     )
     fault: list[str] | None = option(
@@ -379,6 +308,77 @@ class SimulationOptions:
                 next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
             )
         return simulation
+
+
+_READ_AS: Mapping[Any, Any] = {Simulation | None: SimulationOptions}
+"""The options that the value of such a field is read from: it is what their `parse` returns."""
+
+_GROUP = "help_group"
+Plan = TypeVar("Plan")
+
+
+def grouped_options(kind: Any) -> Iterator[tuple["Field[Any]", Option, str | None]]:
+    """The fields that are options, each with the heading of --help that its dataclass stands under: its `help_group`.
+
+    Those of a nested dataclass that has such a heading stand in its place.
+    """
+    for each in fields(kind):
+        group, own = _READ_AS.get(each.type, each.type), option_of(each)
+        if own is not None:
+            yield each, own, getattr(kind, _GROUP, None)
+        elif hasattr(group, _GROUP):
+            yield from grouped_options(group)
+
+
+def plan_from(kind: type[Plan], given: Mapping[str, Any], command: str = "") -> Plan:
+    """The plan with the values given by field name, in whatever group the field is; others have their defaults.
+
+    Raises UsageError for a text that is no value of its option.
+    """
+    values: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        own = option_of(each)
+        if own is None and each.type in _READ_AS:
+            values[each.name] = plan_from(_READ_AS[each.type], given).parse(command=command)
+        elif own is None and hasattr(each.type, _GROUP):
+            values[each.name] = plan_from(each.type, given, command)
+        elif each.name in given:
+            values[each.name] = given[each.name] if own is None else _value_of(each, own, given[each.name])
+    return kind(**values)
+
+
+def _value_of(declared: "Field[Any]", own: Option, typed: Any) -> Any:
+    if own.read is None:
+        return typed
+    return declared.default if typed in (None, [], ()) else own.read(typed)
+
+
+def given_options(options: Any) -> Iterator[str]:
+    """The options that do not have their default."""
+    for each in fields(options):
+        value: Any = getattr(options, each.name)
+        own = option_of(each)
+        if own is not None and not own.is_argument and value != each.default:
+            yield _name_of(each, own, value)
+        elif own is None and hasattr(value, _GROUP):
+            yield from given_options(value)
+
+
+def given_arguments(plan: Any) -> Iterator[str]:
+    """The command line's words for the options that do not have their default."""
+    for each in fields(plan):
+        value: Any = getattr(plan, each.name)
+        if (own := option_of(each)) is not None and value != each.default:
+            yield _name_of(each, own, value)
+            yield from () if isinstance(value, bool) else [str(value)]
+        elif own is None and hasattr(value, _GROUP):
+            yield from given_arguments(value)
+
+
+def _name_of(declared: "Field[Any]", own: Option, value: Any) -> str:
+    """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
+    names = (own.names or f"--{declared.name.replace('_', '-')}").split(" ")[0].split("/")
+    return names[-1] if value is False else names[0]
 
 
 _FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
@@ -505,17 +505,18 @@ class NcclTestsOptions:
 
 def parse_dtypes(texts: list[str] | None) -> tuple[DataType, ...]:
     """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
-    words = [word.strip() for text in texts or ["float32"] for word in text.split(",")]
-    return parse_choices("--dtype", [_own_name(word) for word in words], DataType)
+    names = [name.strip() for text in texts or ["float32"] for name in text.split(",")]
+    return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
 
 
-def _own_name(word: str) -> str:
-    if word.lower() in tuple(DataType):
-        return word.lower()
+def _own_name(type_name: str) -> str:
+    lower = type_name.lower()
+    if lower in tuple(DataType):
+        return lower
     from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
 
-    name = _FRAMEWORKS_NAMES.get(word.lower()) or ELEMENT_TYPES.get(word.lower(), (word, 0))[0]
-    return name if name in tuple(DataType) else word
+    name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
+    return name if name in tuple(DataType) else type_name
 
 
 def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:

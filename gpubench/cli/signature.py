@@ -5,8 +5,7 @@ That takes 50 ms, half of the time until a command begins.
 
 import inspect
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -18,7 +17,11 @@ from gpubench.errors import GpubenchError, UsageError
 from gpubench.model.terms.commands import Command
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from gpubench.cli.defaults import Default, Defaults
+    from gpubench.cli.options import PresentationOptions
+    from gpubench.jobs.options import Option
 
 TYPERS_OWN = object()
 """Stands for a value that typer has to read, or to refuse in its own words."""
@@ -29,11 +32,7 @@ FAULT_HEADING = "Keys of --fault"
 """The section of --help-all with everything that can be broken."""
 
 _FAULT = "fault"
-ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
-NCCL, SIMULATE, OUTPUT, HELP = "NCCL", "Simulate and record", "Output", "Help"
-GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
-"""Headings of the help of every command, in this order."""
-
+HELP = "Help"
 _EXAMPLES_OF_SHORT_HELP = 2
 _NAME_COLUMNS = 26
 _WORD_TO_PASTE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
@@ -95,6 +94,8 @@ class HelpfulCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The arguments, and the common options or all of them, under the headings of their groups."""
+        from gpubench.jobs.options import ARGUMENTS, GROUPS, OUTPUT
+
         visible = [each for each in self.params if not getattr(each, "hidden", False)]
         shown = [each for each in visible if ctx.meta.get(HELP_ALL) or self._is_common(each)]
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
@@ -310,36 +311,47 @@ def _number(kind: type[int | float], given: Any, least: float | None, most: floa
     return value if is_inside else TYPERS_OWN
 
 
-Options = TypeVar("Options")
+Plan = TypeVar("Plan")
 
-_NO_OPTION, _COMMON, _GROUP = "no option", "common", "group"
-_SECONDS_A_DAY = 86400
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def app_of(page: HelpPage, kind: type[Options], run: Callable[[Options], int]) -> Callable[[Command], typer.Typer]:
+def app_of(
+    page: HelpPage, kind: type[Plan], run: "Callable[[Plan, PresentationOptions], int]", *, plots: bool = False
+) -> Callable[[Command], typer.Typer]:
     """The `app` of a command's module, which makes the command for typer; the process ends with what `run` returns."""
-    return lambda command: typer_app(command, page, kind, run)
+    return lambda command: typer_app(command, page, kind, run, without=() if plots else PLOT)
+
+
+PLOT = ("plot",)
+"""The option that only commands have whose rows are a curve."""
 
 
 def typer_app(
     command: Command,
     help_page: HelpPage,
-    kind: type[Options],
-    run: Callable[[Options], int],
+    kind: type[Plan],
+    run: "Callable[[Plan, PresentationOptions], int]",
     *,
     without: Container[str] = (),
 ) -> typer.Typer:
-    """A command for typer, which hands its options to `run`; `without` are those that mean nothing for it."""
-    given = [(each, group) for each, group in _grouped_fields(kind) if each.name not in without]
+    """A command for typer, which hands its plan to `run`, and how to present it.
+
+    The options are those of the plan, then those of every presentation, but `without` those that mean nothing for it.
+    """
+    from gpubench.cli.options import PresentationOptions, grouped_options, plan_from
+
+    declared = [*grouped_options(kind), *grouped_options(PresentationOptions)]
+    declared = [each for each in declared if each[0].name not in without]
 
     class OwnCommand(PlainValuesCommand):
-        page = help_page._replace(common=frozenset(each.name for each, _ in given if each.metadata.get(_COMMON)))
+        page = help_page._replace(common=frozenset(each.name for each, own, _ in declared if own.is_common))
 
-    def call(context: typer.Context, **given: Any) -> None:
+    def call(context: typer.Context, **values: Any) -> None:
         defaults = _defaults_in(context)
         try:
-            raise typer.Exit(run(options_from(kind, {**given, "defaults": defaults})))
+            shown = plan_from(PresentationOptions, {**values, "defaults": defaults})
+            raise typer.Exit(run(plan_from(kind, values, command.name), shown))
         except GpubenchError as error:
             if defaults is not None:
                 defaults.explain(error)
@@ -347,7 +359,7 @@ def typer_app(
 
     call.__doc__ = command.summary
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_CONTEXT, *(_parameter(each, group) for each, group in given)]
+        [_CONTEXT, *(_parameter(*each) for each in declared)]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(command.name, cls=OwnCommand)(call)
@@ -365,115 +377,16 @@ def completed(option: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def option(
-    metavar: str | None,
-    help_text: str,
-    *,
-    default: Any = None,
-    name: str = "",
-    common: bool = False,
-    group: str | None = None,
-    **settings: Any,
-) -> Any:
-    """A field of a dataclass that is an option for typer; its name is the field's where no other is given.
-
-    `name` may hold several, with a blank between them: '--verbose -v'. --help shows only `common` ones, --help-all all.
-    `group` is a heading of the help, by default that of the dataclass.
-    """
-    told = {"name": name, "metavar": metavar, "help": help_text, _COMMON: common, _GROUP: group}
-    return field(default=default, metadata={**told, **settings})
-
-
-def flag(
-    help_text: str,
-    *,
-    default: bool | None = False,
-    name: str = "",
-    common: bool = False,
-    group: str | None = None,
-) -> Any:
-    """A field that is an option without a value."""
-    return option(None, help_text, default=default, name=name, common=common, group=group)
-
-
-def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
-    """The field of `--timeout`, which means the same in every command; `steps` are the steps that it limits."""
-    told = f"Give up a step that takes longer than S seconds: {steps}."
-    return option("S", told, default=default, min=least, max=_SECONDS_A_DAY, group=MEASURE)
-
-
-def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
-    """The field of `--ranks-per-gpu`; `how` says what NCCL needs to run several ranks on a GPU."""
-    told = (
-        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
-        "time, otherwise in turns."
-    )
-    return option("N", told, default=1, min=1, show_default=False, group=MEASURE)
-
-
-def no_option() -> Any:
-    """A field that no option is for; it is None but where the values of options say otherwise."""
-    return field(default=None, metadata={_NO_OPTION: True})
-
-
-def option_fields(kind: Any) -> Iterator["Field[Any]"]:
-    """The fields that are options; those of a nested dataclass, which is a group of options, stand in its place."""
-    return (each for each, _ in _grouped_fields(kind))
-
-
-def _grouped_fields(kind: Any) -> Iterator[tuple["Field[Any]", str | None]]:
-    """The same, each with the heading of --help that its dataclass stands under: its `help_group`, if it has one."""
-    for each in fields(kind):
-        if is_dataclass(each.type):
-            yield from _grouped_fields(each.type)
-        elif not each.metadata.get(_NO_OPTION):
-            yield each, getattr(kind, "help_group", None)
-
-
-def options_from(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """The options with the values given by field name, in whatever group the field is; others have their defaults."""
-    values = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        if isinstance(each.type, type) and is_dataclass(each.type):
-            values[each.name] = options_from(each.type, given)
-        elif each.name in given:
-            values[each.name] = given[each.name]
-    return kind(**values)
-
-
-def given_options(options: Any) -> Iterator[str]:
-    """The options that do not have their default."""
-    for each in fields(options):
-        value: Any = getattr(options, each.name)
-        if is_dataclass(value):
-            yield from given_options(value)
-        elif not each.metadata.get(_NO_OPTION) and value != each.default:
-            yield _name_of(each, value)
-
-
-def given_words(options: Any, *left_out: type) -> Iterator[str]:
-    """The words of a command line for the options that do not have their default; groups `left_out` are passed over."""
-    for each in fields(options):
-        value: Any = getattr(options, each.name)
-        if is_dataclass(value):
-            yield from given_words(value, *left_out) if not isinstance(value, left_out) else ()
-        elif not each.metadata.get(_NO_OPTION) and value != each.default:
-            yield _name_of(each, value)
-            yield from () if isinstance(value, bool) else [str(value)]
-
-
-def _name_of(each: "Field[Any]", value: Any) -> str:
-    """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
-    names = (each.metadata["name"] or f"--{each.name.replace('_', '-')}").split(" ")[0].split("/")
-    return names[-1] if value is False else names[0]
-
-
-def _parameter(each: "Field[Any]", group: str | None) -> inspect.Parameter:
-    annotation: Any = each.type
-    if each.metadata:
-        settings = {name: value for name, value in each.metadata.items() if name not in (_COMMON, _GROUP)}
-        settings["rich_help_panel"] = each.metadata.get(_GROUP) or group
-        names = (settings.pop("name") or f"--{each.name.replace('_', '-')}").split(" ")
-        annotation = Annotated[annotation, typer.Option(*names, **settings)]
-    default = inspect.Parameter.empty if each.default is MISSING else each.default
-    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _parameter(declared: "Field[Any]", own: "Option", group: str | None) -> inspect.Parameter:
+    """A field as a parameter of a function whose signature typer reads."""
+    settings = {"metavar": own.metavar, "help": own.help, **own.settings}
+    if own.is_argument:
+        known: Any = typer.Argument(**settings)
+    else:
+        settings["rich_help_panel"] = own.group or group
+        if own.completed_as:
+            settings["autocompletion"] = completed(own.completed_as)
+        known = typer.Option(*(own.names or f"--{declared.name.replace('_', '-')}").split(" "), **settings)
+    default = inspect.Parameter.empty if own.default is ... else own.default
+    annotation: Any = Annotated[own.typed or declared.type, known]
+    return inspect.Parameter(declared.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +12,6 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_gpu, shared_gpu_under_launcher
-from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware import recorded
 from gpubench.hardware.launch import module_command
@@ -25,13 +23,12 @@ from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, ReportCollector, check_writable, presenting
+from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.rank import AgreedError, agree, own_identity
 from gpubench.jobs.sources import (
-    Recording,
     Replayed,
     Simulated,
     Simulation,
-    Source,
     gathered,
     own_process,
     refuse_under_launcher,
@@ -75,7 +72,6 @@ _BUDGET_SECONDS = 1.0
 1 KiB read 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row of a job on."""
 
 HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # The same for CPU ranks, which move their data with CPUs
-FACTS_TIMEOUT_S = 20.0  # What answers later than this hangs; a prolog has no more time
 
 
 def sampling(*, on_gpus: bool) -> Sampling:
@@ -83,45 +79,10 @@ def sampling(*, on_gpus: bool) -> Sampling:
     return Sampling(iterations=None, budget_seconds=_BUDGET_SECONDS if on_gpus else Sampling().budget_seconds)
 
 
-class Depth(StrEnum):
-    """The amount of measuring: none, half a minute of it, a minute, or everything."""
-
-    QUICK = "quick"
-    BRIEF = "brief"
-    DEFAULT = "default"
-    FULL = "full"
-
-    @property
-    def collectives(self) -> "tuple[Collective, ...]":
-        """All-reduce alone, or all of them."""
-        return tuple(map(collective_named, SUMMARIES if self is Depth.FULL else ("allreduce",)))
-
-    def sizes(self, *, on_gpus: bool) -> tuple[int, ...]:
-        """The sizes of a collective: of GPUs, or of CPU ranks."""
-        if self is Depth.BRIEF:
-            return (SMALL_BYTES, LARGE_BYTES) if on_gpus else HOST_SIZES[1:2]
-        return GPU_SIZES if on_gpus else HOST_SIZES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckPlan:
-    """The machines to check and how; `profile` is a name or file, None for a match; `brief`: in ten lines."""
-
-    depth: Depth
-    source: Source
-    recording: Recording
-    profile: str | None
-    expected_gpus: int | None = None
-    ranks_per_gpu: int = 1
-    strict: bool
-    timeout_s: float
-    brief: bool = False
-    presentation: Presentation
-
-    @property
-    def facts_timeout_s(self) -> float:
-        """Seconds in which a driver has to answer."""
-        return min(self.timeout_s, FACTS_TIMEOUT_S)
+def _sizes_of(depth: Depth, *, on_gpus: bool) -> tuple[int, ...]:
+    if depth is Depth.BRIEF:
+        return (SMALL_BYTES, LARGE_BYTES) if on_gpus else HOST_SIZES[1:2]
+    return GPU_SIZES if on_gpus else HOST_SIZES
 
 
 def _say_nothing(label: str, seconds: float) -> None:
@@ -163,9 +124,9 @@ def measured(
     parts = [by.copies()]
     if by.alone:
         return together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.alone})])
-    sizes = depth.sizes(on_gpus=any(node.gpus for node in nodes))
+    sizes = _sizes_of(depth, on_gpus=any(node.gpus for node in nodes))
     try:
-        for collective in depth.collectives:
+        for collective in map(collective_named, SUMMARIES if depth is Depth.FULL else ("allreduce",)):
             ranks = f"{gpus} GPUs" if gpus else "CPU ranks"
             waiting(f"{collective.name} of {ranks}", _SECONDS_TO_START * bool(gpus) + _SECONDS_A_COLLECTIVE[depth])
             parts.append(by.collective(collective, sizes))
@@ -518,8 +479,8 @@ class RankMeasurer:
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
+        from gpubench.jobs.collective.plan import CollectivePlan
         from gpubench.jobs.collective.rank_job import CollectiveRankJob
-        from gpubench.jobs.plans import CollectivePlan
 
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
         timed = sampling(on_gpus=any(node.gpus for node in self.nodes))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gpubench.errors import UsageError
-from gpubench.formats.presentation import Presentation
 from gpubench.hardware.timing import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
+from gpubench.jobs.plans import ComparePlan
 from gpubench.measure.compare.circumstances import describe_file, have_other_gpus
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.machines import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
@@ -187,41 +187,19 @@ _BYTES_A_SECOND = 6e6
 _SECONDS_WORTH_TELLING = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparePlan:
-    """The files of both sides, or `last` results of a folder, None where files were named.
-
-    `collective` is the one of files that do not name theirs.
-    """
-
-    base: tuple[Path, ...]
-    new: tuple[Path, ...]
-    folder: Path
-    last: int | None
-    threshold_percent: float | None
-    strict: bool
-    other_machine: bool
-    collective: str | None
-    presentation: Presentation
-
-    @property
-    def rules(self) -> Rules:
-        """The rules that rows are judged by."""
-        return Rules(threshold_percent=self.threshold_percent)
-
-
 def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
     """Read both sides and show what differs; the exit code.
 
     Raises GpubenchError: a file or folder cannot be read, a file is of another machine, or an output cannot be written.
     """
+    files = (*plan.base, *plan.new)
     if plan.last is not None:
         list_results(plan.folder)
     # Python's collector looks at all rows again and again: a fifth of the time, for a cluster
     with no_garbage_collection(), presenting(plan.presentation, progress=True) as presenter:
-        seconds = sum(map(_size, (*plan.base, *plan.new))) / _BYTES_A_SECOND
+        seconds = sum(map(_size, files)) / _BYTES_A_SECOND
         if seconds >= _SECONDS_WORTH_TELLING:
-            presenter.waiting(f"reading {counted(len(plan.base) + len(plan.new), 'result')}", seconds)
+            presenter.waiting(f"reading {counted(len(files), 'result')}", seconds)
         sides, report = _of_files(plan) if plan.last is None else _of_folder(plan, plan.last)
         metadata = _metadata(plan, arguments, sides)
         presenter.begin(metadata, ())
@@ -251,13 +229,15 @@ def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     base, new = ([read_results(path, told) for path in paths] for paths in (plan.base, plan.new))
     if plan.other_machine and have_other_gpus(base, new):
         return [_Sides(None, base, new)], compare_machines(base, new)
-    return [_Sides(None, base, new)], compare(base, new, plan.rules, other_machine=plan.other_machine)
+    return [_Sides(None, base, new)], compare(
+        base, new, Rules(threshold_percent=plan.threshold_percent), other_machine=plan.other_machine
+    )
 
 
 def _of_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
     chosen = choose(list_results(plan.folder), last)
     sides = [_Sides(each.name, each.base, [each.new]) for each in chosen.series]
-    return sides, compare_history(chosen, plan.folder, plan.rules)
+    return sides, compare_history(chosen, plan.folder, Rules(threshold_percent=plan.threshold_percent))
 
 
 def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:
@@ -275,7 +255,7 @@ def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Side
             "base": [_described(file, side.series) for side in sides for file in side.base],
             "new": [_described(file, side.series) for side in sides for file in side.new],
             "last": plan.last,
-            "threshold": plan.rules.threshold_percent,
+            "threshold": plan.threshold_percent,
             "strict": plan.strict,
             "other_machine": plan.other_machine,
             "collective": plan.collective,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.formats.presentation import Presentation
 from gpubench.hardware.timing import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
+from gpubench.jobs.plans import ExplainPlan
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
@@ -16,7 +16,6 @@ from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.nccl_log.stream import STDIN, LogFile, NcclLogReader, ReadSoFar, read_logs
 from gpubench.readers.registry import is_result
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -29,15 +28,6 @@ _LONG_BYTES = 2**26
 """Of logs that take half a second to read, from which on it is said how far that is."""
 
 _PARTS = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainPlan:
-    """The logs to read, how to present the report, and whether every doubt fails (`strict`)."""
-
-    logs: tuple[str, ...]
-    presentation: Presentation
-    strict: bool = False
 
 
 def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:

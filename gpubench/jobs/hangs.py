@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError, UsageError, unwritable_output
 from gpubench.formats.delivery import say
-from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
 from gpubench.hardware.ras import ADDRESS, AS_JSON, address_of, ask_ras
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
+from gpubench.jobs.plans import WatchPlan
 from gpubench.jobs.watch import NAME, Interrupts
 from gpubench.measure.explain.hangs import RasCourse
 from gpubench.measure.explain.report import WATCHED_SECTIONS as SECTIONS
@@ -23,14 +23,11 @@ from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.hangs import ras
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata
 
-__all__ = ["INTERVAL_SECONDS", "SECTIONS", "HangPlan", "run"]
-
-INTERVAL_SECONDS = 10.0
+__all__ = ["SECTIONS", "run"]
 
 _SECONDS_OF_A_LEG = 3
 """After which a process that does not answer another counts as silent."""
@@ -38,18 +35,7 @@ _SECONDS_OF_A_LEG = 3
 _SECONDS_TO_ANSWER = 9.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangPlan:
-    """How often RAS is asked, for how long (None: until somebody ends it), and the folder for what it says."""
-
-    interval_s: float
-    seconds: float | None
-    strict: bool
-    record: Path | None
-    presentation: Presentation
-
-
-def run(plan: HangPlan, arguments: Sequence[str]) -> int:
+def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     """Ask until the time is up, the jobs have ended, or Ctrl-C; the exit code.
 
     Raises GpubenchError: nobody listens, or something else than RAS does, or an output cannot be written.
@@ -70,14 +56,14 @@ def run(plan: HangPlan, arguments: Sequence[str]) -> int:
     return presenter.exit_code
 
 
-def _ask_again(plan: HangPlan, course: RasCourse, interrupts: Interrupts) -> None:
+def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> None:
     from gpubench.formats.text.hangs import status_line
 
     begun = time.monotonic()
     while True:
         asked = time.monotonic()
         try:
-            answer = _answer(plan.record, course.asked + 1)
+            answer = _answer(plan.recording.record, course.asked + 1)
         except NobodyListensError:
             if not course.asked:
                 raise
@@ -137,7 +123,7 @@ def _no_ras() -> NobodyListensError:
     )
 
 
-def _metadata(plan: HangPlan, arguments: Sequence[str], course: RasCourse) -> "Metadata":
+def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "Metadata":
     hosts = dict.fromkeys(rank.host for each in course.communicators for rank in each.ranks if rank.host)
     return metadata_of(
         arguments,

@@ -4,37 +4,25 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.presentation import Presentation
 from gpubench.hardware import recorded
 from gpubench.hardware.probe import read_libraries
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
+from gpubench.jobs.plans import LibrariesPlan
 from gpubench.jobs.rank import agree, own_identity
-from gpubench.jobs.sources import Here, Recording, Replayed, gathered, own_process, refuse_under_launcher
+from gpubench.jobs.sources import Replayed, gathered, own_process, refuse_under_launcher
 from gpubench.measure.libraries import SECTIONS as SECTIONS
 from gpubench.measure.libraries import HostLibraries, report_on_libraries
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.process import LibrariesFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.hardware.mpi import group as mpi
 
 NAME = "libraries"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibrariesPlan:
-    """The environment to look at, and how to show it; `strict` fails for what is not PASS."""
-
-    source: Here | Replayed
-    recording: Recording
-    strict: bool
-    timeout_s: float
-    presentation: Presentation
 
 
 def run(plan: LibrariesPlan, arguments: Sequence[str]) -> int:

@@ -1,252 +1,538 @@
-"""The plans of collectives and of copies: what is measured, where, and how it is presented."""
+"""The plans of the commands: what each can be asked, one dataclass from the command line to its ranks.
 
-import signal
+Those of the collectives are in `gpubench.jobs.collective.plan`, that of training steps in
+`gpubench.jobs.planned_machine`. Every plan has the `presentation` that its command adds when all else is checked.
+"""
+
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from gpubench.errors import UsageError, no_gpu
+from gpubench.errors import UsageError, invalid_choice
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
-from gpubench.hardware.registry import BackendKind, backend_named, default_backend
-from gpubench.jobs.sources import Recording
-from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.terms.operation import HOST, Allocator
-from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
-from gpubench.model.terms.settings import (
-    ALGORITHM_VARIABLE,
-    HIERARCHICAL,
-    PER_COMMUNICATOR,
-    PROTOCOL_VARIABLE,
-    REGISTER,
-    REQUESTS,
-    SET_OPTION,
-    NcclSetting,
+from gpubench.jobs.options import (
+    INPUT,
+    JUDGE,
+    MEASURE,
+    OUTPUT,
+    SIMULATE,
+    argument,
+    expected_gpus,
+    flag,
+    judging_profile,
+    one_of,
+    option,
+    parse_collective,
+    paths,
+    required_argument,
+    sharing_ranks,
+    step_timeout,
 )
+from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, Source, source_of
 from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.collectives.record import Collective, SweepRequest
-    from gpubench.jobs.sources import Source
-
-BACKENDS = tuple(each.name for each in BACKEND_KINDS)
-BACKEND_SUMMARIES = "; ".join(each.summary for each in BACKEND_KINDS)
-DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
-FACTS_TIMEOUT_S = 20.0
-SHARING_OPTION = "--ranks-per-gpu"
-SOAK_ENDS = signal.SIGUSR1  # has the first rank end a soak, with all others and a report
+    from gpubench.hardware.simulated.machine import SimulatedMachine
+    from gpubench.measure.watch.jobs import WatchedJobs
+    from gpubench.model.paths.transport import EvidenceUse
 
 
-def _here() -> "Source":
-    from gpubench.jobs.sources import Here
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibrariesPlan:
+    """The environment to look at, and how to show it."""
 
-    return Here(FACTS_TIMEOUT_S)
+    recording: Recording = field(default_factory=Recording)
+    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if a host has no NCCL.", common=True, group=JUDGE)
+    timeout_s: float = step_timeout("the answer of one library", default=30.0)
+    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def source(self) -> Here | Replayed:
+        """This machine, or a recording."""
+        replay = self.recording.replay
+        return Here(self.timeout_s) if replay is None else Replayed(replay)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainPlan:
+    """The logs to read, and how to show the result."""
+
+    logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
+    strict: bool = flag("Exit 1 if there is any doubt.", common=True, group=JUDGE)
+    presentation: Presentation = field(default_factory=Presentation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopoPlan:
+    """The machines to show, and how."""
+
+    help_group: ClassVar = MEASURE
+
+    from_file: Path | None = option(
+        "FILE",
+        "Show a file: an NCCL topology XML, the text of nvidia-smi topo -m or -p2p, or a recorded snapshot.",
+        name="--from",
+        read=Path,
+        common=True,
+        group=INPUT,
+    )
+    simulation: Simulation | None = None
+    recording: Recording = field(default_factory=Recording)
+    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if nothing was judged.", common=True, group=JUDGE)
+    causes: bool = flag(
+        "Show, in place of the devices, what would make data go through host memory or a slow path, how to fix it, and "
+        "what could not be read.",
+        common=True,
+        group=OUTPUT,
+    )
+    timeout_s: float = step_timeout("reading the driver of a node", default=20.0)
+    profile: str | None = judging_profile()
+    expected_gpus: int | None = expected_gpus()
+    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def source(self) -> Source:
+        """The machines: a file's, recorded, simulated, or this one."""
+        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay, file=self.from_file)
+
+
+_NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedVariants:
-    """Variants to measure beside the own choice of the first backend; `backends` are all, where there are several.
+class Nics:
+    """The NICs of a node, as a person tells them: how many, and Gbit/s of each; `is_ethernet` without RDMA."""
 
-    `by_set` are the variables that `--set` names, of which `settings` have the values.
+    count: int
+    rate_gbit_s: float
+    is_ethernet: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> "Nics":
+        """The NICs of a text, '8x400'; UsageError for another form."""
+        found = _NICS.fullmatch(text.strip())
+        if found is None or not int(found[1]) or not float(found[2]):
+            raise UsageError(
+                f"--nics {text!r} is no number of NICs and their rate",
+                expected="NICs of a node, and Gbit/s of each: 8x400, or 4x200e of plain Ethernet",
+                next_step="--nics 8x400",
+            )
+        return cls(int(found[1]), float(found[2]), is_ethernet=bool(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.rate_gbit_s:g}{'e' if self.is_ethernet else ''}"
+
+
+def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
+    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`.
+
+    Several trays of a rack are joined by its NVLinks, unless a person says which NICs join them.
+    """
+    from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine
+    from gpubench.profiles import load
+
+    machine = parse_machine(text, "--machine")
+    own = load(re.split(r"[*/\s]", text.strip())[0])
+    return SimulatedMachine(own, machine.nodes) if joined_by_nics and own.domain is None else machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPlan:
+    """The result to show, what a person says of a table's machine and rows, and how to show it."""
+
+    help_group: ClassVar = INPUT
+
+    name: str = required_argument("FILE", "A result of gpubench, nccl-tests, rccl-tests, OSU or nvbandwidth.")
+    machine_name: str | None = option(
+        "MACHINE",
+        "Machine of a table that does not name it, by its profile: hgx-b200-8, or 'hgx-b200-8*2' for 2 nodes.",
+        name="--machine",
+        completed_as="simulate",
+        common=True,
+    )
+    nics: Nics | None = option(
+        "NxGBIT",
+        "NICs of each node of the table: 8x400, or 4x200e for plain Ethernet (default: the profile's).",
+        read=Nics.of,
+        common=True,
+    )
+    collective: str | None = option(
+        "NAME",
+        "Collective of a table that does not name it, or the one to show of several.",
+        read=parse_collective,
+        common=True,
+    )
+    strict: bool = flag("Exit 1 if anything in the table is slow, 3 if nothing is judged.", common=True, group=JUDGE)
+    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def machine(self) -> "SimulatedMachine | None":
+        """The machine of --machine. Raises UsageError: there is none of that name."""
+        name = self.machine_name
+        return None if name is None else machine_named(name, joined_by_nics=self.nics is not None)
+
+
+_USUAL_FOLDER = "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparePlan:
+    """The files to compare, or `last` results of a folder, and how to judge them.
+
+    `collective` is the one of files that do not name theirs.
     """
 
-    settings: tuple[NcclSetting, ...] = ()
-    hierarchical: bool = False
-    backends: tuple[str, ...] = ()
-    by_set: tuple[str, ...] = ()
+    help_group: ClassVar = INPUT
 
-    def __bool__(self) -> bool:
-        return bool(self.settings) or self.hierarchical or bool(self.beside)
+    first: str | None = argument("BASE", "Old result; with --last, a folder of results (default: results/).")
+    second: str | None = argument("NEW", "New result.")
+    more_base: tuple[Path, ...] = option(
+        "FILE", "One more run of the old side. Repeatable.", name="--base", read=paths, several=True, common=True
+    )
+    more_new: tuple[Path, ...] = option(
+        "FILE", "One more run of the new side. Repeatable.", name="--new", read=paths, several=True, common=True
+    )
+    against: str | None = option(
+        "NAME",
+        "Compare with the baseline that --save-baseline NAME kept.",
+        completed_as="against",
+        common=True,
+    )
+    last: int | None = option(
+        "N", "Compare the newest results in a folder with the N results before them.", min=1, common=True
+    )
+    threshold_percent: float | None = option(
+        "PERCENT",
+        "Call a row slower if it lost more than this share of its bandwidth, whatever the noise.",
+        name="--threshold",
+        min=0,
+        max=99,
+        common=True,
+        group=JUDGE,
+    )
+    strict: bool = flag("Exit 1 for missing rows and other doubts too.", common=True, group=JUDGE)
+    other_machine: bool = flag("Compare results of different machines: per GPU, per node, ratios.", common=True)
+    collective: str | None = option(
+        "NAME", "Collective of files that do not name it: nccl-tests before 2.17.", read=parse_collective
+    )
+    presentation: Presentation = field(default_factory=Presentation)
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """The backends beside the first."""
-        return self.backends[1:]
+    def folder(self) -> Path:
+        """The folder of dated results."""
+        return Path(self.first or _USUAL_FOLDER)
 
     @property
-    def variables(self) -> tuple[str, ...]:
-        """All variables that settings have."""
-        return tuple(self.settings[0].variables) if self.settings else ()
+    def base(self) -> tuple[Path, ...]:
+        """The files of the old side; empty where a folder is compared. Raises UsageError: no such baseline."""
+        if self.last is not None or self.first is None:
+            return ()
+        if self.against is None:
+            return (Path(self.first), *self.more_base)
+        from gpubench.readers.results.history import find_baseline
+
+        return (find_baseline(self.against, os.environ), *self.more_base)
 
     @property
-    def requests(self) -> tuple[str, ...]:
-        """What all settings ask of a communicator by calls."""
-        return tuple(self.settings[0].requests) if self.settings else ()
-
-    @property
-    def processes(self) -> tuple[NcclSetting, ...]:
-        """The settings that need jobs of their own, each once."""
-        return tuple(dict.fromkeys(each.of_process for each in self.settings if each.of_process.values))
-
-    def inside(self, process: NcclSetting) -> "AskedVariants":
-        """The variants that the job under such a setting measures, each on a communicator of its own."""
-        own = [each.of_communicator for each in self.settings if each.of_process == process]
-        return replace(self, settings=tuple(each for each in own if each.values))
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options that ask for it, for messages."""
-        asked = {
-            "--algo": ALGORITHM_VARIABLE in self.variables and ALGORITHM_VARIABLE not in self.by_set,
-            "--proto": PROTOCOL_VARIABLE in self.variables and PROTOCOL_VARIABLE not in self.by_set,
-            SET_OPTION: bool(self.by_set),
-            **{f"--{name}": name in self.requests for name in REQUESTS},
-            HIERARCHICAL_OPTION: self.hierarchical,
-            f"--backend {','.join(self.backends)}": bool(self.beside),
-        }
-        return tuple(option for option, is_asked in asked.items() if is_asked)
-
-    def names(self, backend: str) -> list[str]:
-        """The names in rows, for the metadata: of nothing where there is only one way."""
-        names = [each.name for each in self.inside(NcclSetting()).settings]
-        for process in self.processes:
-            names += [process.name, *(each.name for each in self.settings if each.of_process == process != each)]
-        names += [HIERARCHICAL] if self.hierarchical else []
-        return [*names, *(each for each in self.beside if each != backend)]
+    def new(self) -> tuple[Path, ...]:
+        """The files of the new side; with a baseline, the one file that is named belongs to it."""
+        named = self.second if self.against is None else self.first
+        return () if self.last is not None or named is None else (Path(named), *self.more_new)
 
 
-def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
-    """Raise UsageError where NCCL's own choice could not be measured, since somebody has made it.
+_DURATION = re.compile(r"(?P<number>\d{1,6}(?:\.\d{1,6})?)\s*(?P<unit>ms|s|m|h|)", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_LEAST_INTERVAL, _MOST_INTERVAL = 0.1, 3600.0
+_JOB = re.compile(r"\d+|[0-9A-Fa-f]{4,64}", re.ASCII)
+_GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
-    `settings` are NCCL's variables as NCCL will see them. An algorithm makes NCCL's choice of a protocol too.
-    """
-    variables = dict.fromkeys(variants.variables)
-    if not {*PER_COMMUNICATOR}.isdisjoint(variables):
-        variables |= dict.fromkeys(PER_COMMUNICATOR)
-    for name in (each for each in variables if each in settings):
+INTERVAL_SECONDS, LONGER_INTERVAL_SECONDS = 1.0, 2.0
+"""Between two readings where nobody asks for another time; the longer one of nodes with more GPUs than these four."""
+
+_MOST_GPUS_A_SECOND = 4
+_INTERVAL_SECONDS_OF_RAS = 10.0
+
+
+class TypedSeconds(float):
+    """Seconds, with the `text` that was typed for them."""
+
+    text: str
+
+    @classmethod
+    def of(cls, option: str, text: str) -> "TypedSeconds":
+        """The seconds of '30s', '5m', '500ms'; a bare number is seconds. Raises UsageError for any other text."""
+        match = _DURATION.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"{option} {text!r} is not a time",
+                expected="a number followed by ms, s, m or h",
+                next_step=f"{option} 30s",
+            )
+        seconds = cls(float(match["number"]) * _SECONDS[match["unit"]])
+        seconds.text = text
+        return seconds
+
+    def check(self, option: str, least: float, most: float) -> None:
+        """Raise UsageError for a time that is shorter or longer."""
+        if not least <= self <= most:
+            raise UsageError(f"{option} {self.text} is {self:g} s", expected=f"{least:g} s to {most:g} s")
+
+
+def _parse_interval(text: str) -> TypedSeconds:
+    interval = TypedSeconds.of("--interval", text)
+    interval.check("--interval", _LEAST_INTERVAL, _MOST_INTERVAL)
+    return interval
+
+
+def _parse_seconds(text: str) -> TypedSeconds:
+    return TypedSeconds.of("--for", text)
+
+
+def _parse_job(text: str) -> str:
+    if not _JOB.fullmatch(text):
         raise UsageError(
-            f"{' and '.join(variants.options)} with {name}={settings[name]} set already",
-            expected="NCCL's own choice to compare with",
-            reason="it stands in the environment, or in a file as /etc/nccl.conf",
-            next_step=f"unset {name}",
+            f"--job {text!r} is not a job",
+            expected="the number of a Slurm job, or at least four digits of a container's id",
+            reason="" if text else "the variable is probably not set",
         )
+    return text
+
+
+def _parse_gpus(text: str) -> tuple[int, ...]:
+    """0, 2 and 3 of '0,2-3'."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = _GPUS.fullmatch(part.strip())
+        first, last = (-1, -2) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if last < first:
+            raise UsageError(f"--gpus {text!r} is not a list of GPUs", expected="numbers and ranges: 0,2-3")
+        found.update(dict.fromkeys(range(first, last + 1)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankOptions:
-    """The options of a rank beside its request, as plain data.
+class WatchPlan:
+    """What is watched, how long, and how it is shown.
 
-    `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
-    to judge speed by, None for a match. `overlap` is the computation beside the collective, None for none.
-    `checked_variables` are those that NCCL has to know.
+    Without `interval` it is that of `with_interval_of`. `seconds` is how long, None until somebody ends it; with
+    `until_traffic` from the first bytes on. `gpus` are indices of the driver's, None for all.
     """
 
-    backend: str | None = None
-    nccl_library: str | None = None
-    allocator: Allocator = Allocator.CUDA
-    ranks: int | None = None
-    ranks_per_gpu: int = 1
-    timeout_s: float = 60.0
-    evidence: EvidenceUse = EvidenceUse.KEPT
-    strict: bool = False
-    split: str | None = None
-    expected_gpus: int | None = None
-    variants: AskedVariants = AskedVariants()
-    profile: str | None = None
-    overlap: OverlapAsked | None = None
-    checked_variables: tuple[str, ...] = ()
+    help_group: ClassVar = MEASURE
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivePlan(RankOptions):
-    """The request, its options, and their presentation; without sizes it visits the backend's default sweep.
-
-    `results_folder` is what a rank has instead of the presentation of the process that launched it.
-    """
-
-    request: "SweepRequest"
-    source: "Source" = field(default_factory=_here)
+    interval: float | None = option(
+        "TIME",
+        "Time between two lines: 500ms, 1s, 1m (default: 1s; 2s on nodes with more than four GPUs; 10s with --hang).",
+        read=_parse_interval,
+        common=True,
+    )
+    seconds: float | None = option(
+        "TIME",
+        "Stop after this time, e.g. 30s, 5m. Default: until interrupted (10s with --simulate, the whole recording with "
+        "--replay).",
+        name="--for",
+        read=_parse_seconds,
+        common=True,
+    )
+    until_traffic: bool = flag("Wait for the first traffic; --for counts from then on.", common=True)
+    hang: bool = flag(
+        "Ask NCCL's RAS every 10 s which rank keeps the others of its job waiting. No counters are read.", common=True
+    )
+    strict: bool = flag(
+        "Exit 1 unless the verdict is PASS, 3 if no path between GPUs was seen.", common=True, group=JUDGE
+    )
+    pid: list[int] | None = option("PID", "Watch only the jobs of this process. Repeatable.", common=True)
+    job: str | None = option(
+        "ID",
+        "Watch only this Slurm job (its number) or container (the beginning of its id).",
+        read=_parse_job,
+        common=True,
+    )
+    gpus: tuple[int, ...] | None = option(
+        "LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", read=_parse_gpus, common=True
+    )
+    timeout_s: float = step_timeout("reading the driver of a node", default=20.0)
+    simulation: Simulation | None = None
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
-    results_folder: Path | None = None
 
     @property
-    def history(self) -> Path | None:
-        """The folder of dated results that this run's own is kept in; None where it is not."""
-        return self.results_folder or self.presentation.history
+    def source(self) -> Source:
+        """The machines that are watched."""
+        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
-    def rank_options(self) -> RankOptions:
-        """The options alone."""
-        return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
+    def interval_s(self) -> float:
+        """Seconds between two readings, or two questions."""
+        if self.interval is None:
+            return _INTERVAL_SECONDS_OF_RAS if self.hang else INTERVAL_SECONDS
+        return self.interval
+
+    def with_interval_of(self, gpus: int) -> "WatchPlan":
+        """With the interval of a node with so many GPUs: at most 1 % of a core, and an alarm within 5 s."""
+        if self.interval is not None or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
+            return self
+        return replace(self, interval=min(LONGER_INTERVAL_SECONDS, self.seconds or LONGER_INTERVAL_SECONDS))
 
     @property
-    def kernels_at_once(self) -> int:
-        """The kernels of a rank that have to fit on its GPU beside each other: a collective, and computation."""
-        return 1 if self.overlap is None else 2
+    def selection(self) -> "WatchedJobs":
+        """The jobs that are watched."""
+        from gpubench.measure.watch.jobs import WatchedJobs
 
-    def asking_for_gpus(self, backend: str) -> str:
-        """What asks for GPUs, for messages."""
-        return f"--backend {backend}" if self.overlap is None else OVERLAP
+        return WatchedJobs(tuple(self.pid or ()), self.job)
 
-    def check_any_gpu(self, listed: Sequence[int]) -> None:
-        """Raise CouldNotMeasureError where `--expect-gpus` asks for GPUs and no rank has any `listed`."""
-        if self.expected_gpus is not None and not any(listed):
-            raise no_gpu(f"--expect-gpus says {self.expected_gpus}, and there is none", for_what="--expect-gpus")
+
+SCAN_BACKENDS = ("nccl", "host")
+
+
+def _parse_backend(text: str) -> str:
+    if text not in SCAN_BACKENDS:
+        raise invalid_choice("--backend", text, SCAN_BACKENDS)
+    return text
+
+
+class LeafFile(NamedTuple):
+    """The leaf switch of each host, by its name, as a file has them."""
+
+    name: str
+    leaves: Mapping[str, str]
+
+    @classmethod
+    def read(cls, text: str) -> "LeafFile":
+        """The leaves of a file. Raises UsageError: it cannot be read."""
+        from gpubench.readers.leaves import read_leaves
+
+        return cls(text, read_leaves(Path(text)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPlan:
+    """The nodes to scan, and how.
+
+    `rounds` is the folder that rounds are kept in, `resume` one whose rounds are gone on with. More than one
+    `ranks_per_gpu` are launched here. `backend` is what moves the data of real nodes, None for NCCL where they have
+    GPUs; `round_timeout_s` the deadline of a round.
+    """
+
+    help_group: ClassVar = MEASURE
+
+    backend: str | None = option(
+        "|".join(SCAN_BACKENDS),
+        "Measure with NCCL between GPUs (default if there are any), or with TCP between CPU buffers.",
+        read=_parse_backend,
+    )
+    quick: bool = flag("Stop after three rounds, with suspects that are not confirmed.", common=True)
+    leaves: LeafFile | None = option(
+        "FILE",
+        "Leaf switch of each node: Slurm's topology.conf, the output of ibnetdiscover, or lines of NODE LEAF.",
+        read=LeafFile.read,
+        common=True,
+        group=INPUT,
+    )
+    rounds: Path | None = option(
+        "DIR", "Write every round to this folder as it ends.", read=Path, common=True, group=OUTPUT
+    )
+    resume: Path | None = option(
+        "DIR", "Continue the rounds in this folder with the nodes that are left.", read=Path, common=True, group=INPUT
+    )
+    replay: Path | None = option(
+        "DIR", "Judge the rounds in this folder, measure nothing.", read=Path, common=True, group=SIMULATE
+    )
+    hostfile: Path | None = option(
+        "FILE",
+        "Write the healthy nodes to this file, one per line, for mpirun --hostfile.",
+        read=Path,
+        common=True,
+        group=OUTPUT,
+    )
+    every_rank: bool = flag("Treat every rank as a node: to try a scan on one host.", name="--ranks-as-nodes")
+    ranks_per_gpu: int = sharing_ranks("Each rank counts as a node. Works with any NCCL")
+    round_timeout_s: float = step_timeout("one round", default=10.0, least=0.5)
+    strict: bool = flag("Exit 1 if there is a suspect or any other doubt.", common=True, group=JUDGE)
+    simulation: Simulation | None = None
+    seed: int = 0
+    presentation: Presentation = field(default_factory=Presentation)
 
     @property
-    def collective(self) -> "Collective":
-        """The collective that is measured."""
-        return self.request.collective
+    def ranks_as_nodes(self) -> bool:
+        """Whether every rank is a node."""
+        return self.every_rank or self.ranks_per_gpu > 1
 
-    def at_sizes_for(self, backend: str) -> "SweepRequest":
-        """The request at the sizes that were asked for, else at the backend's default ones."""
-        slowest = self.variants.backends[-1] if self.variants.beside else backend
-        sizes = self.request.sizes or parse_sizes(backend_named(slowest).default_sizes)
-        return replace(self.request, sizes=sizes)
 
-    def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
-        """All backends that are measured, the first first; `gpus` is true where any rank sees one.
+FACTS_TIMEOUT_S = 20.0  # What answers later than this hangs; a prolog has no more time
 
-        Raises UsageError: one is not known.
-        """
-        first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
-        return (first, *(backend_named(each) for each in self.variants.beside))
 
-    def refuse_gpu_options(self, why: str) -> None:
-        """Raise UsageError where an option was given that only a backend on GPUs has."""
-        for option in self._nccl_options:
-            reason = backend_named(HOST).lacks[option]
-            raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")
+class Depth(StrEnum):
+    """The amount of measuring in a check: none, half a minute of it, a minute, or everything."""
 
-    def refuse_what_backend_lacks(self) -> None:
-        """Raise UsageError where a backend that was asked for cannot follow an option, or lacks the collective."""
-        asked = [] if self.backend is None else [backend_named(self.backend)]
-        for kind in (*asked, *(backend_named(each) for each in self.variants.beside)):
-            if kind.collectives and self.collective.name not in kind.collectives:
-                raise UsageError(
-                    f"{self.collective.name} with --backend {kind.name}",
-                    expected=f"{' or '.join(kind.collectives)}, all that this backend has",
-                    next_step=f"leave {kind.name} out, or gpubench {kind.collectives[0]} --backend {kind.name}",
-                )
-            # With several backends, options that only NCCL has are NCCL's.
-            own = self._nccl_options if len(asked) == 1 and not self.variants.beside else ("--graph",)
-            for option in (each for each in own if each in self._nccl_options and each in kind.lacks):
-                raise UsageError(
-                    f"{option} with --backend {kind.name}",
-                    expected="an option that the backend can follow",
-                    reason=kind.lacks[option],
-                    next_step=f"leave {option} out, or --backend nccl",
-                )
+    QUICK = "quick"
+    BRIEF = "brief"
+    DEFAULT = "default"
+    FULL = "full"
+
+
+def _parse_hosts(text: str) -> Path:
+    if not text:
+        raise UsageError(
+            "--hosts without a file's name",
+            expected="a file with one host per line",
+            reason="the variable is probably not set; only this machine would be checked",
+        )
+    return Path(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPlan:
+    """The machines to check and how; `profile` is a name or file, None for a match; `brief`: in ten lines."""
+
+    help_group: ClassVar = MEASURE
+
+    quick: bool = flag("Read facts only, measure nothing.", common=True)
+    full: bool = flag("Measure all collectives and all ways of copying.", common=True)
+    profile: str | None = option(
+        "NAME|FILE",
+        "Judge by this profile, with its number of GPUs and NICs (host: a machine without GPUs).",
+        completed_as="profile",
+        common=True,
+        group=JUDGE,
+    )
+    expected_gpus: int | None = expected_gpus()
+    hosts: Path | None = option(
+        "FILE", "Start one rank per GPU by mpirun on these hosts, one per line.", read=_parse_hosts, common=True
+    )
+    slurm: bool = flag(
+        "Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm", common=True
+    )
+    ranks_per_gpu: int = sharing_ranks()
+    strict: bool = flag("Exit 1 for warnings too.", common=True, group=JUDGE)
+    timeout_s: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
+    simulation: Simulation | None = None
+    recording: Recording = field(default_factory=Recording)
+    brief: bool = False
+    presentation: Presentation = field(default_factory=Presentation)
 
     @property
-    def _nccl_options(self) -> tuple[str, ...]:
-        """Those options that were given and that not every backend has."""
-        given = {
-            "--graph": self.request.graph_replays > 0,
-            SHARING_OPTION: self.ranks_per_gpu > 1,
-            "--nccl-library": self.nccl_library is not None,
-            "--allocator nccl": self.allocator is Allocator.NCCL and REGISTER not in self.variants.requests,
-            **{option: True for option in self.variants.options if option in _TO_NCCL},
-        }
-        return tuple(name for name, is_given in given.items() if is_given)
+    def depth(self) -> Depth:
+        """The amount of measuring."""
+        if self.quick:
+            return Depth.QUICK
+        return Depth.BRIEF if self.brief else Depth.FULL if self.full else Depth.DEFAULT
 
+    @property
+    def facts_timeout_s(self) -> float:
+        """Seconds in which a driver has to answer."""
+        return min(self.timeout_s, FACTS_TIMEOUT_S)
 
-_TO_NCCL = ("--algo", "--proto", SET_OPTION, *(f"--{name}" for name in REQUESTS))
+    @property
+    def source(self) -> Source:
+        """The machines that are checked."""
+        return source_of(self.facts_timeout_s, simulation=self.simulation, replay=self.recording.replay)
+
 
 P2P_NAME = "p2p"
 
@@ -264,26 +550,86 @@ class As(StrEnum):
     NVBANDWIDTH = "nvbandwidth"
 
 
+def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
+    if not texts:
+        return None
+    from gpubench.model.paths.p2p import parse_pairs
+
+    try:
+        return parse_pairs(texts)
+    except ValueError as error:
+        raise UsageError(
+            f"--pairs {str(error)!r} is not a pair of GPUs",
+            expected="two different GPUs, numbered as in nvidia-smi: 0-1,3-5",
+            next_step="--pairs 0-1",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pPlan:
-    """The machine to measure and how; `pairs` are the driver's indices or ranks, and None is all.
+    """The pairs to copy between, in which ways, and how to show it.
 
-    `sizes` of None are the default; `like` is one of As. `profile` is the name or file of the one to judge by, None for
-    a match. Of managed memory one size is measured.
+    `pairs` are the driver's indices or ranks, None for all; `sizes` of None are the default. Of managed memory one size
+    is measured.
     """
 
-    source: "Source"
-    recording: Recording
-    sizes: tuple[int, ...] | None
-    pairs: tuple[tuple[int, int], ...] | None
-    like: str | None
-    host: bool
-    patterns: bool
-    check: bool
-    strict: bool
-    evidence: EvidenceUse
-    timeout_s: float
-    memory: MemoryKind = MemoryKind.PLAIN
-    profile: str | None = None
-    expected_gpus: int | None = None
-    presentation: Presentation
+    help_group: ClassVar = MEASURE
+
+    sizes: tuple[int, ...] | None = option(
+        "SIZES",
+        "Copy only these sizes, by copy engines, with peer access off and on: 8:1G or 1K,64K,1M (default: 256M in "
+        "every way, and 16 bytes for the latency).",
+        read=parse_sizes,
+        common=True,
+    )
+    pairs: tuple[tuple[int, int], ...] | None = option(
+        "I-J",
+        "Copy only from GPU I to GPU J (under mpirun: ranks): 0-1,3-5 (default: all pairs).",
+        read=_parse_pairs,
+        several=True,
+        common=True,
+    )
+    memory: MemoryKind = option(
+        "|".join(MemoryKind),
+        "managed: also measure unified memory, prefetched, fetched by page faults, and used in place (64M, or the one "
+        "size of --sizes).",
+        default=MemoryKind.PLAIN.value,
+        read=one_of("--memory", MemoryKind),
+        common=True,
+    )
+    like: str | None = option(
+        "|".join(As),
+        "Copy with the parameters of nvbandwidth: 512M, 16 copies after 4, median of 3.",
+        name="--as",
+        read=one_of("--as", As),
+        common=True,
+    )
+    host: bool = flag("Also copy to and from host memory.", name="--host/--no-host", default=True)
+    patterns: bool = flag("Also copy between many pairs at once.", name="--patterns/--no-patterns", default=True)
+    check: bool = flag("Verify the data at every destination.", name="--check/--no-check", default=True)
+    shows_evidence: bool = flag("Show the evidence for every pair's path.", name="--evidence")
+    veto: bool = flag(
+        "Print one line for a shell in place of the table: the environment that avoids peer access where it is broken "
+        "or slow.",
+        common=True,
+        group=OUTPUT,
+    )
+    strict: bool = flag("Exit 1 for slow and host-staged pairs too.", common=True, group=JUDGE)
+    timeout_s: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
+    profile: str | None = judging_profile()
+    expected_gpus: int | None = expected_gpus()
+    simulation: Simulation | None = None
+    recording: Recording = field(default_factory=Recording)
+    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def source(self) -> Source:
+        """The machine that is measured."""
+        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
+
+    @property
+    def evidence(self) -> "EvidenceUse":
+        """The use that is made of evidence: it is kept, and shown where that was asked for."""
+        from gpubench.model.paths.transport import EvidenceUse
+
+        return EvidenceUse.SHOWN if self.shows_evidence else EvidenceUse.KEPT

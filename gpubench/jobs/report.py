@@ -1,7 +1,6 @@
 """Show a stored result again, or judge another program's results as if gpubench had measured them."""
 
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +11,11 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
+from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
+from gpubench.jobs.plans import Nics, ReportPlan
 from gpubench.measure.collective.judged_rows import (
     DOMAIN_ASSUMED,
     NICS_ASSUMED,
@@ -59,7 +59,7 @@ from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
 from gpubench.model.terms.units import BYTES_PER_GB, counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Listener
-from gpubench.profiles import ProfileMatch, domain_of, load, match, own_profiles
+from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.records import dataclass
@@ -254,85 +254,28 @@ def _metadata_of_copies(
 
 SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
-_NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
 _ALGORITHMS = tuple(each.upper() for each in Algorithm)
 _USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
 """The machine that a message takes for its example."""
 
 
-@dataclass(frozen=True, slots=True)
-class Nics:
-    """The NICs of a node, as a person tells them: how many, and Gbit/s of each; `is_ethernet` without RDMA."""
-
-    count: int
-    rate_gbit_s: float
-    is_ethernet: bool = False
-
-    @classmethod
-    def of(cls, text: str) -> "Nics":
-        """The NICs of a text, '8x400'; UsageError for another form."""
-        found = _NICS.fullmatch(text.strip())
-        if found is None or not int(found[1]) or not float(found[2]):
-            raise UsageError(
-                f"--nics {text!r} is no number of NICs and their rate",
-                expected="NICs of a node, and Gbit/s of each: 8x400, or 4x200e of plain Ethernet",
-                next_step="--nics 8x400",
+def _with_nics(profile: Profile, nics: Nics) -> Profile:
+    """The machine with these NICs in the place of its own, spread over the places that its GPUs have."""
+    if [nic.rate_gbit_s for nic in profile.nic] == [nics.rate_gbit_s] * nics.count and not nics.is_ethernet:
+        return profile
+    places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
+    return replace(
+        profile,
+        nic=tuple(
+            NicKindOfMachine(
+                name=f"nic{number}",
+                kind=NicKind.ETHERNET if nics.is_ethernet else NicKind.INFINIBAND,
+                rate_gbit_s=nics.rate_gbit_s,
+                place=places[number * max(len(places), nics.count) // nics.count % len(places)],
             )
-        return cls(int(found[1]), float(found[2]), is_ethernet=bool(found[3]))
-
-    def __str__(self) -> str:
-        return f"{self.count}x{self.rate_gbit_s:g}{'e' if self.is_ethernet else ''}"
-
-    def on(self, profile: Profile) -> Profile:
-        """The machine with these NICs in the place of its own, spread over the places that its GPUs have."""
-        if [nic.rate_gbit_s for nic in profile.nic] == [self.rate_gbit_s] * self.count and not self.is_ethernet:
-            return profile
-        places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
-        return replace(
-            profile,
-            nic=tuple(
-                NicKindOfMachine(
-                    name=f"nic{number}",
-                    kind=NicKind.ETHERNET if self.is_ethernet else NicKind.INFINIBAND,
-                    rate_gbit_s=self.rate_gbit_s,
-                    place=places[number * max(len(places), self.count) // self.count % len(places)],
-                )
-                for number in range(self.count)
-            ),
-        )
-
-
-def machine_named(text: str, *, joined_by_nics: bool) -> SimulatedMachine:
-    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`.
-
-    Several trays of a rack are joined by its NVLinks, unless a person says which NICs join them.
-    """
-    machine = parse_machine(text, "--machine")
-    own = load(re.split(r"[*/\s]", text.strip())[0])
-    return SimulatedMachine(own, machine.nodes) if joined_by_nics and own.domain is None else machine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgePlan:
-    """The text of the file and its name, what a person says of its machine and of its rows, and how to show them."""
-
-    text: str
-    name: str
-    machine: SimulatedMachine | None
-    nics: Nics | None
-    collective: str | None
-    strict: bool
-    presentation: Presentation
-
-    @property
-    def told(self) -> Told:
-        """What a reader needs of that."""
-        machine = self.machine
-        if machine is None:
-            return Told(collective=self.collective)
-        return Told(
-            collective=self.collective, ranks=machine.nodes * machine.profile.match.visible, nodes=machine.nodes
-        )
+            for number in range(nics.count)
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,13 +304,13 @@ class JudgedTable:
         return SpeedJudge(replace(made.expected, assumed=assumed), made.hosts)
 
 
-def judge_results(plan: JudgePlan, arguments: Sequence[str]) -> int:
+def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     """Show what a file has, judged; the exit code.
 
     Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
     """
     try:
-        file = results_in(plan.text, plan.name, plan.told)
+        file = results_in(text, plan.name, _told(plan))
     except NotSaidError as error:
         raise _what_is_missing(plan, gpus=plan.machine is None, error=error) from None
     if file.pairs and not (file.rows or file.latencies):
@@ -385,7 +328,15 @@ def judge_results(plan: JudgePlan, arguments: Sequence[str]) -> int:
     return presenter.exit_code
 
 
-def _run_copies(plan: JudgePlan, file: ResultFile, arguments: Sequence[str]) -> int:
+def _told(plan: ReportPlan) -> Told:
+    """What a person says of the rows, as far as a reader needs it."""
+    machine = plan.machine
+    if machine is None:
+        return Told(collective=plan.collective)
+    return Told(collective=plan.collective, ranks=machine.nodes * machine.profile.match.visible, nodes=machine.nodes)
+
+
+def _run_copies(plan: ReportPlan, file: ResultFile, arguments: Sequence[str]) -> int:
     copies, models = ReadCopies.of(file), file.circumstances.gpus
     machine = plan.machine or (_machine_of(models, len(copies.names), 1) if models else None)
     if machine is None:
@@ -408,7 +359,7 @@ def _run_copies(plan: JudgePlan, file: ResultFile, arguments: Sequence[str]) -> 
     return _judge_copies(plan.presentation, file, copies, machine, arguments, strict=plan.strict)
 
 
-def _assumed_network(plan: JudgePlan, table: JudgedTable) -> str:
+def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
     if plan.machine is not None or table.machine is None:
         return ""
     if table.machine.domain_nodes > 1:
@@ -416,7 +367,7 @@ def _assumed_network(plan: JudgePlan, table: JudgedTable) -> str:
     return "" if plan.nics is not None else NICS_ASSUMED
 
 
-def _what_is_missing(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
+def _what_is_missing(plan: ReportPlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
@@ -437,7 +388,7 @@ def _what_is_missing(plan: JudgePlan, *, gpus: bool, error: NotSaidError | None 
     )
 
 
-def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
     """The rows of the collective that a person names, or of the only one.
 
     Raises UsageError for none, or for tables of several collectives or numbers of ranks.
@@ -466,7 +417,7 @@ def _rows_of_one_table(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]
     ]
 
 
-def _of_latencies(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
+def _of_latencies(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
     if file.latencies and any(row.ranks is None or row.busbw_gb_s is None for row in file.latencies):
         raise _what_is_missing(plan, gpus=True)
     nodes = 1 if plan.machine is None else plan.machine.nodes
@@ -485,7 +436,7 @@ def _of_latencies(plan: JudgePlan, file: ResultFile) -> list[CollectiveRow]:
     ]
 
 
-def _table(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
+def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
     first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
     on_gpus = first.backend != "host"
     if plan.machine is None and not models and on_gpus:
@@ -494,7 +445,7 @@ def _table(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> 
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
     _check_told(plan, first, models)
     if machine is not None and plan.nics is not None:
-        machine = replace(machine, profile=plan.nics.on(machine.profile))
+        machine = replace(machine, profile=_with_nics(machine.profile, plan.nics))
     names = hosts if len(hosts) == first.nodes else [f"node{number}" for number in range(first.nodes)]
     gpus: Sequence[str | None] = models if len(models) == first.ranks else [None] * first.ranks
     if machine is not None and plan.machine is not None:
@@ -536,7 +487,7 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
     return None if found is None else SimulatedMachine(found.profile, nodes)
 
 
-def _check_told(plan: JudgePlan, row: CollectiveRow, models: Sequence[str]) -> None:
+def _check_told(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) -> None:
     machine = plan.machine
     if machine is None:
         return
@@ -558,7 +509,7 @@ def _check_told(plan: JudgePlan, row: CollectiveRow, models: Sequence[str]) -> N
 
 
 def _metadata_of_results(
-    plan: JudgePlan, file: ResultFile, table: JudgedTable, speed: SpeedJudge, arguments: Sequence[str]
+    plan: ReportPlan, file: ResultFile, table: JudgedTable, speed: SpeedJudge, arguments: Sequence[str]
 ) -> Metadata:
     known, rows = file.circumstances, table.rows
     profile = speed.expected.profile
@@ -578,7 +529,7 @@ def _metadata_of_results(
     )
 
 
-def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
+def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
     """The options of the run, as far as its rows and its file tell them, by the names that gpubench's own have."""
     warmup = file.circumstances.options.get("warmup")
     return {
@@ -600,26 +551,16 @@ def _options(plan: JudgePlan, file: ResultFile, rows: Sequence[CollectiveRow]) -
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPlan:
-    """The result to show, the name of its file, and how to show it."""
-
-    run: StoredRun
-    name: str
-    presentation: Presentation
-
-
-def run(plan: ReportPlan) -> int:
-    """Show it; the exit code, which is that of the run.
+def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
+    """Show a result that is in a file of that name; the exit code, which is that of the run.
 
     Raises GpubenchError: an output cannot be written, a monitoring system asks for the verdict of half a run, or the
     file lacks what is shown.
     """
-    stored = plan.run
-    if plan.presentation.exit_style is not None and not stored.report.complete:
-        raise CouldNotMeasureError(f"{plan.name}: the run was cut short, or has not ended")
+    if presentation.exit_style is not None and not stored.report.complete:
+        raise CouldNotMeasureError(f"{name}: the run was cut short, or has not ended")
     # The options of this command are no options of the run.
-    shown = replace(plan.presentation, defaults={}, defaults_file=None)
+    shown = replace(presentation, defaults={}, defaults_file=None)
     try:
         with presenting(shown) as presenter:
             presenter.begin(stored.metadata, stored.columns)
@@ -629,7 +570,7 @@ def run(plan: ReportPlan) -> int:
         return presenter.exit_code
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(
-            f"{plan.name} cannot be shown: {type(error).__name__}: {error}",
+            f"{name} cannot be shown: {type(error).__name__}: {error}",
             expected=EXPECTED,
             reason="it was edited by hand, or an older gpubench wrote it, which did not write all that is shown",
             next_step="the same command again, with --output",

@@ -12,13 +12,12 @@ from pathlib import Path
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
 from gpubench.formats.delivery import say
-from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on
 from gpubench.hardware.host import mps_serves, sm_percent
 from gpubench.hardware.scan.coordinator import NodeRanks
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.jobs.sources import Simulation
+from gpubench.jobs.plans import ScanPlan
 from gpubench.measure.check.health import judge
 from gpubench.measure.scan.judging import not_measured_inside, slow_figures, slowest_of, wrong_data_inside
 from gpubench.measure.scan.report import ScanResult, report_of
@@ -52,32 +51,6 @@ from gpubench.readers.documents import Wanted, json_line, read_json_line, read_t
 from gpubench.records import dataclass
 
 NAME = "scan"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPlan:
-    """`leaves` are names by host, as `leaves_file` has them, None where none was given.
-
-    `rounds` is the folder that rounds are kept in, `resume` one whose rounds are gone on with; `hostfile` takes the
-    good nodes, and `ranks_as_nodes` makes every rank a node. More than one `ranks_per_gpu` are launched here. `backend`
-    is what moves the data of real nodes, None for NCCL where they have GPUs; `round_timeout_s` the deadline of a round.
-    """
-
-    simulation: Simulation | None
-    backend: str | None
-    quick: bool
-    leaves: Mapping[str, str] | None
-    leaves_file: str | None
-    rounds: Path | None
-    resume: Path | None
-    replay: Path | None
-    hostfile: Path | None
-    ranks_as_nodes: bool
-    ranks_per_gpu: int
-    seed: int
-    strict: bool
-    round_timeout_s: float
-    presentation: Presentation
 
 
 LEAST_NODES = 3

@@ -28,9 +28,10 @@ from gpubench.hardware.simulated.scan import (
 )
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.messages import offered_addresses
+from gpubench.jobs.collective.plan import SHARING_OPTION
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_file_writable, check_writable
-from gpubench.jobs.plans import SHARING_OPTION
+from gpubench.jobs.plans import ScanPlan
 from gpubench.jobs.rank import usable_driver
 from gpubench.jobs.rounds import (
     HOST,
@@ -38,7 +39,6 @@ from gpubench.jobs.rounds import (
     RenumberedRounds,
     ResumedRounds,
     RoundsFolder,
-    ScanPlan,
     check_backend,
     check_node_count,
     check_placement,
@@ -309,7 +309,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
         names = [f"{cards[ranks[0]].host}{RANK_OF_HOST}{ranks[0]}" for ranks in placement.ranks_by_node]
     leaves: Sequence[str | None] = [None] * len(names)
     if plan.leaves is not None:
-        leaves = leaves_of(names, plan.leaves, plan.leaves_file or "")
+        leaves = leaves_of(names, plan.leaves.leaves, plan.leaves.name)
     first = placement.ranks_by_node[0]
     rails = sum(len(placement.rails_by_rank[rank]) for rank in first)
     between_nodes = not plan.ranks_as_nodes and meeting.backend != HOST
@@ -389,7 +389,7 @@ def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
 def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[str]) -> int:
     machine, faults, seed = simulation.machine, simulation.faults, simulation.seed
     check_node_count(machine.nodes)
-    named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves, plan.leaves_file or "")
+    named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves.leaves, plan.leaves.name)
     fabric = simulated_scan_fabric(machine, named, faults)
     rounds = SimulatedRounds(fabric, simulated_model(machine, faults, fabric), seed)
     first, again = (

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from json import JSONDecodeError, JSONDecoder
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import WRONG_USAGE, UsageError
@@ -26,9 +25,10 @@ from gpubench.hardware.launch import (
     srun_command,
 )
 from gpubench.hardware.node.nvml import read_driver
-from gpubench.jobs.check import NAME, CheckPlan
+from gpubench.jobs.check import NAME
 from gpubench.jobs.metadata import metadata_of, recorded_settings
 from gpubench.jobs.outputs import presenting
+from gpubench.jobs.plans import CheckPlan
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import some_of
@@ -43,22 +43,20 @@ _FOR_RANKS = ("--format", "json", "--no-progress")
 _ALLOCATION = "SLURM_JOB_NODELIST"
 
 
-def run_there(
-    plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str], *, hosts: Path | None, gpus: int | None
-) -> int:
-    """Start `gpubench` with the words `for_ranks` as ranks, by srun, or mpirun on named hosts; present their report.
+def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str]) -> int:
+    """Start `gpubench` with the arguments `for_ranks` by srun, or mpirun on named hosts; present its report.
 
-    `gpus` are those of every node, None for as many as here. Returns the exit code; hosts without a report are an
-    ERROR. Raises GpubenchError: hosts, allocation or launcher missing.
+    Returns the exit code; hosts without a report are an ERROR. Raises GpubenchError: hosts, allocation or launcher
+    missing.
     """
-    launch = launched_by(os.environ)
+    launch, hosts = launched_by(os.environ), None if plan.slurm else plan.hosts
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"{'--slurm' if hosts is None else '--hosts'} under {launch.launcher}",
             expected="one process, which starts the ranks",
             next_step=launch.without_it,
         )
-    ranks, words = gpus or read_driver(os.environ).visible, [*for_ranks, *_FOR_RANKS]
+    ranks, words = plan.expected_gpus or read_driver(os.environ).visible, [*for_ranks, *_FOR_RANKS]
     names = [os.environ.get(_ALLOCATION, "the allocation")]
     if hosts is None:
         command, environment = srun_command(os.environ, ranks or 1, words), dict(os.environ)

@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.errors import UsageError
+from gpubench.jobs.options import SIMULATE, option
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.records import dataclass
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The folder to write to, and the one to read instead of a machine."""
+    """The folder to show instead of a machine, and the one to write to."""
 
-    record: Path | None = None
-    replay: Path | None = None
+    help_group: ClassVar = SIMULATE
+
+    replay: Path | None = option("DIR", "Show what --record wrote to this folder.", read=Path)
+    record: Path | None = option("DIR", "Also write all facts and raw samples to this folder.", read=Path)
 
 
 @dataclass(frozen=True, slots=True)

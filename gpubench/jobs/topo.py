@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.presentation import Presentation
 from gpubench.jobs.outputs import check_writable, presenting
-from gpubench.jobs.sources import FromFile, Here, Recording, Replayed, Simulated, Source, gathered, own_process
+from gpubench.jobs.plans import TopoPlan
+from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered, own_process
 from gpubench.model.facts.environment import launched_by
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -19,20 +18,6 @@ if TYPE_CHECKING:
 
 NAME = "topo"
 _SECONDS_TO_READ = 3.0  # Of a machine with four GPUs; an estimate for whoever waits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopoPlan:
-    """The machines to show, and how; `profile` is the name or file of the one to judge by, None for a match."""
-
-    source: Source
-    recording: Recording
-    strict: bool
-    causes: bool
-    timeout_s: float
-    profile: str | None = None
-    expected_gpus: int | None = None
-    presentation: Presentation
 
 
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:

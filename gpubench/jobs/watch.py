@@ -22,10 +22,10 @@ from gpubench.hardware.simulated.links import SimulatedTraffic
 from gpubench.hardware.traffic import NodeTraffic
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable, presenting
+from gpubench.jobs.plans import LONGER_INTERVAL_SECONDS, WatchPlan
 from gpubench.jobs.sources import (
     SECONDS_TO_READ_A_NODE,
     Here,
-    Recording,
     Replayed,
     Simulated,
     Simulation,
@@ -44,7 +44,6 @@ from gpubench.model.results.watch import WatchFrame
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import read_json_line
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -58,39 +57,6 @@ if TYPE_CHECKING:
 
 NAME = "watch"
 SAMPLES = "watch.jsonl"
-
-INTERVAL_SECONDS, LONGER_INTERVAL_SECONDS = 1.0, 2.0
-"""Between two readings where nobody asks for another time; the longer one of nodes with more GPUs than these four."""
-
-_MOST_GPUS_A_SECOND = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPlan:
-    """What is watched, how long, and how it is shown.
-
-    `interval_s` is that of `with_interval_of` where nobody asked for one. `seconds` is how long, None until somebody
-    ends it; with `until_traffic` from the first bytes on. `gpus` are indices of the driver's, None for all.
-    """
-
-    source: Here | Simulated | Replayed
-    recording: Recording
-    selection: WatchedJobs
-    gpus: tuple[int, ...] | None
-    interval_s: float
-    seconds: float | None
-    until_traffic: bool
-    strict: bool
-    timeout_s: float
-    presentation: Presentation
-    has_own_interval: bool = True
-
-    def with_interval_of(self, gpus: int) -> "WatchPlan":
-        """With the interval of a node with so many GPUs: at most 1 % of a core, and an alarm within 5 s."""
-        if self.has_own_interval or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
-            return self
-        return replace(self, interval_s=min(LONGER_INTERVAL_SECONDS, self.seconds or LONGER_INTERVAL_SECONDS))
-
 
 Wait = Callable[[float], bool]  # Waits so many seconds; true where somebody asks to end the watch
 
@@ -560,7 +526,7 @@ def _paced(
         recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s
         return (
-            replace(plan, interval_s=interval_s),
+            replace(plan, interval=interval_s),
             RecordedPace(lambda: max(each.elapsed for each in recorded)),
             recorded,
         )

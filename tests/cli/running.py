@@ -7,17 +7,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pytest
 
 from gpubench.cli import process
 from gpubench.cli.app import run_command_line
+from gpubench.cli.options import PresentationOptions, plan_from
 from gpubench.formats import presenter
 from gpubench.hardware.launch import DAEMON_FAILED, find_launcher
 from tests.cli import forking
@@ -131,3 +132,13 @@ def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) ->
 
     first = run()
     return run() if first.returncode == DAEMON_FAILED else first
+
+
+Plan = TypeVar("Plan")
+
+
+def planned(
+    kind: type[Plan], checked: Callable[[Plan, PresentationOptions], Plan], typed: Mapping[str, object]
+) -> Plan:
+    """The plan of a command as if its fields, and those of its presentation, had been typed."""
+    return checked(plan_from(kind, typed), plan_from(PresentationOptions, typed))

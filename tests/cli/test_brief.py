@@ -10,7 +10,8 @@ import pytest
 from gpubench.collectives.registry import collective_named
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check
-from gpubench.jobs.check import ChildCommands, Depth, measured
+from gpubench.jobs.check import ChildCommands, measured
+from gpubench.jobs.plans import Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from tests.cli.running import gpubench

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from gpubench import profiles
-from gpubench.cli.commands.check import CheckOptions
-from gpubench.cli.signature import options_from
+from gpubench.cli.commands import check as command
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check as check_measure
-from gpubench.jobs.check import GPU_SIZES, ChildCommands, Depth, SimulatedMeasurer, measured
+from gpubench.jobs.check import GPU_SIZES, ChildCommands, SimulatedMeasurer, measured
+from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.sources import Simulated, simulation_of
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.results.report import FINDING_COLUMNS
 from gpubench.model.terms.units import grouped
-from tests.cli.running import environment, gpubench
+from tests.cli.running import environment, gpubench, planned
 from tests.formats.schema import VALIDATOR
 from tests.mpi import kept
 
@@ -294,11 +294,11 @@ def test_ones_own_folder_comes_first(tmp_path: Path) -> None:
 
 
 def test_options_become_what_was_asked_for() -> None:
-    given = {"full": True, "strict": True, "timeout": 300.0}
-    plan = options_from(CheckOptions, given).plan()
+    given = {"full": True, "strict": True, "timeout_s": 300.0}
+    plan = planned(CheckPlan, command.checked, given)
     assert (plan.depth, plan.strict, plan.facts_timeout_s) == (Depth.FULL, True, 20.0)
     with pytest.raises(UsageError, match="exclude each other"):
-        options_from(CheckOptions, given | {"quick": True}).plan()
+        planned(CheckPlan, command.checked, given | {"quick": True})
 
 
 @pytest.mark.parametrize("part", ["pairs", "collectives", "evidence"])

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gpubench.cli.commands.collective import CollectiveOptions, help_of
-from gpubench.cli.options import parse_outputs
-from gpubench.cli.signature import options_from
+from gpubench.cli.options import PresentationOptions, parse_outputs, plan_from
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
@@ -19,8 +18,8 @@ from gpubench.formats.registry import Style
 from gpubench.hardware import launch
 from gpubench.hardware.node.nvml import Driver
 from gpubench.jobs.collective import job as alone
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.plans import CollectivePlan
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode, Sampling
@@ -30,7 +29,7 @@ BY_NAME = {each.name: each for each in COLLECTIVES}
 
 
 def options(name: str = "allreduce", **given: object) -> CollectivePlan:
-    return options_from(CollectiveOptions, given).plan(BY_NAME[name])
+    return plan_from(CollectiveOptions, given).plan(BY_NAME[name], plan_from(PresentationOptions, given))
 
 
 def test_help_says_what_to_type_first_and_names_every_collective() -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpubench.cli.commands.explain import ExplainOptions
-from gpubench.cli.signature import options_from
+from gpubench.cli.options import PresentationOptions, plan_from
 from gpubench.errors import UsageError
+from gpubench.jobs.plans import ExplainPlan
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.report import CauseRow
@@ -240,6 +240,6 @@ def test_a_job_of_a_thousand_ranks_is_a_page(tmp_path: Path) -> None:
 
 def test_options() -> None:
     given = {"logs": ["a", "b"]}
-    assert options_from(ExplainOptions, given).plan().logs == ("a", "b")
+    assert plan_from(ExplainPlan, given).logs == ["a", "b"]
     with pytest.raises(UsageError, match="--section"):
-        options_from(ExplainOptions, {**given, "section": "pairs", "format_name": "csv"}).plan()
+        plan_from(PresentationOptions, {"section": "pairs", "format_name": "csv"}).parse(SECTIONS)

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.p2p import P2pOptions
-from gpubench.cli.signature import options_from
+from gpubench.cli.commands.p2p import checked
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.process import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import p2p as p2p_job
+from gpubench.jobs.plans import P2pPlan
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.operation import CopyGpu
 from gpubench.model.terms.verdict import Origin
+from tests.cli.running import planned
 from tests.fakes.copies import FakeCopies
 
 QUICK: dict[str, Any] = {"sizes": "64K,64M", "pairs": ["0-1"]}
@@ -56,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(tmp_path: Path, **given: object) -> dict[str, Any]:
     output = tmp_path / "p2p.json"
-    options = options_from(P2pOptions, QUICK | {"output": [str(output)]} | given).plan()
+    options = planned(P2pPlan, checked, QUICK | {"output": [str(output)]} | given)
     assert p2p_job.run_alone(options, ["p2p"]) == 0
     return dict(json.loads(output.read_text()))
 
@@ -104,7 +105,7 @@ def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
     (row,) = document["causes"]
     assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
     assert row["evidence"] == "400 PCIe replays during this run"
-    options = options_from(P2pOptions, {"replay": str(recording), "output": [str(output)]}).plan()
+    options = planned(P2pPlan, checked, {"replay": str(recording), "output": [str(output)]})
     assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert json.loads(output.read_text())["causes"] == document["causes"]
 
@@ -117,7 +118,7 @@ def test_the_facts_are_recorded_and_replayed(
     recording, output = tmp_path / "run", tmp_path / "replayed.json"
     first = measured(tmp_path, record=str(recording))
     assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
-    options = options_from(P2pOptions, {"replay": str(recording), "output": [str(output)]}).plan()
+    options = planned(P2pPlan, checked, {"replay": str(recording), "output": [str(output)]})
     assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"
@@ -133,7 +134,7 @@ def test_a_users_own_profile_is_the_one_to_judge_by(tmp_path: Path, monkeypatch:
 
 def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
-    plan = options_from(P2pOptions, QUICK | {"output": [str(output)]}).plan()
+    plan = planned(P2pPlan, checked, QUICK | {"output": [str(output)]})
     assert p2p_job.run_alone(replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
     document = json.loads(output.read_text())
     profile = document["metadata"]["profile"]

@@ -10,7 +10,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.formats.presentation import Output, Presentation
 from gpubench.formats.registry import DATED
 from gpubench.jobs.collective.job import RankPlan, write_plan
-from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.model.terms.plain import from_plain
 from tests.cli.running import environment, gpubench
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.cli.commands.check import CheckOptions
-from gpubench.cli.options import PresentationOptions
-from gpubench.cli.signature import given_words, options_from
+from gpubench.cli.options import given_arguments, plan_from
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.launch import Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
 from gpubench.hardware.node.nvml import read_driver
+from gpubench.jobs.plans import CheckPlan
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
@@ -151,11 +150,8 @@ def test_what_a_launcher_complains_of_names_the_host() -> None:
 
 
 def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement() -> None:
-    given = options_from(
-        CheckOptions,
-        {"full": True, "timeout": 7.5, "record": "seen", "output": ["a.json"], "verbose": True},
-    )
-    assert [*given_words(given, PresentationOptions)] == ["--full", "--timeout", "7.5", "--record", "seen"]
+    given = {"full": True, "timeout_s": 7.5, "record": "seen", "output": ["a.json"], "verbose": True}
+    assert [*given_arguments(plan_from(CheckPlan, given))] == ["--full", "--timeout", "7.5", "--record", "seen"]
 
 
 def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check
 from gpubench.jobs import rank as gpus
 from gpubench.jobs import scan as scan_job
-from gpubench.jobs.check import Depth
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.plans import Depth
 from gpubench.jobs.rank import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.topology import Topology

@@ -18,16 +18,16 @@ OWN_MODULES_OF_HELP = 15
 
 OWN_MODULES_OF_A_COMMAND = {
     "profiles": 20,
-    "topo": 33,  # the formats, whose names its help lists, and none of the row types that they write
-    "check": 33,
-    "libraries": 33,
-    "scan": 33,
-    "explain": 27,
-    "compare": 27,
+    "topo": 29,  # the formats, whose names its help lists, and none of the row types that they write
+    "check": 29,
+    "libraries": 29,
+    "scan": 29,
+    "explain": 29,
+    "compare": 29,
     "plan": 27,
-    "report": 27,
-    "p2p": 39,
-    "watch": 33,
+    "report": 29,
+    "p2p": 29,
+    "watch": 29,
     "overlap": 56,  # as those of a collective
     "collective": 70,  # and the words of its options: types, operations, algorithms, modes, backends
 }

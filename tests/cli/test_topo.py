@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.topo import TopoOptions
-from gpubench.cli.signature import options_from
+from gpubench.cli.commands.topo import checked
+from gpubench.cli.options import plan_from
 from gpubench.errors import UsageError
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.probe import Probe, stage_commands
 from gpubench.jobs import topo as topo_job
+from gpubench.jobs.plans import TopoPlan
 from gpubench.jobs.sources import Here, Simulated, gathered, source_of
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS, TOPO_SECTIONS
-from tests.cli.running import ROOT, SECONDS, environment, gpubench
+from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
 from tests.formats.schema import VALIDATOR
 
 MACHINES = ROOT / "tests" / "machines"
@@ -162,21 +163,21 @@ def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pyt
 
     monkeypatch.setattr("gpubench.hardware.probe.stage_commands", hanging)
     monkeypatch.setattr(Probe, "snapshot", snapshot)
-    assert topo_job.run(options_from(TopoOptions, {"timeout": 7.0}).plan(), ["topo"]) == 3
+    assert topo_job.run(plan_from(TopoPlan, {"timeout_s": 7.0}), ["topo"]) == 3
     assert asked == [7.0]
     assert "driver-silent" in capsys.readouterr().out
 
 
 def test_options_are_read() -> None:
     given = {"simulate": "hgx-h200-2*2", "fault": ["gpu1:width=8"], "section": "gpus", "output": ["x.csv"]}
-    options = options_from(TopoOptions, given).plan()
+    options = planned(TopoPlan, checked, given)
     assert isinstance(options.source, Simulated)
     assert (options.source.simulation.machine.nodes, len(options.source.simulation.faults)) == (2, 1)
     assert options.presentation.section == "gpus"
     for section in TOPO_SECTIONS:
-        options_from(TopoOptions, {"section": section, "format_name": "csv"}).plan()
+        planned(TopoPlan, checked, {"section": section, "format_name": "csv"})
     with pytest.raises(UsageError):
-        options_from(TopoOptions, {"section": "rows"}).plan()
+        planned(TopoPlan, checked, {"section": "rows"})
 
 
 def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:
@@ -266,8 +267,8 @@ def test_tables_keep_to_the_width(width: int) -> None:
 def test_ranks_know_nothing_of_machines_that_are_simulated_or_described() -> None:
     """Under mpirun or srun libibverbs-missing of this host was a FAIL of the simulated one."""
     rank = RankFacts(rank=0, host="here", node=0, local_rank=0, pid=1, loadable={"libibverbs.so.1": None})
-    options = options_from(TopoOptions, {"simulate": "hgx-h100-8*2"})
-    for source in (options.plan().source, source_of(1, file=Path("topo.xml"))):
+    plan = plan_from(TopoPlan, {"simulate": "hgx-h100-8*2"})
+    for source in (plan.source, source_of(1, file=Path("topo.xml"))):
         machines = gathered(AloneGroup(), [], rank, source)
         assert machines is not None
         assert machines.processes == []

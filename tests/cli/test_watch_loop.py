@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats.presentation import Presentation
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.sources import Recording, Replayed
-from gpubench.jobs.watch import LeapingPace, WatchedJobs, WatchLoop, WatchPlan
+from gpubench.jobs.plans import WatchPlan
+from gpubench.jobs.sources import Recording
+from gpubench.jobs.watch import LeapingPace, WatchLoop
 from gpubench.measure.watch.report import Course, Intervals, Limits
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading, NodeReading
@@ -34,16 +34,11 @@ class Shown:
 
 def plan(seconds: float | None, *, until_traffic: bool = False) -> WatchPlan:
     return WatchPlan(
-        source=Replayed(Path("nowhere")),
-        recording=Recording(),
-        selection=WatchedJobs(),
-        gpus=None,
-        interval_s=1.0,
+        recording=Recording(replay=Path("nowhere")),
+        interval=1.0,
         seconds=seconds,
         until_traffic=until_traffic,
-        strict=False,
         timeout_s=1.0,
-        presentation=Presentation(),
     )
 
 
@@ -95,12 +90,12 @@ def test_a_watch_lasts_as_long_as_it_was_asked_to(seconds: int) -> None:
 
 
 def test_the_last_interval_is_as_long_as_there_is_time() -> None:
-    shown, _, _ = run(replace(plan(3), interval_s=2.0), MOVING)
+    shown, _, _ = run(replace(plan(3), interval=2.0), MOVING)
     assert [frame.seconds for frame in shown.frames] == [2, 3]
 
 
 def test_nodes_with_many_gpus_are_read_less_often_where_nobody_says_how_often() -> None:
-    asked, not_asked = plan(30), replace(plan(30), has_own_interval=False)
+    asked, not_asked = plan(30), replace(plan(30), interval=None)
     assert [each.with_interval_of(8).interval_s for each in (asked, not_asked)] == [1.0, 2.0]
     assert not_asked.with_interval_of(4).interval_s == 1.0
     assert replace(not_asked, gpus=(0, 3)).with_interval_of(8).interval_s == 1.0

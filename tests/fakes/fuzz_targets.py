@@ -18,7 +18,7 @@ from gpubench.cli.app import app
 from gpubench.formats.presentation import Output, Presentation
 from gpubench.formats.registry import FORMATS
 from gpubench.hardware import recorded
-from gpubench.jobs.report import ReportPlan, run
+from gpubench.jobs.report import run
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.measure.explain.report import explain
@@ -83,7 +83,7 @@ def _stored(content: bytes) -> None:
         path = Path(folder, "a.json")
         path.write_bytes(content)
         outputs = tuple(Output(Path(folder, f"b{each.suffix}"), each) for each in FORMATS if each.suffix)
-        run(ReportPlan(run=read_stored(path), name="a.json", presentation=Presentation(outputs=outputs)))
+        run(read_stored(path), "a.json", Presentation(outputs=outputs))
 
 
 def _stored_seeds() -> list[bytes]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.check import Depth, SimulatedMeasurer, measured
+from gpubench.jobs.check import SimulatedMeasurer, measured
+from gpubench.jobs.plans import Depth
 from gpubench.jobs.sources import simulation_of
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group

@@ -72,18 +72,19 @@ def test_between_nodes_nccl_moves_the_right_data() -> None:
 
 def node_per_rank() -> int:
     """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
-    from gpubench.cli.commands.p2p import P2pOptions
-    from gpubench.cli.signature import options_from
+    from gpubench.cli.commands.p2p import checked
     from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs import rank
     from gpubench.jobs.p2p import P2pRanksJob
+    from gpubench.jobs.plans import P2pPlan
     from gpubench.model.facts.environment import launched_by
+    from tests.cli.running import planned
 
     launch = launched_by(os.environ)
     assert launch is not None
     os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank % DRIVER.visible), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)
-    options = options_from(P2pOptions, {"sizes": "1001,16M", "format_name": "csv"}).plan()
+    options = planned(P2pPlan, checked, {"sizes": "1001,16M", "format_name": "csv"})
     return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s, {})
 
 

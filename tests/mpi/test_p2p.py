@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from gpubench.cli.commands.p2p import P2pOptions
-from gpubench.cli.signature import options_from
+from gpubench.cli.commands.p2p import checked
 from gpubench.hardware.cuda import GpuIdentity
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -29,6 +28,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import LinkBytes
+from tests.cli.running import planned
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
@@ -149,7 +149,7 @@ class Cluster:
 
 def options(**given: Any) -> P2pPlan:
     """As if these had been typed."""
-    return options_from(P2pOptions, {"sizes": "64K"} | given).plan()
+    return planned(P2pPlan, checked, {"sizes": "64K"} | given)
 
 
 def test_ranks_of_one_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,32 +1,16 @@
-"""`gpubench check`, and `gpubench` alone, which is a check of ten lines: their options, and the runs."""
+"""`gpubench check`, and `gpubench` alone, which is a check of ten lines: their help, and the runs."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from gpubench.cli.options import PresentationOptions, RecordingOptions, SimulationOptions, check_profile, expected_gpus
-from gpubench.cli.signature import (
-    JUDGE,
-    MEASURE,
-    HelpPage,
-    completed,
-    flag,
-    given_words,
-    option,
-    sharing_ranks,
-    step_timeout,
-    typer_app,
-)
-from gpubench.errors import UsageError, exclusive
+from gpubench.cli.options import PresentationOptions, check_profile, check_replay, given_arguments
+from gpubench.cli.signature import PLOT, HelpPage, typer_app
+from gpubench.errors import exclusive
+from gpubench.jobs.plans import CheckPlan
 from gpubench.model.terms.commands import Command
-from gpubench.records import dataclass
-
-if TYPE_CHECKING:
-    from gpubench.jobs.check import CheckPlan
 
 HELP = HelpPage(
     (
@@ -71,99 +55,48 @@ Exit codes: 0 done; 1 something fails; 2 wrong usage; 3 could not measure.
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """The depth of a check, and the profile to judge by."""
-
-    help_group: ClassVar = MEASURE
-
-    quick: bool = flag("Read facts only, measure nothing.", common=True)
-    full: bool = flag("Measure all collectives and all ways of copying.", common=True)
-    profile: str | None = option(
-        "NAME|FILE",
-        "Judge by this profile, with its number of GPUs and NICs (host: a machine without GPUs).",
-        autocompletion=completed("profile"),
-        common=True,
-        group=JUDGE,
-    )
-    expect_gpus: int | None = expected_gpus()
-    hosts: str | None = option("FILE", "Start one rank per GPU by mpirun on these hosts, one per line.", common=True)
-    slurm: bool = flag(
-        "Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm", common=True
-    )
-    ranks_per_gpu: int = sharing_ranks()
-    strict: bool = flag("Exit 1 for warnings too.", common=True, group=JUDGE)
-    timeout: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
-    simulation: SimulationOptions
-    recording: RecordingOptions
-    presentation: PresentationOptions
-
-    def plan(self, also: Sequence[str] = ()) -> "CheckPlan":
-        """The plan of these options. Raises UsageError for any that cannot be, or a broken profile.
-
-        `also` are sections that the report has beside those of a check.
-        """
-        from gpubench.jobs.check import FACTS_TIMEOUT_S, SECTIONS, CheckPlan, Depth
-        from gpubench.jobs.sources import source_of
-
-        if self.hosts == "":
-            raise UsageError(
-                "--hosts without a file's name",
-                expected="a file with one host per line",
-                reason="the variable is probably not set; only this machine would be checked",
-            )
-        elsewhere = {"--simulate": self.simulation.simulate, "--replay": self.recording.replay}
-        started = [name for name, given in {"--hosts": self.hosts, "--slurm": self.slurm}.items() if given]
-        unfit = [*started[1:], *(name for name, given in elsewhere.items() if given)]
-        if started and unfit:
-            raise exclusive((started[0], unfit[0]), "one of them: ranks can be started on real machines only")
-        if self.quick and self.full:
-            raise exclusive(("--quick", "--full"), "one of them, or neither")
-        no_ranks = [*started, *(name for name, given in {**elsewhere, "--quick": self.quick}.items() if given)]
-        if self.ranks_per_gpu > 1 and no_ranks:
-            raise exclusive((no_ranks[0], "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
-        check_profile(self.profile)
-        recording = self.recording.parse({"--simulate": self.simulation.simulate, "--record": self.recording.record})
-        simulation, timeout_s = self.simulation.parse(), min(self.timeout, FACTS_TIMEOUT_S)
-        return CheckPlan(
-            depth=Depth.QUICK if self.quick else Depth.FULL if self.full else Depth.DEFAULT,
-            source=source_of(timeout_s, simulation=simulation, replay=recording.replay),
-            recording=recording,
-            profile=self.profile,
-            expected_gpus=self.expect_gpus,
-            ranks_per_gpu=self.ranks_per_gpu,
-            strict=self.strict,
-            timeout_s=self.timeout,
-            presentation=self.presentation.parse((*SECTIONS, *also)),
-        )
-
-
 def app(command: Command) -> typer.Typer:
     """The command for typer: the check, or, without a name, the one that answers in ten lines."""
     if command.name:
-        return typer_app(command, HELP, CheckOptions, _run)
-    return typer_app(
-        command, HELP_OF_BRIEF, CheckOptions, _run_briefly, without=("full", "hosts", "slurm", "ranks_per_gpu")
-    )
+        return typer_app(command, HELP, CheckPlan, _run, without=PLOT)
+    without = (*PLOT, "full", "hosts", "slurm", "ranks_per_gpu")
+    return typer_app(command, HELP_OF_BRIEF, CheckPlan, _run_briefly, without=without)
 
 
-def _run(options: CheckOptions) -> int:
+def checked(plan: CheckPlan, shown: PresentationOptions, also: Sequence[str] = ()) -> CheckPlan:
+    """The plan with its presentation. Raises UsageError for options that exclude each other, or a broken profile.
+
+    `also` are sections that the report has beside those of a check.
+    """
+    from gpubench.jobs.check import SECTIONS
+
+    elsewhere = {"--simulate": plan.simulation, "--replay": plan.recording.replay}
+    started = [name for name, value in {"--hosts": plan.hosts, "--slurm": plan.slurm}.items() if value]
+    unfit = [*started[1:], *(name for name, value in elsewhere.items() if value)]
+    if started and unfit:
+        raise exclusive((started[0], unfit[0]), "one of them: ranks can be started on real machines only")
+    if plan.quick and plan.full:
+        raise exclusive(("--quick", "--full"), "one of them, or neither")
+    no_ranks = [*started, *(name for name, value in {**elsewhere, "--quick": plan.quick}.items() if value)]
+    if plan.ranks_per_gpu > 1 and no_ranks:
+        raise exclusive((no_ranks[0], "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
+    check_profile(plan.profile)
+    check_replay(plan.recording, {"--simulate": plan.simulation, "--record": plan.recording.record})
+    return replace(plan, presentation=shown.parse((*SECTIONS, *also)))
+
+
+def _run(plan: CheckPlan, shown: PresentationOptions) -> int:
     from gpubench.jobs import check
 
-    plan = options.plan()
-    if not (options.hosts or options.slurm):
+    plan = checked(plan, shown)
+    if not (plan.hosts or plan.slurm):
         return check.run(plan, sys.argv[1:])
     from gpubench.jobs.several_hosts import run_there
 
-    hosts = None if options.slurm else Path(options.hosts or "")
-    own = given_words(replace(options, hosts=None, slurm=False), PresentationOptions)
-    return run_there(plan, sys.argv[1:], ["check", *own], hosts=hosts, gpus=options.expect_gpus)
+    return run_there(plan, sys.argv[1:], ["check", *given_arguments(replace(plan, hosts=None, slurm=False))])
 
 
-def _run_briefly(options: CheckOptions) -> int:
+def _run_briefly(plan: CheckPlan, shown: PresentationOptions) -> int:
     from gpubench.jobs import check
-    from gpubench.jobs.check import Depth
 
-    plan = options.plan(also=("nodes", "gpus", "nics"))
-    depth = plan.depth if plan.depth is Depth.QUICK else Depth.BRIEF
-    return check.run(replace(plan, depth=depth, brief=True), sys.argv[1:])
+    return check.run(checked(replace(plan, brief=True), shown, ("nodes", "gpus", "nics")), sys.argv[1:])

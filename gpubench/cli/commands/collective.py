@@ -1,7 +1,7 @@
 """The command of every collective: its options, declared once, and the run."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,34 +11,30 @@ import typer
 from gpubench.cli.options import (
     NcclTestsOptions,
     PresentationOptions,
-    RecordingOptions,
-    SimulationOptions,
     check_outputs,
     check_profile,
-    expected_gpus,
-    judging_profile,
-    parse_choices,
-    parse_dtypes,
-    plotting,
-    unknown_word,
-)
-from gpubench.cli.signature import (
-    JUDGE,
-    MEASURE,
-    NCCL,
-    HelpPage,
-    completed,
-    flag,
     given_options,
-    option,
-    sharing_ranks,
-    step_timeout,
-    typer_app,
+    parse_dtypes,
 )
+from gpubench.cli.signature import HelpPage, typer_app
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
 from gpubench.formats.registry import TUNER
-from gpubench.jobs.plans import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.options import (
+    JUDGE,
+    MEASURE,
+    NCCL,
+    expected_gpus,
+    flag,
+    judging_profile,
+    option,
+    parse_choices,
+    sharing_ranks,
+    step_timeout,
+    unknown_choice,
+)
+from gpubench.jobs.sources import Recording, Simulated, Simulation, source_of
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
@@ -64,7 +60,7 @@ from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective, SweepRequest
-    from gpubench.jobs.plans import AskedVariants
+    from gpubench.jobs.collective.plan import AskedVariants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ class SamplingOptions:
         "|".join(Mode),
         "Time operations back to back, as nccl-tests does, or each one alone, with percentiles.",
         default="throughput",
-        autocompletion=completed("mode"),
+        completed_as="mode",
     )
     iters: str | None = option(
         "N|auto",
@@ -130,25 +126,25 @@ class VariantOptions:
     algo: list[str] | None = option(
         "ALGO",
         f"Also measure with this NCCL algorithm: {', '.join(Algorithm)}. Several with commas.",
-        autocompletion=completed("algo"),
+        completed_as="algo",
     )
     proto: list[str] | None = option(
         "PROTO",
         f"Also measure with this NCCL protocol: {', '.join(Protocol)}. Several with commas; with --algo, every "
         "combination.",
-        autocompletion=completed("proto"),
+        completed_as="proto",
     )
     register: list[str] | None = option(
         "|".join(Registration),
         "Also measure with buffers registered: user (ncclCommRegister) or symmetric (windows). Several with commas; "
         "NCCL then allocates the buffers.",
-        autocompletion=completed("register"),
+        completed_as="register",
     )
     cta_policy: list[str] | None = option(
         "|".join(CtaPolicy),
         "Also measure with this policy for SMs; zero, with --register symmetric, moves data by copy engines. Several "
         "with commas.",
-        autocompletion=completed("cta-policy"),
+        completed_as="cta-policy",
     )
     max_ctas: list[str] | None = option("N", "Also measure with at most N SMs per operation. Several with commas.")
     sets: list[str] | None = option(
@@ -168,7 +164,7 @@ class VariantOptions:
 
         Raises UsageError: a word is not known, or a variable is set in two ways.
         """
-        from gpubench.jobs.plans import AskedVariants
+        from gpubench.jobs.collective.plan import AskedVariants
 
         by_set = parse_sets(self.sets or ())
         by_option = {
@@ -205,7 +201,7 @@ def _parse_backends(text: str | None) -> tuple[str, ...]:
     words = [] if text is None else [word.strip() for word in text.split(",")]
     for word in words:
         if word not in BACKENDS:
-            raise unknown_word("--backend", word, BACKENDS)
+            raise unknown_choice("--backend", word, BACKENDS)
     return tuple(name for name in BACKENDS if name in words)
 
 
@@ -235,13 +231,13 @@ class CollectiveOptions:
         "TYPE",
         f"Data type: {', '.join(DataType)} (default: float32). Several with commas.",
         name="--dtype -d",
-        autocompletion=completed("dtype"),
+        completed_as="dtype",
         common=True,
     )
     op: list[str] | None = option(
         "OP",
         f"Reduction: {', '.join(ReduceOp)} (default: sum). Several with commas.",
-        autocompletion=completed("op"),
+        completed_as="op",
         common=True,
     )
     root: int = option("RANK", "Root rank.", name="--root -r", default=0, common=True)
@@ -279,7 +275,7 @@ class CollectiveOptions:
         "NAME",
         f"Library to measure: {', '.join(BACKENDS)} (default: nccl on GPUs, otherwise host). Several with commas "
         "are compared in one table.",
-        autocompletion=completed("backend"),
+        completed_as="backend",
         common=True,
     )
     nccl_library: str | None = option(
@@ -289,20 +285,22 @@ class CollectiveOptions:
         "|".join(Allocator),
         "Allocate buffers with cudaMalloc, as frameworks do, or ncclMemAlloc, as nccl-tests does.",
         default="cuda",
-        autocompletion=completed("allocator"),
+        completed_as="allocator",
         group=NCCL,
     )
     np: int | None = option(
         "N", "Ranks to launch on this host (default: one per GPU; 2 without GPUs).", min=1, common=True
     )
     ranks_per_gpu: int = sharing_ranks()
-    timeout: float = step_timeout(f"one operation ({SECONDS_TO_START:g} s while the run starts)", default=60.0, least=1)
+    timeout_s: float = step_timeout(
+        f"one operation ({SECONDS_TO_START:g} s while the run starts)", default=60.0, least=1
+    )
     evidence: bool | None = flag(
         "Show the evidence for every path, or collect none (no NCCL log, no counters).",
         name="--evidence/--no-evidence",
         default=None,
     )
-    expect_gpus: int | None = expected_gpus()
+    expected_gpus: int | None = expected_gpus()
     strict: bool = flag(
         "Exit 1 unless the verdict is PASS, 3 if speed could not be judged. NCCL may not use host memory.",
         common=True,
@@ -314,19 +312,16 @@ class CollectiveOptions:
         "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
         f"in groups of N ranks. Not with --evidence, --strict, --simulate or --iters {AUTO}.",
     )
-    plot: bool = plotting()
     nccl_tests: NcclTestsOptions
-    simulation: SimulationOptions
-    recording: RecordingOptions
-    presentation: PresentationOptions
+    simulation: Simulation | None
+    seed: int = 0
+    recording: Recording
 
-    def plan(self, collective: "Collective") -> CollectivePlan:
+    def plan(self, collective: "Collective", shown: PresentationOptions) -> CollectivePlan:
         """The plan for a collective; UsageError for anything that cannot be, with the next step."""
-        from gpubench.jobs.sources import Simulated, source_of
-
         self.nccl_tests.refuse_foreign()
-        self._check_replay()
-        check_outputs(self.presentation.output, tuple(ReduceOp))
+        self._check_replay(shown.by_default)
+        check_outputs(shown.output, tuple(ReduceOp))
         check_profile(self.profile)
         backends, allocator = (
             _parse_backends(self.backend),
@@ -336,25 +331,25 @@ class CollectiveOptions:
             from gpubench.errors import unreadable_nccl_library
 
             raise unreadable_nccl_library(self.nccl_library, "there is no such file")
-        recording, variants = self.recording.parse({}), self.variants.parse(backends)
+        variants = self.variants.parse(backends)
         plan = CollectivePlan(
-            request=self._request(collective),
+            request=self._request(collective, shown.by_default),
             backend=next(iter(backends), None),
             nccl_library=self.nccl_library,
             # Only what NCCL has allocated can be registered as a window, and as user memory without limits.
             allocator=Allocator.NCCL if REGISTER in variants.requests else allocator,
-            ranks=self.nccl_tests.ranks(self.np, self.presentation.by_default),
+            ranks=self.nccl_tests.ranks(self.np, shown.by_default),
             ranks_per_gpu=self.ranks_per_gpu,
-            timeout_s=self.timeout,
+            timeout_s=self.timeout_s,
             evidence=self._evidence(),
             strict=self.strict,
             split=self.split,
             profile=self.profile,
-            expected_gpus=self.expect_gpus,
+            expected_gpus=self.expected_gpus,
             variants=variants,
-            source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
-            recording=recording,
-            presentation=self.presentation.parse(sections(), plot=self.plot),
+            source=source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay),
+            recording=self.recording,
+            presentation=shown.parse(sections()),
         )
         self._check_variants(plan)
         if plan.split is not None:
@@ -373,10 +368,9 @@ class CollectiveOptions:
         plan.refuse_what_backend_lacks()
         return plan
 
-    def _request(self, collective: "Collective") -> "SweepRequest":
+    def _request(self, collective: "Collective", by_default: Container[str]) -> "SweepRequest":
         from gpubench.collectives.record import Asked
 
-        by_default = self.presentation.by_default
         sizes = self.nccl_tests.sizes(self.sizes, by_default)
         asked = Asked(
             sizes=() if sizes is None else parse_sizes(sizes),
@@ -385,7 +379,7 @@ class CollectiveOptions:
             root=self.root,
             placements=self._placements(collective),
             sampling=self.sampling.parse(
-                graph_replays=self.graph, counted=self.split is not None or self.simulation.simulate is not None
+                graph_replays=self.graph, counted=self.split is not None or self.simulation is not None
             ),
             warmup=self.warmup,
             graph_replays=self.graph,
@@ -429,7 +423,7 @@ class CollectiveOptions:
             "--evidence": (self.evidence is True, *paths),
             "--strict": (self.strict, *paths),
             "--simulate": (
-                self.simulation.simulate is not None,
+                self.simulation is not None,
                 "real ranks",
                 "the simulation runs one collective at a time",
             ),
@@ -445,8 +439,6 @@ class CollectiveOptions:
                 raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
 
     def _check_variants(self, plan: CollectivePlan) -> None:
-        from gpubench.jobs.sources import Simulated
-
         check_variants(
             plan.variants,
             {
@@ -482,20 +474,12 @@ class CollectiveOptions:
                 next_step=f"leave {name} out",
             )
 
-    def _check_replay(self) -> None:
+    def _check_replay(self, by_default: Container[str]) -> None:
         if self.recording.replay is None:
             return
-        shown = {
-            "--replay",
-            "--evidence",
-            "--strict",
-            "--plot",
-            "--expect-gpus",
-            "--profile",
-            *given_options(self.presentation),
-        }
-        by_default = self.presentation.by_default
-        for name in given_options(self):
+        shown = {"--replay", "--evidence", "--strict", "--expect-gpus", "--profile"}
+        simulated = {"--simulate": self.simulation is not None, "--seed": self.seed != 0}
+        for name in (*given_options(self), *(name for name, is_given in simulated.items() if is_given)):
             if name not in shown and name.replace("--no-", "--") not in by_default:
                 expected = "--replay alone, or with --strict, --profile, --expect-gpus and options of output"
                 raise exclusive(("--replay", name), expected)
@@ -522,10 +506,10 @@ def app(command: Command) -> typer.Typer:
     }
     without = {option for option, has_meaning in means_something.items() if not has_meaning}
 
-    def run(options: CollectiveOptions) -> int:
+    def run(options: CollectiveOptions, shown: PresentationOptions) -> int:
         from gpubench.jobs.collective import job
 
-        return job.run(options.plan(collective), sys.argv[1:])
+        return job.run(options.plan(collective, shown), sys.argv[1:])
 
     return typer_app(command, help_of(collective), CollectiveOptions, run, without=without)
 

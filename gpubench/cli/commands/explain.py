@@ -1,16 +1,11 @@
-"""`gpubench explain`: its options, and the report on the logs it is given."""
+"""`gpubench explain`: its help, and the report on the logs it is given."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from dataclasses import replace
 
 from gpubench.cli.options import PresentationOptions
-from gpubench.cli.signature import JUDGE, HelpPage, app_of, flag
-from gpubench.records import dataclass
-
-if TYPE_CHECKING:
-    from gpubench.jobs.explain import ExplainPlan
+from gpubench.cli.signature import HelpPage, app_of
+from gpubench.jobs.plans import ExplainPlan
 
 HELP = HelpPage(
     (
@@ -40,25 +35,10 @@ with --strict there is any doubt; 2 wrong usage; 3 the logs do not say enough.
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainOptions:
-    """The logs to read, and how to show the result."""
-
-    logs: Annotated[list[str], typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.")]
-    strict: bool = flag("Exit 1 if there is any doubt.", common=True, group=JUDGE)
-    presentation: PresentationOptions
-
-    def plan(self) -> "ExplainPlan":
-        """The plan of these options. Raises UsageError for an option of presentation that cannot be read."""
-        from gpubench.jobs.explain import SECTIONS, ExplainPlan
-
-        return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS), strict=self.strict)
-
-
-def _run(options: ExplainOptions) -> int:
+def _run(plan: ExplainPlan, shown: PresentationOptions) -> int:
     from gpubench.jobs import explain
 
-    return explain.run(options.plan(), sys.argv[1:])
+    return explain.run(replace(plan, presentation=shown.parse(explain.SECTIONS)), sys.argv[1:])
 
 
-app = app_of(HELP, ExplainOptions, _run)
+app = app_of(HELP, ExplainPlan, _run)

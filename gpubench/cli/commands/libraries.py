@@ -1,14 +1,11 @@
-"""`gpubench libraries`: its options, and the report."""
+"""`gpubench libraries`: its help, and the report."""
 
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from gpubench.cli.options import PresentationOptions, RecordingOptions
-from gpubench.cli.signature import JUDGE, HelpPage, app_of, flag, step_timeout
-from gpubench.records import dataclass
-
-if TYPE_CHECKING:
-    from gpubench.jobs.libraries import LibrariesPlan
+from gpubench.cli.options import PresentationOptions, check_replay
+from gpubench.cli.signature import HelpPage, app_of
+from gpubench.jobs.plans import LibrariesPlan
 
 HELP = HelpPage(
     (
@@ -28,35 +25,11 @@ Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 w
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LibrariesOptions:
-    """The environment to look at, and how to show it."""
-
-    recording: RecordingOptions
-    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if a host has no NCCL.", common=True, group=JUDGE)
-    timeout: float = step_timeout("the answer of one library", default=30.0)
-    presentation: PresentationOptions
-
-    def plan(self) -> "LibrariesPlan":
-        """The plan of these options. Raises UsageError for --replay beside --record."""
-        from gpubench.jobs.libraries import SECTIONS, LibrariesPlan
-        from gpubench.jobs.sources import Here, Replayed
-
-        recording = self.recording.parse({"--record": self.recording.record})
-        source = Here(self.timeout) if recording.replay is None else Replayed(recording.replay)
-        return LibrariesPlan(
-            source=source,
-            recording=recording,
-            strict=self.strict,
-            timeout_s=self.timeout,
-            presentation=self.presentation.parse(SECTIONS),
-        )
-
-
-def _run(options: LibrariesOptions) -> int:
+def _run(plan: LibrariesPlan, shown: PresentationOptions) -> int:
+    check_replay(plan.recording, {"--record": plan.recording.record})
     from gpubench.jobs import libraries
 
-    return libraries.run(options.plan(), sys.argv[1:])
+    return libraries.run(replace(plan, presentation=shown.parse(libraries.SECTIONS)), sys.argv[1:])
 
 
-app = app_of(HELP, LibrariesOptions, _run)
+app = app_of(HELP, LibrariesPlan, _run)

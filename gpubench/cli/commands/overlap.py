@@ -4,30 +4,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpubench.cli.options import (
-    PresentationOptions,
-    SimulationOptions,
-    check_profile,
-    judging_profile,
-    parse_choices,
-    parse_dtypes,
-    unknown_word,
-)
-from gpubench.cli.signature import (
+from gpubench.cli.options import PresentationOptions, check_profile, parse_dtypes
+from gpubench.cli.signature import HelpPage, app_of
+from gpubench.collectives.registry import SUMMARIES, collective_named
+from gpubench.errors import UsageError
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.options import (
     JUDGE,
     MEASURE,
     NCCL,
-    HelpPage,
-    app_of,
-    completed,
     flag,
+    judging_profile,
     option,
+    parse_choices,
     sharing_ranks,
     step_timeout,
+    unknown_choice,
 )
-from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.errors import UsageError
-from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.sources import Simulation, source_of
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.overlap import (
@@ -94,7 +88,7 @@ class OverlapOptions:
         "|".join(Partner),
         "Computation: gemm (matrix product on Tensor Cores, default), copy (within GPU memory), chain (small kernels). "
         "Several with commas.",
-        autocompletion=completed("partner"),
+        completed_as="partner",
         common=True,
     )
     gemm: int = option(
@@ -122,7 +116,7 @@ class OverlapOptions:
     )
     np: int | None = option("N", "Ranks to launch on this host (default: one per GPU).", min=1, common=True)
     ranks_per_gpu: int = sharing_ranks()
-    timeout: float = step_timeout("one step of collective and computation", default=60.0, least=1)
+    timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
     evidence: bool | None = flag(
         "Show the evidence for every path, or collect none (no NCCL log, no counters).",
         name="--evidence/--no-evidence",
@@ -130,12 +124,10 @@ class OverlapOptions:
     )
     strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if speed could not be judged.", common=True, group=JUDGE)
     profile: str | None = judging_profile()
-    simulation: SimulationOptions
-    presentation: PresentationOptions
+    simulation: Simulation | None
 
-    def plan(self) -> tuple[CollectivePlan, OverlapAsked]:
+    def plan(self, shown: PresentationOptions) -> tuple[CollectivePlan, OverlapAsked]:
         """The plan of the collective and the computation beside it; UsageError for anything that cannot be."""
-        from gpubench.jobs.sources import source_of
         from gpubench.model.results.overlap import SECTIONS
 
         check_profile(self.profile)
@@ -158,19 +150,19 @@ class OverlapOptions:
         )
         plan = CollectivePlan(
             request=self._request(),
-            backend=None if self.simulation.simulate is not None else "nccl",
+            backend=None if self.simulation is not None else "nccl",
             nccl_library=self.nccl_library,
             ranks=self.np,
             ranks_per_gpu=self.ranks_per_gpu,
-            timeout_s=self.timeout,
+            timeout_s=self.timeout_s,
             evidence={None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence],
             strict=self.strict,
             profile=self.profile,
             overlap=asked,
-            source=source_of(self.timeout, simulation=self.simulation.parse()),
-            presentation=self.presentation.parse(SECTIONS),
+            source=source_of(self.timeout_s, simulation=self.simulation),
+            presentation=shown.parse(SECTIONS),
         )
-        if self.simulation.simulate is not None and plan.ranks_per_gpu > 1:
+        if self.simulation is not None and plan.ranks_per_gpu > 1:
             plan.refuse_gpu_options("a simulated machine has no real GPUs")
         return plan, asked
 
@@ -178,7 +170,7 @@ class OverlapOptions:
         from gpubench.collectives.record import SweepRequest
 
         if self.collective not in SUMMARIES:
-            raise unknown_word("--collective", self.collective, tuple(SUMMARIES))
+            raise unknown_choice("--collective", self.collective, tuple(SUMMARIES))
         dtypes = parse_dtypes([self.dtype])
         if len(dtypes) > 1:
             raise UsageError(f"--dtype {self.dtype}", expected="one type", next_step=f"--dtype {dtypes[0]}")
@@ -192,10 +184,10 @@ class OverlapOptions:
         )
 
 
-def _run(options: OverlapOptions) -> int:
+def _run(options: OverlapOptions, shown: PresentationOptions) -> int:
     from gpubench.jobs.collective import job
 
-    plan, asked = options.plan()
+    plan, asked = options.plan(shown)
     return job.run_overlap(plan, asked, sys.argv[1:])
 
 

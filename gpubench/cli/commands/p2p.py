@@ -1,29 +1,13 @@
-"""`gpubench p2p`: its options, and the run."""
+"""`gpubench p2p`: its help, what excludes what, and the run."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
 
-from gpubench.cli.options import (
-    PresentationOptions,
-    RecordingOptions,
-    SimulationOptions,
-    check_profile,
-    expected_gpus,
-    judging_profile,
-    parse_choices,
-    plotting,
-)
-from gpubench.cli.signature import JUDGE, MEASURE, OUTPUT, HelpPage, app_of, flag, option, step_timeout
+from gpubench.cli.options import PresentationOptions, check_profile, check_replay
+from gpubench.cli.signature import HelpPage, app_of
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.plans import As, MemoryKind, P2pPlan
-from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.terms.units import parse_sizes
-from gpubench.records import dataclass
-
-if TYPE_CHECKING:
-    from gpubench.formats.presentation import Presentation
+from gpubench.formats.presentation import Presentation
+from gpubench.jobs.plans import MemoryKind, P2pPlan
 
 HELP = HelpPage(
     (
@@ -51,105 +35,28 @@ Exit codes: 0 done; 1 wrong data, or with --strict a slow or host-staged pair; 2
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class P2pOptions:
-    """The pairs to copy between, in which ways, and how to show it."""
+def checked(plan: P2pPlan, shown: PresentationOptions) -> P2pPlan:
+    """The plan with its presentation. Raises UsageError for options that exclude each other, or a broken profile."""
+    from gpubench.jobs.p2p import SECTIONS
 
-    help_group: ClassVar = MEASURE
+    if plan.like is not None and plan.sizes is not None:
+        raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
+    if plan.memory is MemoryKind.MANAGED:
+        _check_managed(plan.like, plan.sizes)
+    check_profile(plan.profile)
+    beside = {"--simulate": plan.simulation, "--record": plan.recording.record, "--sizes": plan.sizes}
+    check_replay(plan.recording, beside | {"--pairs": plan.pairs, "--as": plan.like})
+    return replace(plan, presentation=_presentation(plan, shown.parse(SECTIONS)))
 
-    sizes: str | None = option(
-        "SIZES",
-        "Copy only these sizes, by copy engines, with peer access off and on: 8:1G or 1K,64K,1M (default: 256M in "
-        "every way, and 16 bytes for the latency).",
-        common=True,
-    )
-    pairs: list[str] | None = option(
-        "I-J", "Copy only from GPU I to GPU J (under mpirun: ranks): 0-1,3-5 (default: all pairs).", common=True
-    )
-    memory: str = option(
-        "|".join(MemoryKind),
-        "managed: also measure unified memory, prefetched, fetched by page faults, and used in place (64M, or the one "
-        "size of --sizes).",
-        default=MemoryKind.PLAIN.value,
-        common=True,
-    )
-    like: str | None = option(
-        "|".join(As),
-        "Copy with the parameters of nvbandwidth: 512M, 16 copies after 4, median of 3.",
-        name="--as",
-        common=True,
-    )
-    host: bool = flag("Also copy to and from host memory.", name="--host/--no-host", default=True)
-    patterns: bool = flag("Also copy between many pairs at once.", name="--patterns/--no-patterns", default=True)
-    check: bool = flag("Verify the data at every destination.", name="--check/--no-check", default=True)
-    evidence: bool = flag("Show the evidence for every pair's path.")
-    veto: bool = flag(
-        "Print one line for a shell in place of the table: the environment that avoids peer access where it is broken "
-        "or slow.",
-        common=True,
-        group=OUTPUT,
-    )
-    strict: bool = flag("Exit 1 for slow and host-staged pairs too.", common=True, group=JUDGE)
-    timeout: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
-    plot: bool = plotting()
-    profile: str | None = judging_profile()
-    expect_gpus: int | None = expected_gpus()
-    simulation: SimulationOptions
-    recording: RecordingOptions
-    presentation: PresentationOptions
 
-    def plan(self) -> P2pPlan:
-        """The plan of these options. Raises UsageError for anything that cannot be, with the next step."""
-        from gpubench.jobs.p2p import SECTIONS
-        from gpubench.jobs.sources import source_of
+def _presentation(plan: P2pPlan, parsed: Presentation) -> Presentation:
+    if not plan.veto:
+        return parsed
+    from gpubench.formats.registry import TABLE, VETO
 
-        like = None if self.like is None else parse_choices("--as", [self.like], As)[0]
-        if like is not None and self.sizes is not None:
-            raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
-        shown = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--sizes": self.sizes}
-        memory = parse_choices("--memory", [self.memory], MemoryKind)[0]
-        sizes = None if self.sizes is None else parse_sizes(self.sizes)
-        if memory is MemoryKind.MANAGED:
-            _check_managed(like, sizes)
-        check_profile(self.profile)
-        recording = self.recording.parse(shown | {"--pairs": self.pairs, "--as": self.like})
-        return P2pPlan(
-            source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
-            recording=recording,
-            pairs=self._pairs(),
-            sizes=sizes,
-            like=like,
-            memory=memory,
-            host=self.host,
-            patterns=self.patterns,
-            check=self.check,
-            strict=self.strict,
-            evidence=EvidenceUse.SHOWN if self.evidence else EvidenceUse.KEPT,
-            timeout_s=self.timeout,
-            profile=self.profile,
-            expected_gpus=self.expect_gpus,
-            presentation=self._shown(SECTIONS),
-        )
-
-    def _shown(self, sections: Sequence[str]) -> "Presentation":
-        from gpubench.formats.registry import TABLE, VETO
-
-        shown = self.presentation.parse(sections, plot=self.plot)
-        if self.veto and shown.format is not TABLE:
-            raise exclusive(("--veto", f"--format {shown.format.name}"), "one of them: both write to stdout")
-        return replace(shown, format=VETO, show_progress=False) if self.veto else shown
-
-    def _pairs(self) -> tuple[tuple[int, int], ...] | None:
-        from gpubench.model.paths.p2p import parse_pairs
-
-        try:
-            return None if self.pairs is None else parse_pairs(self.pairs)
-        except ValueError as error:
-            raise UsageError(
-                f"--pairs {str(error)!r} is not a pair of GPUs",
-                expected="two different GPUs, numbered as in nvidia-smi: 0-1,3-5",
-                next_step="--pairs 0-1",
-            ) from None
+    if parsed.format is not TABLE:
+        raise exclusive(("--veto", f"--format {parsed.format.name}"), "one of them: both write to stdout")
+    return replace(parsed, format=VETO, show_progress=False)
 
 
 def _check_managed(like: str | None, sizes: tuple[int, ...] | None) -> None:
@@ -163,10 +70,10 @@ def _check_managed(like: str | None, sizes: tuple[int, ...] | None) -> None:
         )
 
 
-def _run(options: P2pOptions) -> int:
+def _run(plan: P2pPlan, shown: PresentationOptions) -> int:
     from gpubench.jobs import p2p
 
-    return p2p.run(options.plan(), sys.argv[1:])
+    return p2p.run(checked(plan, shown), sys.argv[1:])
 
 
-app = app_of(HELP, P2pOptions, _run)
+app = app_of(HELP, P2pPlan, _run, plots=True)

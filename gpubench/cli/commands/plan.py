@@ -2,13 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
-
-from gpubench.cli.options import PresentationOptions, unknown_word
-from gpubench.cli.signature import INPUT, MEASURE, SIMULATE, HelpPage, app_of, completed, flag, option, step_timeout
+from gpubench.cli.options import PresentationOptions
+from gpubench.cli.signature import HelpPage, app_of
 from gpubench.errors import UsageError, exclusive
+from gpubench.jobs.options import INPUT, MEASURE, SIMULATE, argument, flag, option, step_timeout, unknown_choice
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ class PlanOptions:
 
     help_group: ClassVar = INPUT
 
-    model_file: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="File with the model (.toml or .json), or use --parameters.")
-    ] = None
+    model_file: str | None = argument("MODEL", "File with the model (.toml or .json), or use --parameters.")
     parameters: str | None = option(
         "7B", "In place of MODEL: a transformer with about this many parameters, without embedding.", common=True
     )
@@ -74,13 +71,11 @@ class PlanOptions:
     simulate: str | None = option(
         "MACHINE",
         "Plan for a machine by its profile: hgx-h200-8, or 'hgx-h100-8*4' for 4 nodes (default: this machine).",
-        autocompletion=completed("simulate"),
+        completed_as="simulate",
         common=True,
         group=SIMULATE,
     )
-    profile: str | None = option(
-        "NAME|FILE", "Profile for times that were not measured.", autocompletion=completed("profile")
-    )
+    profile: str | None = option("NAME|FILE", "Profile for times that were not measured.", completed_as="profile")
     nodes: int | None = option(
         "N", "Plan for N nodes of this machine, joined as in its profile.", min=1, max=16384, common=True
     )
@@ -121,10 +116,9 @@ class PlanOptions:
         group=SIMULATE,
     )
     faults_from: str | None = option("FILE", "Predict the cost of the faults in a stored result of check or scan.")
-    timeout: float = step_timeout("one measurement", default=120.0)
-    presentation: PresentationOptions
+    timeout_s: float = step_timeout("one measurement", default=120.0)
 
-    def plan(self) -> "TrainingPlan":
+    def plan(self, shown: PresentationOptions) -> "TrainingPlan":
         """The plan of these options. Raises UsageError for options that exclude each other."""
         from gpubench.jobs.plan import SECTIONS, parse_memory, parse_step
         from gpubench.jobs.planned_machine import TrainingPlan
@@ -145,14 +139,14 @@ class PlanOptions:
             with_optimizer=self.optimizer == "adam",
             faults=tuple(self.fault or ()),
             faults_from=None if self.faults_from is None else Path(self.faults_from),
-            timeout_s=self.timeout,
-            presentation=self.presentation.parse(SECTIONS),
+            timeout_s=self.timeout_s,
+            presentation=shown.parse(SECTIONS),
         )
 
     def _check(self) -> None:
         if self.optimizer not in ("adam", "none"):
-            raise unknown_word("--optimizer", self.optimizer, ("adam", "none"))
-        given = {
+            raise unknown_choice("--optimizer", self.optimizer, ("adam", "none"))
+        given: dict[str, object] = {
             "--measure": self.measure,
             "--tflops": self.tflops,
             "--step": self.step,
@@ -187,7 +181,7 @@ class PlanOptions:
             )
         words = tuple(map(str, Recompute))
         if self.recompute is not None and self.recompute not in words:
-            raise unknown_word("--recompute", self.recompute, words)
+            raise unknown_choice("--recompute", self.recompute, words)
         recipe: dict[str, Any] = {} if self.recompute is None else {"recompute": Recompute(self.recompute)}
         recipe |= {"fp8": True} if self.fp8 else {}
         if self.model_file is not None:
@@ -200,10 +194,10 @@ class PlanOptions:
         return replace(model, **recipe), [f"--parameters {self.parameters} is taken for {shape} without embedding"]
 
 
-def _run(options: PlanOptions) -> int:
+def _run(options: PlanOptions, shown: PresentationOptions) -> int:
     from gpubench.jobs import plan
 
-    return plan.run(options.plan(), sys.argv[1:])
+    return plan.run(options.plan(shown), sys.argv[1:])
 
 
 app = app_of(HELP, PlanOptions, _run)

@@ -1,23 +1,12 @@
-"""`gpubench topo`: its options, where its machines come from, and the report."""
+"""`gpubench topo`: its help, what excludes what, and the report."""
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
 
-from gpubench.cli.options import (
-    PresentationOptions,
-    RecordingOptions,
-    SimulationOptions,
-    check_profile,
-    expected_gpus,
-    judging_profile,
-)
-from gpubench.cli.signature import INPUT, JUDGE, MEASURE, OUTPUT, HelpPage, app_of, flag, option, step_timeout
+from gpubench.cli.options import PresentationOptions, check_profile
+from gpubench.cli.signature import HelpPage, app_of
 from gpubench.errors import exclusive
-from gpubench.records import dataclass
-
-if TYPE_CHECKING:
-    from gpubench.jobs.topo import TopoPlan
+from gpubench.jobs.plans import TopoPlan
 
 HELP = HelpPage(
     (
@@ -40,62 +29,22 @@ nothing was judged.
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopoOptions:
-    """The machines to show, and how."""
+def checked(plan: TopoPlan, shown: PresentationOptions) -> TopoPlan:
+    """The plan with its presentation. Raises UsageError for two sources of machines."""
+    from gpubench.model.results.report import TOPO_SECTIONS
 
-    help_group: ClassVar = MEASURE
-
-    from_file: str | None = option(
-        "FILE",
-        "Show a file: an NCCL topology XML, the text of nvidia-smi topo -m or -p2p, or a recorded snapshot.",
-        name="--from",
-        common=True,
-        group=INPUT,
-    )
-    simulation: SimulationOptions
-    recording: RecordingOptions
-    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if nothing was judged.", common=True, group=JUDGE)
-    causes: bool = flag(
-        "Show, in place of the devices, what would make data go through host memory or a slow path, how to fix it, and "
-        "what could not be read.",
-        common=True,
-        group=OUTPUT,
-    )
-    timeout: float = step_timeout("reading the driver of a node", default=20.0)
-    profile: str | None = judging_profile()
-    expect_gpus: int | None = expected_gpus()
-    presentation: PresentationOptions
-
-    def plan(self) -> "TopoPlan":
-        """The plan of these options. Raises UsageError for two sources of machines."""
-        from gpubench.jobs.sources import source_of
-        from gpubench.jobs.topo import TopoPlan
-        from gpubench.model.results.report import TOPO_SECTIONS
-
-        named = {"--from": self.from_file, "--replay": self.recording.replay, "--simulate": self.simulation.simulate}
-        sources = [option for option, value in named.items() if value is not None]
-        if len(sources) > 1:
-            raise exclusive(sources, "one of them, or none for this machine")
-        check_profile(self.profile)
-        recording, simulation = self.recording.parse({}), self.simulation.parse()
-        file = None if self.from_file is None else Path(self.from_file)
-        return TopoPlan(
-            source=source_of(self.timeout, simulation=simulation, replay=recording.replay, file=file),
-            recording=recording,
-            strict=self.strict,
-            causes=self.causes,
-            timeout_s=self.timeout,
-            profile=self.profile,
-            expected_gpus=self.expect_gpus,
-            presentation=self.presentation.parse(TOPO_SECTIONS),
-        )
+    named = {"--from": plan.from_file, "--replay": plan.recording.replay, "--simulate": plan.simulation}
+    sources = [option for option, value in named.items() if value is not None]
+    if len(sources) > 1:
+        raise exclusive(sources, "one of them, or none for this machine")
+    check_profile(plan.profile)
+    return replace(plan, presentation=shown.parse(TOPO_SECTIONS))
 
 
-def _run(options: TopoOptions) -> int:
+def _run(plan: TopoPlan, shown: PresentationOptions) -> int:
     from gpubench.jobs import topo
 
-    return topo.run(options.plan(), sys.argv[1:])
+    return topo.run(checked(plan, shown), sys.argv[1:])
 
 
-app = app_of(HELP, TopoOptions, _run)
+app = app_of(HELP, TopoPlan, _run)

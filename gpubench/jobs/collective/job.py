@@ -26,8 +26,8 @@ from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware import launch
 from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.hardware.node.nvml import Driver, read_driver
+from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan, RankOptions
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.plans import SOAK_ENDS, CollectivePlan, RankOptions
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import HOST, TORCH
@@ -66,7 +66,7 @@ class RankPlan:
         """The plan that it was made of, without its presentation."""
         return CollectivePlan(
             request=self.asked.request(collective_named(self.collective)),
-            recording=Recording(None if self.record is None else Path(self.record)),
+            recording=Recording(record=None if self.record is None else Path(self.record)),
             results_folder=None if self.history is None else Path(self.history),
             **{each.name: getattr(self.options, each.name) for each in fields(RankOptions)},
         )

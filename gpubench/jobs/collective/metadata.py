@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubench.collectives.record import Collective, SweepRequest
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.plans import CollectivePlan
 from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollective, RunOptions
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.process import MpiSupport

@@ -9,7 +9,7 @@ from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.registry import BackendKind, BackendSetup
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.sweep import ReadCondition

@@ -18,9 +18,9 @@ from gpubench.hardware.process import RunDelay, read_again, run_delay, waited_sh
 from gpubench.hardware.registry import BackendKind
 from gpubench.hardware.traffic import NvmlCondition, NvmlUse
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
+from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
-from gpubench.jobs.plans import CollectivePlan, check_unset
 from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.measure.collective.recording import RecordedLog

@@ -21,7 +21,7 @@ from gpubench.jobs.collective.metadata import (
 from gpubench.jobs.collective.opened import (
     Opened,
 )
-from gpubench.jobs.plans import CollectivePlan
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.rank import agree, usable_driver
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.sweep import Issue, Observers

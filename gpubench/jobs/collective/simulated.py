@@ -22,9 +22,9 @@ from gpubench.jobs.collective.metadata import (
     speed_judge_of,
 )
 from gpubench.jobs.collective.opened import with_gpu_count, with_presence
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
-from gpubench.jobs.plans import CollectivePlan
 from gpubench.jobs.sources import Replayed, Simulated, Simulation
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts, Model, OwnTimes, cases, without_data

@@ -8,7 +8,7 @@ from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.environment import environment_set
 from gpubench.hardware.registry import BackendKind
-from gpubench.jobs.plans import AskedVariants
+from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.jobs.rank import agree
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue

@@ -17,8 +17,8 @@ from gpubench.hardware.torch import symmetric
 from gpubench.hardware.torch.backend import TorchGroups
 from gpubench.hardware.torch.distributed import TorchDistributed
 from gpubench.hardware.torch.symmetric import TorchSymmetric, check_operations
+from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
-from gpubench.jobs.plans import AskedVariants
 from gpubench.measure.collective.variants import measure_variants
 from gpubench.model.results.backends import RefusedRow, WinnerRow
 from gpubench.model.results.report import CollectiveRow, Report

@@ -1,0 +1,172 @@
+"""Fields of plans that are options of the command line: their words in --help, and how typed text becomes a value.
+
+A plan is one dataclass from the command line to the ranks. Nothing here knows the library that reads a command line.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from gpubench.errors import UsageError, invalid_choice
+
+ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
+NCCL, SIMULATE, OUTPUT = "NCCL", "Simulate and record", "Output"
+GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
+"""Headings of the help of every command, in this order."""
+
+_OPTION = "option"
+_SECONDS_A_DAY = 86400
+
+
+class Option(NamedTuple):
+    """The option, or argument, of the command line that a field is; without `names` it has the field's.
+
+    `read` makes the field's value of what was typed: a `typed` value, with `default` where nothing was. `group` is a
+    heading of the help, None for that of the dataclass; `settings` are for the library that reads command lines.
+    `completed_as` is the option whose values complete this one's.
+    """
+
+    help: str
+    metavar: str | None
+    names: str = ""
+    is_common: bool = False
+    group: str | None = None
+    typed: Any = None
+    default: Any = None
+    read: Callable[[Any], Any] | None = None
+    completed_as: str = ""
+    is_argument: bool = False
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+def option_of(declared: "Field[Any]") -> Option | None:
+    """The option that a field of a dataclass is, None if it is none."""
+    found: Option | None = declared.metadata.get(_OPTION)
+    return found
+
+
+def option(
+    metavar: str | None,
+    help_text: str,
+    *,
+    default: Any = None,
+    name: str = "",
+    common: bool = False,
+    group: str | None = None,
+    read: Callable[[Any], Any] | None = None,
+    several: bool = False,
+    completed_as: str = "",
+    **settings: Any,
+) -> Any:
+    """A field of a dataclass that is an option.
+
+    `name` may hold several, with a blank between them: '--verbose -v'. --help shows only `common` ones, --help-all all.
+    `read` makes the value of a text, or, of an option that can be given `several` times, of a list of texts; `default`
+    is what would be typed for it.
+    """
+    typed = None if read is None else list[str] | None if several else str | None if default is None else str
+    own = Option(help_text, metavar, name, common, group, typed, default, read, completed_as, settings=settings)
+    value = default if read is None else read(()) if several else None if default is None else read(default)
+    return field(default=value, metadata={_OPTION: own})
+
+
+def argument(metavar: str, help_text: str, *, read: Callable[[Any], Any] | None = None) -> Any:
+    """A field that is an argument of the command line; None where it is left out."""
+    typed = None if read is None else str | None
+    own = Option(help_text, metavar, typed=typed, read=read, is_argument=True)
+    return field(default=None, metadata={_OPTION: own})
+
+
+def required_argument(metavar: str, help_text: str) -> Any:
+    """A field that is an argument of the command line, and has to be given."""
+    return field(metadata={_OPTION: Option(help_text, metavar, default=..., is_argument=True)})
+
+
+def flag(
+    help_text: str, *, default: bool | None = False, name: str = "", common: bool = False, group: str | None = None
+) -> Any:
+    """A field that is an option without a value."""
+    return option(None, help_text, default=default, name=name, common=common, group=group)
+
+
+def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
+    """The field of `--timeout`, which means the same in every command; `steps` are the steps that it limits."""
+    text = f"Give up a step that takes longer than S seconds: {steps}."
+    return option("S", text, default=default, name="--timeout", min=least, max=_SECONDS_A_DAY, group=MEASURE)
+
+
+def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
+    """The field of `--ranks-per-gpu`; `how` says what NCCL needs to run several ranks on a GPU."""
+    text = (
+        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
+        "time, otherwise in turns."
+    )
+    return option("N", text, default=1, min=1, show_default=False, group=MEASURE)
+
+
+def judging_profile() -> Any:
+    """The field that is `--profile`: a name or a file, None for the one that matches."""
+    return option(
+        "NAME|FILE",
+        "Judge by this profile (default: one of your own that matches, otherwise one of gpubench's).",
+        completed_as="profile",
+        group=JUDGE,
+    )
+
+
+def expected_gpus() -> Any:
+    """The field that is `--expect-gpus`."""
+    return option(
+        "N",
+        "Fail unless every node has exactly N GPUs (exit code 3 if no node has any).",
+        name="--expect-gpus",
+        min=1,
+        max=1024,
+        group=JUDGE,
+    )
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def one_of(option: str, choices: type[Choice]) -> Callable[[str], Choice]:
+    """A `read` for an option that takes one of a few words."""
+    return lambda text: parse_choices(option, [text], choices)[0]
+
+
+def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
+    """The members that comma-separated texts name, each once, in their order; UsageError for any other name."""
+    names = dict.fromkeys(name.strip() for text in texts for name in text.split(","))
+    for name in names:
+        if name not in tuple(choices):
+            raise unknown_choice(option, name, tuple(choices))
+    return tuple(map(choices, names))
+
+
+def unknown_choice(option: str, name: str, choices: Sequence[str]) -> UsageError:
+    """The error for a value that an option does not know; its next step is the nearest one that it does."""
+    error = invalid_choice(option, name, choices)
+    nearest = difflib.get_close_matches(name, choices, n=1)
+    if nearest:
+        error.next_step = f"{option} {nearest[0]}"
+    return error
+
+
+def parse_collective(text: str) -> str:
+    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
+    from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
+
+    name = text.lower().removesuffix("_perf")
+    name = COLLECTIVE_NAMES.get(name, name)
+    if name not in COLLECTIVE_NAMES.values():
+        raise unknown_choice("--collective", text, tuple(COLLECTIVE_NAMES.values()))
+    return name
+
+
+def paths(texts: Iterable[str]) -> tuple[Path, ...]:
+    """A `read` for files or folders that can be given several times."""
+    return tuple(map(Path, texts))
