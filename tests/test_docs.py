@@ -22,7 +22,6 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
 from gpubench.model.paths.transport import RULES
 from gpubench.model.results.backends import CaseKey
-from gpubench.model.results.compare import RowKey
 from gpubench.model.results.report import SIGNED, TOPO_SECTIONS, Metadata, Record
 from gpubench.model.results.result_file import MATRICES, TABLES
 from gpubench.model.terms.operation import algbw_gb_s, ring_allreduce_factor
@@ -78,7 +77,7 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
-    names = {kind.__name__ for kind in _row_types(Record)} - {RowKey.__name__, CaseKey.__name__}
+    names = {kind.__name__ for kind in _row_types(Record)} - {CaseKey.__name__}
     assert names == {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
     for kind in (Metadata, *TABLES.values()):
         described = generate.column_descriptions(kind)

@@ -243,7 +243,7 @@ def _of_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
 def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:
     files = [file for side in sides for file in (*side.base, *side.new)]
     hosts = dict.fromkeys(host for file in files for host in file.circumstances.hosts)
-    origins = {row.origin for file in files for row in file.measured}
+    origins = {origin for file in files for origin in file.origins}
     origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
     source = ", ".join(map(str, (*plan.base, *plan.new)))
     return metadata_of(
@@ -269,7 +269,7 @@ def _described(file: ResultFile, series: str | None) -> dict[str, Any]:
         "file": file.name,
         "kind": file.kind,
         "told": describe_file(file),
-        "rows": len(file.measured),
+        "rows": file.count,
         "complete": file.complete,
         "remarks": list(file.remarks),
         "series": series,

@@ -284,12 +284,9 @@ def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield where, plain
 
 
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]|\\\\u[dD][89a-fA-F]")
-
-
 def may_hold_half_characters(text: str) -> bool:
     """False of a JSON text that spells none, and that `check_text` has not to go through value by value."""
-    return _HALF_CHARACTER.search(text) is not None
+    return "\\ud" in text or "\\uD" in text or not (text.isascii() or _SURROGATE.search(text) is None)
 
 
 def check_text(plain: Any, where: str) -> None:

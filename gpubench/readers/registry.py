@@ -108,7 +108,7 @@ def results_in(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
     """The rows of a text that was read already; raises as `read_results`."""
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
         file = _read_text_of(RESULT_READERS, text, name, WANTED, told=told)
-        count = len(file.measured)
+        count = file.count
         if count > limits.MOST_ROWS:
             raise UsageError(
                 f"{name} has {count} rows",

@@ -1,9 +1,10 @@
 """A comparison for people: both sides, what else changed, the rows that got worse first, and how the rest fared."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpubench.formats.lines import INDENT, Column, fitted_lines
 from gpubench.formats.table import ReportView
@@ -19,8 +20,8 @@ from gpubench.model.results.compare import (
     Use,
     bandwidth_lost,
 )
-from gpubench.model.results.report import Report
-from gpubench.model.terms.units import counted, format_size, some_of
+from gpubench.model.results.report import Report, RowsByColumn
+from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_ROWS, _MOST_FASTER = 10, 5
@@ -39,17 +40,18 @@ class CompareView(ReportView):
             metadata = self._metadata
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
             self._page.defaults(metadata)
-            rows = report.rows(ComparisonRow)
+            rows = report.by_column(ComparisonRow)
+            told = list(enumerate(map(_Told._make, rows.cells(*_Told._fields))))
             circumstances = report.rows(CircumstanceRow)
             changes = report.rows(FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
                 self._header(series, [row for row in circumstances if row.series == series])
-                own = [row for row in rows if row.series == series]
+                own = [each for each in told if each[1].series == series]
                 found = [row for row in changes if row.series == series]
                 if own:
-                    self._comparison(own)
+                    self._comparison(own, rows)
                 elif found:
                     self._page.print("")
                 self._findings(found)
@@ -78,13 +80,14 @@ class CompareView(ReportView):
                 f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
             )
 
-    def _comparison(self, rows: Sequence[ComparisonRow]) -> None:
-        compared = [row for row in rows if row.status == Status.COMPARED]
-        self._table(compared)
+    def _comparison(self, own: "Sequence[tuple[int, _Told]]", rows: RowsByColumn[ComparisonRow]) -> None:
+        """The rows of a series by their numbers among `rows`, of which only those are made that are shown."""
+        compared = [each for each in own if each[1].status == Status.COMPARED]
+        self._table(compared, rows)
         self._page.print("")
-        for line in _summary(compared):
+        for line in _summary([told for _, told in compared]):
             self._page.wrap(line)
-        added = sum(row.status == Status.ADDED for row in rows)
+        added = sum(told.status == Status.ADDED for _, told in own)
         if added:
             self._page.print(f"{counted(added, 'row')} only in the new results")
 
@@ -148,11 +151,12 @@ class CompareView(ReportView):
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
             self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
-    def _table(self, compared: Sequence[ComparisonRow]) -> None:
+    def _table(self, compared: "Sequence[tuple[int, _Told]]", rows: RowsByColumn[ComparisonRow]) -> None:
         """The rows that got worse, then those that got faster; the rest is summed up."""
-        worse = [row for row in compared if row.verdict != Verdict.PASS]
-        faster = [row for row in reversed(compared) if row.change == Change.FASTER and row.verdict == Verdict.PASS]
-        shown = [*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]]
+        worse = [number for number, told in compared if told.verdict != Verdict.PASS]
+        is_faster = (Change.FASTER, Verdict.PASS)
+        faster = [number for number, told in reversed(compared) if (told.change, told.verdict) == is_faster]
+        shown = rows.made([*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]])
         if not shown:
             return
         self._page.print("")
@@ -228,14 +232,22 @@ def _noise(percent: float | None) -> str:
     return "?" if percent is None else f"{bandwidth_lost(percent):.1f} %"
 
 
-def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
+class _Told(NamedTuple):
+    """The columns of a row that are summed up."""
+
+    series: str | None
+    status: str
+    collective: str | None
+    verdict: str
+    change: str | None
+    slower_percent: float | None
+
+
+def _summary(compared: Sequence[_Told]) -> Iterator[str]:
     """A line for each collective, and one for pairs: how many rows, and by how much they changed."""
-    kinds: dict[str, list[ComparisonRow]] = {}
-    for row in compared:
-        kinds.setdefault(row.collective or "pairs", []).append(row)
-    for kind, rows in kinds.items():
+    for kind, rows in grouped(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
-        counts = {change: sum(row.change == change for row in rows) for change in Change}
+        counts = Counter(row.change for row in rows)
         told = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
         figures = ""
         if changes:

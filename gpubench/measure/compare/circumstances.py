@@ -59,7 +59,7 @@ def _counted(models: Sequence[str]) -> str:
 
 
 def _simulated(file: ResultFile) -> bool | None:
-    origins = {row.origin for row in file.measured}
+    origins = file.origins
     if not origins and file.circumstances.origin is not None:
         origins = {file.circumstances.origin}
     return Origin.SIMULATED in origins if origins else None

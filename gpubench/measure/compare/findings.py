@@ -23,7 +23,7 @@ from gpubench.measure.compare.noise import RunsByRow
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, RowKey
 from gpubench.model.results.fallback import MOST_ROWS
-from gpubench.model.results.report import EvidenceRow
+from gpubench.model.results.report import EvidenceRow, RowsByColumn, cells_of
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
@@ -68,14 +68,15 @@ _ADVICE: Mapping[str, tuple[str, str, str]] = {
 
 def findings_of(
     judged: Sequence[JudgedRow],
+    compared: RowsByColumn[ComparisonRow],
     ranges: Sequence[Finding],
     sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
     circumstances: Sequence[CircumstanceRow],
 ) -> list[Finding]:
-    """The findings about compared rows, ranges of rows, and the files of both sides."""
+    """The findings about rows, judged and as they are shown, ranges of rows, and the files of both sides."""
     evidence = list(_of_evidence(*sides))
     wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
-    rows = [_with_cause(each, wiring) for each in _of_rows(judged, evidence)]
+    rows = [_with_cause(each, wiring) for each in _of_rows(judged, compared, evidence)]
     explained = any(each.id in _BY_WIRING for each in rows)
     found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
     found += [
@@ -109,7 +110,9 @@ def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
     return replace(finding, cause=changed, next_command=_COMPARE_WIRING)
 
 
-def _of_rows(judged: Sequence[JudgedRow], evidence: list[Finding]) -> Iterator[Finding]:
+def _of_rows(
+    judged: Sequence[JudgedRow], compared: RowsByColumn[ComparisonRow], evidence: list[Finding]
+) -> Iterator[Finding]:
     """One finding for each cause, with the rows that it holds for; what follows from it on the same row is folded.
 
     Rows of paths in `evidence` are folded there.
@@ -118,18 +121,19 @@ def _of_rows(judged: Sequence[JudgedRow], evidence: list[Finding]) -> Iterator[F
     held: dict[str, list[tuple[ComparisonRow, Reason]]] = {}
     paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
     of_paths: dict[int, list[Reason]] = {}
-    for each in judged:
-        ids = {reason.finding for reason in each.reasons}
-        pair = " → ".join(map(str, each.row.ends))
-        number = paths.get(pair) if each.row.collective is None else 0 if evidence else None
-        for reason in each.reasons:
+    told = [number for number, each in enumerate(judged) if each.reasons]
+    for place, row in zip(told, compared.made(told), strict=True):
+        ids = {reason.finding for reason in judged[place].reasons}
+        pair = " → ".join(map(str, row.ends))
+        number = paths.get(pair) if row.collective is None else 0 if evidence else None
+        for reason in judged[place].reasons:
             root = next((one for one in _FOLDS.get(reason.finding, ()) if one in ids), None)
             if number is not None and reason.finding in (STAGED, SLOWER, WORSE):
                 of_paths.setdefault(number, []).append(reason)
             elif root is not None:
                 folded.setdefault(root, []).append(reason)
             else:
-                held.setdefault(reason.finding, []).append((each.row, reason))
+                held.setdefault(reason.finding, []).append((row, reason))
     for number, reasons in of_paths.items():
         evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
@@ -180,8 +184,11 @@ def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> I
     """Findings for direct paths without new evidence: no path has evidence, or these pairs copied without it."""
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
-    copied = {(row.source, row.destination) for file in new for row in file.pairs if row.bandwidth_gb_s is not None}
-    paths = [f"{source} → {to}" for source, to in sorted(direct - seen) if not seen or (source, to) in copied]
+    unseen = direct - seen
+    if seen and unseen:
+        cells = (each for file in new for each in cells_of(file.pairs, "source", "destination", "bandwidth_gb_s"))
+        unseen &= {(source, to) for source, to, gb_s in cells if gb_s is not None}
+    paths = [f"{source} → {to}" for source, to in sorted(unseen)]
     if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
         yield Finding(
             id="path-not-seen",
@@ -241,7 +248,7 @@ def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: It
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
     """The finding that both sides have no common row, with the columns without a common value."""
     differ = []
-    for name in RowKey.__dataclass_fields__:
+    for name in RowKey._fields:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
             differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import fmean, median
+from typing import NamedTuple
 
 from gpubench.measure.compare.noise import (
     FLOOR,
@@ -30,6 +31,7 @@ from gpubench.model.results.compare import (
     Status,
     bandwidth_lost,
 )
+from gpubench.model.results.report import RowsByColumn
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import format_size
@@ -72,13 +74,21 @@ class Reason:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRow:
-    """A row with all reasons for its verdict."""
+class JudgedRow(NamedTuple):
+    """A row of either side, or of both, with all reasons for its verdict.
+
+    `slower` is how much longer it takes now, as a part of the time; None where a side has no time.
+    """
 
     key: RowKey
-    row: ComparisonRow
-    reasons: tuple[Reason, ...] = ()
+    status: Status
+    verdict: Verdict
+    base: Runs
+    new: Runs
+    reasons: Sequence[Reason] = ()
+    slower: float | None = None
+    bound: NoiseBound | None = None
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +100,16 @@ class Rules:
 
 def judge_missing(key: RowKey, base: Runs) -> JudgedRow:
     """A row that only the old side has."""
-    reason = Reason(MISSING, Verdict.WARN, "not in the new results")
-    return _judged(key, Status.MISSING, base, (), (reason,))
+    return JudgedRow(key, Status.MISSING, Verdict.WARN, base, (), _NOT_IN_NEW)
+
+
+_NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
 
 
 def judge_added(key: RowKey, new: Runs) -> JudgedRow:
     """A row that only the new side has: nothing to compare, but wrong data are wrong data."""
     reasons = (*_wrong(new), *_above(new))
-    return _judged(key, Status.ADDED, (), new, reasons)
+    return JudgedRow(key, Status.ADDED, _verdict_of(reasons, Verdict.SKIP), (), new, reasons)
 
 
 def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
@@ -106,7 +118,7 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     change = noise.change(key)
     if change is None:
         reasons += _unmeasured(base, new)
-        return _judged(key, Status.COMPARED, base, new, tuple(reasons))
+        return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons)
     slower = math.expm1(change)
     bound = noise.bound(key)
     if rules.threshold_percent is not None:
@@ -115,13 +127,11 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     no_hiccup = slower > _NO_HICCUP and _lasts(base, is_last=noise.is_largest(key) and key.backend != _ON_CPUS)
     alone = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
     reasons += _time(slower, bound, rules, alone=alone)
-    times: dict[str, object] = {
-        "slower_percent": 100 * slower,
-        "noise_percent": 100 * bound.share,
-        "noise_source": bound.source,
-        "change": way.value,
-    }
-    return _judged(key, Status.COMPARED, base, new, tuple(reasons), times)
+    return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
+
+
+def _verdict_of(reasons: Sequence[Reason], quiet: Verdict = Verdict.PASS) -> Verdict:
+    return overall([quiet, *(each.verdict for each in reasons)]) if reasons else quiet
 
 
 _TOLD = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verdict", "verified")
@@ -248,29 +258,31 @@ def _first(texts: Iterable[str | None]) -> str | None:
     return " or ".join([text for text in found if text is not None]) or None
 
 
-def _judged(
-    key: RowKey,
-    status: Status,
-    base: Runs,
-    new: Runs,
-    reasons: tuple[Reason, ...],
-    times: dict[str, object] | None = None,
-) -> JudgedRow:
-    quiet = Verdict.SKIP if status is Status.ADDED else Verdict.PASS
-    columns = key.to_record() | (times or {})
-    for names, side in ((_OF_BASE, base), (_OF_NEW, new)):
-        columns |= zip(names, _columns(side), strict=True)
-    devices = next((each.devices for each in (*new, *base) if each.devices is not None), (None, None))
-    columns["source_device"], columns["destination_device"] = devices
-    row = ComparisonRow(
-        status=status,
-        verdict=overall([quiet, *(each.verdict for each in reasons)]) if reasons else quiet,
-        reason="; ".join(each.text for each in reasons) or None,
-        **columns,
-    )
-    return JudgedRow(key, row, reasons)
+def comparison_rows(judged: Sequence[JudgedRow]) -> RowsByColumn[ComparisonRow]:
+    """The rows as a report has them, by column."""
+    if not judged:
+        return RowsByColumn.of(ComparisonRow, ())
+    keys, statuses, verdicts, bases, news, reasons, slower, bounds, changes = zip(*judged, strict=True)
+    devices = [
+        next((each.devices for each in (*new, *base) if each.devices is not None), _NO_DEVICES)
+        for base, new in zip(bases, news, strict=True)
+    ]
+    columns = dict(zip(RowKey._fields, zip(*keys, strict=True), strict=True)) | {
+        "status": statuses,
+        "change": changes,
+        "verdict": verdicts,
+        "slower_percent": [None if each is None else 100 * each for each in slower],
+        "noise_percent": [None if each is None else 100 * each.share for each in bounds],
+        "noise_source": [None if each is None else each.source for each in bounds],
+        "reason": [("; ".join([each.text for each in own]) or None) if own else None for own in reasons],
+    }
+    for names, side in ((_OF_BASE, bases), (_OF_NEW, news), (("source_device", "destination_device"), None)):
+        rows = devices if side is None else map(_columns, side)
+        columns |= zip(names, zip(*rows, strict=True), strict=True)
+    return RowsByColumn(ComparisonRow, [(len(judged), columns)])
 
 
+_NO_DEVICES = None, None
 _OF_BASE, _OF_NEW = (
     [f"{side}_{name}" for name in ("time_us", "gb_s", "runs", "origin", "transport", "host_staged", "verdict")]
     for side in ("base", "new")
@@ -310,7 +322,7 @@ def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
 ) -> Iterator[Finding]:
     """A finding for each range that is slower as a whole, unless most of its rows are named, or a threshold judges."""
-    named = {each.key for each in judged if each.row.change == Change.SLOWER}
+    named = {each.key for each in judged if each.change is Change.SLOWER}
     if rules.threshold_percent is not None:
         return
     families = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]

@@ -11,7 +11,15 @@ from gpubench.conditions.registry import ids_now
 from gpubench.errors import UsageError
 from gpubench.measure.compare.circumstances import are_other_hosts, check_same_machine, circumstance_rows
 from gpubench.measure.compare.findings import findings_of, nothing_compared, worse_result
-from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing, slower_ranges
+from gpubench.measure.compare.judge import (
+    JudgedRow,
+    Rules,
+    comparison_rows,
+    judge,
+    judge_added,
+    judge_missing,
+    slower_ranges,
+)
 from gpubench.measure.compare.noise import ChangeNoise, RunsByRow, gather
 from gpubench.model.results.compare import (
     CircumstanceRow,
@@ -182,7 +190,8 @@ def compare(
     judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
-    findings = findings_of(judged, ranges, (base, new), circumstances)
+    rows = comparison_rows(judged)
+    findings = findings_of(judged, rows, ranges, (base, new), circumstances)
     have_findings = _all_have_findings(base, new)
     changes = finding_changes(base, new) if have_findings else []
     findings = [*_health_findings(base, new, changes), *findings]
@@ -191,9 +200,8 @@ def compare(
         findings = [nothing_compared(before, after)]
         verdict = Verdict.ERROR
     else:
-        verdicts = [each.row.verdict for each in judged if each.row.verdict != Verdict.SKIP]
-        verdict = overall([Verdict.PASS, *map(Verdict, verdicts), *(each.severity for each in findings)])
-    rows = [each.row for each in judged]
+        verdicts = {each.verdict for each in judged} - {Verdict.SKIP}
+        verdict = overall([Verdict.PASS, *verdicts, *(each.severity for each in findings)])
     sections = Table.by_section({ComparisonRow: rows, FindingChangeRow: changes, CircumstanceRow: circumstances})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=ComparisonRow.section)
 
@@ -211,8 +219,7 @@ def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rule
 
 def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
     """By verdict; then what was compared, by how much bandwidth it has lost."""
-    row = judged.row
-    return gravity(row.verdict), row.status != Status.COMPARED, -(row.slower_percent or 0.0)
+    return gravity(judged.verdict), judged.status is not Status.COMPARED, -100 * (judged.slower or 0.0)
 
 
 MOST_LOOKED_AT = 5000

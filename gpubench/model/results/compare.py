@@ -5,9 +5,9 @@ from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
-from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record, Row, made_of
+from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record, Row, cells_of, made_of
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
@@ -35,9 +35,48 @@ def bandwidth_lost(slower_percent: float) -> float:
     return 100 * slower_percent / (100 + slower_percent)
 
 
+class RowKey(NamedTuple):
+    """The columns that say what a row is of: two rows with the same key measured the same thing.
+
+    A tuple, for a comparison of a cluster looks up each of its many rows several times.
+    """
+
+    collective: str | None = None
+    backend: str | None = None
+    group: str | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    source: str | None = None
+    destination: str | None = None
+    source_node: str | None = None
+    destination_node: str | None = None
+    scope: str | None = None
+    direction: str | None = None
+    engine: str | None = None
+    peer: str | None = None
+    size_bytes: int | None = None
+    dtype: str | None = None
+    op: str | None = None
+    root: int | None = None
+    placement: str | None = None
+    mode: str | None = None
+    graph: int | None = None
+    setting: str | None = None
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """The names of a pair's devices."""
+        return self.source, self.destination
+
+    @property
+    def name(self) -> str:
+        """In words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
+        return _name(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowKey(Record):
-    """The columns that say what a row is of: two rows with the same key measured the same thing."""
+class ComparisonRow(Record, section="comparison"):
+    """The same thing in old and new results."""
 
     collective: str | None = None  #: as in rows of collectives; null where it is a pair
     backend: str | None = None  #: what moved the data; a model of NCCL counts as nccl
@@ -61,49 +100,6 @@ class RowKey(Record):
     graph: int | None = None  #: replays of a captured CUDA graph
     #: what else tells rows of one file apart: algorithm and protocol of a sweep, kind of host memory
     setting: str | None = None
-
-    def __hash__(self) -> int:
-        """Of what tells most rows apart: a comparison of a cluster looks up each of its many rows dozens of times."""
-        return hash(_HASHED(self))
-
-    @property
-    def ends(self) -> tuple[str | None, str | None]:
-        """The names of a pair's devices."""
-        return self.source, self.destination
-
-    @property
-    def name(self) -> str:
-        """In words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
-        size = None if self.size_bytes is None else format_size(self.size_bytes)
-        if self.collective is None:
-            peer = "peer off" if self.peer == "off" else None
-            parts: tuple[str | None, ...] = (
-                " → ".join(map(str, self.ends)),
-                size,
-                self.direction,
-                self.engine,
-                peer,
-                self.setting,
-            )
-        else:
-            usual = ("float32", "sum", "throughput")
-            dtype, op, mode = (None if each in usual else each for each in (self.dtype, self.op, self.mode))
-            root = f"root {self.root}" if self.root else None
-            place = "in place" if self.placement == "in_place" else None
-            graph = "graph" if self.graph else None
-            parts = (self.collective, size, dtype, op, root, place, mode, graph, self.setting, self.group)
-        return " ".join(filter(None, parts))
-
-
-_HASHED = attrgetter(
-    *("collective", "size_bytes", "placement", "source", "destination", "source_node", "direction", "engine", "peer")
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow(RowKey, section="comparison"):
-    """The same thing in old and new results."""
-
     status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
     change: Annotated[str | None, Change] = None  #: of time, beyond noise; null where there is no time on both sides
     verdict: Annotated[str, Verdict]  #: of this row
@@ -133,6 +129,33 @@ class ComparisonRow(RowKey, section="comparison"):
     def ends(self) -> tuple[str | None, str | None]:
         """The names of a pair's devices, which people know better than bus ids."""
         return self.source_device or self.source, self.destination_device or self.destination
+
+    @property
+    def name(self) -> str:
+        """As that of its key, with `ends`."""
+        return _name(self)
+
+
+def _name(row: "RowKey | ComparisonRow") -> str:
+    size = None if row.size_bytes is None else format_size(row.size_bytes)
+    if row.collective is None:
+        peer = "peer off" if row.peer == "off" else None
+        parts: tuple[str | None, ...] = (
+            " → ".join(map(str, row.ends)),
+            size,
+            row.direction,
+            row.engine,
+            peer,
+            row.setting,
+        )
+    else:
+        usual = ("float32", "sum", "throughput")
+        dtype, op, mode = (None if each in usual else each for each in (row.dtype, row.op, row.mode))
+        root = f"root {row.root}" if row.root else None
+        place = "in place" if row.placement == "in_place" else None
+        graph = "graph" if row.graph else None
+        parts = (row.collective, size, dtype, op, root, place, mode, graph, row.setting, row.group)
+    return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,34 +249,45 @@ def collective_key(row: CollectiveRow) -> RowKey:
     return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
-def pair_key(row: PairRow, nodes: Mapping[str, int] | None = None) -> RowKey:
-    """The key of a pair. `nodes` are the places of a side's hosts where the other side has others: these count then."""
+def pair_key(row: PairRow) -> RowKey:
+    """The key of a pair on its own machine: by bus ids."""
+    return next(pair_keys([row]))
 
-    def end(device: str, bus_id: str | None) -> str:
-        return bus_id if nodes is None and bus_id is not None else device
 
-    def host(name: str) -> str:
-        return name if nodes is None else f"node {nodes[name]}"
+def pair_keys(rows: Iterable[PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
+    """The keys of pairs. `nodes` are the places of a side's hosts where the other side has others: these count then."""
+    hosts = None if nodes is None else {name: f"node {place}" for name, place in nodes.items()}
+    kinds = {note: HostMemory.of_note(note) for note in {note for (note,) in cells_of(rows, "note")}}
+    settings = {note: memory.full_name if memory else None for note, memory in kinds.items()}
+    for source, to, source_bus, to_bus, source_node, to_node, *kind, size, note in cells_of(rows, *_OF_PAIR):
+        if hosts is None:
+            source, to = source if source_bus is None else source_bus, to if to_bus is None else to_bus
+        else:
+            source_node, to_node = hosts[source_node], hosts[to_node]
+        ends = source, to, source_node, to_node
+        yield RowKey._make((*_NO_COLLECTIVE, *ends, *kind, size, *_NOTHING_REDUCED, settings[note]))
 
-    memory = HostMemory.of_note(row.note)
-    return made_of(
-        RowKey,
-        row,
-        source=end(row.source, row.source_bus_id),
-        destination=end(row.destination, row.destination_bus_id),
-        source_node=host(row.source_node),
-        destination_node=host(row.destination_node),
-        setting=memory.full_name if memory else None,
-    )
+
+_OF_PAIR = (
+    *("source", "destination", "source_bus_id", "destination_bus_id", "source_node", "destination_node"),
+    *("scope", "direction", "engine", "peer", "size_bytes", "note"),
+)
+_NO_COLLECTIVE = (None,) * RowKey._fields.index("source")
+_NOTHING_REDUCED = (None,) * (RowKey._fields.index("setting") - RowKey._fields.index("dtype"))
 
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    yield from grouped(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
+    yield from grouped(keys, family_of).values()
+
+
+def family_of(key: RowKey) -> tuple[Any, ...]:
+    """What keys have in common that differ in size and placement alone, or of pairs in the pair alone."""
+    return (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)
 
 
 _BUT_SIZE, _BUT_PAIR = (
-    attrgetter(*(name for name in RowKey.columns() if name not in others))
+    attrgetter(*(name for name in RowKey._fields if name not in others))
     for others in (("size_bytes", "placement"), ("source", "destination", "source_node", "destination_node"))
 )
 
@@ -302,7 +336,7 @@ def _time(row: CollectiveRow) -> float:
 
 
 def _are_alike(one: CollectiveRow, other: CollectiveRow) -> bool:
-    keys = [replace(collective_key(row), group=None) for row in (one, other)]
+    keys = [collective_key(row)._replace(group=None) for row in (one, other)]
     return keys[0] == keys[1] and one.limit_gb_s == other.limit_gb_s
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -251,7 +251,7 @@ class PastResult:
 
     head: ResultHead
     rows: Sequence[CollectiveRow] = ()
-    pairs: Sequence[PairRow] = ()
+    pairs: Collection[PairRow] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ one section as they are measured; other commands have all their sections at the 
 Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from enum import StrEnum
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
@@ -79,7 +79,7 @@ def _reader(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
-    """A dataclass of these values, and in its other fields of what the first source has under their names."""
+    """A dataclass or named tuple of these values, and in its other fields of what the first source has so named."""
     made: Any = kind
     for source, (names, values_of) in zip(
         sources, _in_common(made, tuple(map(type, sources)), (*values,)), strict=True
@@ -93,7 +93,7 @@ def _in_common(
     kind: type, sources: tuple[type, ...], given: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]], ...]:
     """The fields that each source has before the others, but for those that are given, and what reads them."""
-    names = dict.fromkeys(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    names = dict.fromkeys(getattr(kind, "_fields", ()) or kind.__dataclass_fields__)  # type: ignore[attr-defined]
     wanted = [name for name in names if name not in given]
     found = []
     for source in sources:
@@ -109,6 +109,51 @@ def values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     if len(names) > 1:
         return attrgetter(*names)
     return lambda each: tuple(getattr(each, name) for name in names)
+
+
+class RowsByColumn(Collection[R], Generic[R]):
+    """Rows of one type, held by column and made when they are read: a cluster has very many, and most are only summed.
+
+    `pieces` are consecutive rows, each their number and their columns by name. A column that is not there holds the
+    default of its field.
+    """
+
+    def __init__(self, kind: type[R], pieces: Sequence[tuple[int, Mapping[str, Sequence[Any]]]]) -> None:
+        self._kind, self._pieces = kind, pieces
+        self._count = sum(count for count, _ in pieces)
+
+    @classmethod
+    def of(cls, kind: type[R], rows: Sequence[R]) -> "RowsByColumn[R]":
+        """Rows that were made already."""
+        names = kind.columns()
+        return cls(kind, [(len(rows), dict(zip(names, zip(*map(values_of(names), rows), strict=True), strict=False)))])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, row: object) -> bool:
+        return any(each == row for each in self)
+
+    def __iter__(self) -> Iterator[R]:
+        for _, columns in self._pieces:
+            for cells in zip(*columns.values(), strict=True):
+                yield self._kind(**dict(zip(columns, cells, strict=True)))
+
+    def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """The values of these columns, a tuple a row."""
+        fields_ = self._kind.__dataclass_fields__  # type: ignore[attr-defined]
+        for count, columns in self._pieces:
+            yield from zip(*(columns.get(each) or repeat(fields_[each].default, count) for each in names), strict=False)
+
+    def made(self, numbers: Iterable[int]) -> list[R]:
+        """The rows with these numbers, of rows in one piece."""
+        ((_, columns),) = self._pieces
+        return [self._kind(**{name: column[number] for name, column in columns.items()}) for number in numbers]
+
+
+def cells_of(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns of rows, a tuple a row; of rows held by column none is made for it."""
+    return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(values_of(names), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +173,10 @@ class RowsOfNode:
         return (replace(row, **names) for row in rows)
 
 
+def _same(rows: Iterable[Row]) -> Iterable[Row]:
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A section of rows, made when read; `parts` are the same rows by node, None where rows are of no node."""
@@ -143,10 +192,10 @@ class Table:
 
     @classmethod
     def by_section(
-        cls, tables: Mapping[type[Record], Sequence[Row] | Callable[[], Iterable[Row]]]
+        cls, tables: Mapping[type[Record], Iterable[Row] | Callable[[], Iterable[Row]]]
     ) -> "dict[str, Section]":
         """Sections by name, of rows by their type, or of what makes them."""
-        made = {kind: rows if callable(rows) else partial(iter, rows) for kind, rows in tables.items()}
+        made = {kind: rows if callable(rows) else partial(_same, rows) for kind, rows in tables.items()}
         return {kind.section: cls(kind.columns(), rows) for kind, rows in made.items()}
 
     def of(self, nodes: Container[str]) -> Iterator[Row]:
@@ -373,6 +422,12 @@ class Report:
             return []
         found: Iterable[object] = table.rows() if nodes is None or table.parts is None else table.of(nodes)
         return [row for row in found if isinstance(row, kind)]
+
+    def by_column(self, kind: type[R]) -> RowsByColumn[R]:
+        """The rows of a type, held by column."""
+        table = self.sections.get(kind.section)
+        found = table.rows() if isinstance(table, Table) else ()
+        return found if isinstance(found, RowsByColumn) else RowsByColumn.of(kind, self.rows(kind))
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as plain data, without the sections."""

@@ -11,8 +11,8 @@ member `alike`, the names of the nodes that have the same; nodes whose figures a
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from itertools import groupby, starmap
-from typing import Any, TypeVar
+from itertools import groupby
+from typing import Any
 
 from gpubench.model.results.backends import BackendRow, LibraryRow, MpiTrialRow, RefusedRow, WinnerRow
 from gpubench.model.results.compare import (
@@ -41,6 +41,7 @@ from gpubench.model.results.report import (
     Table,
     UnreadRow,
     VerdictRow,
+    cells_of,
 )
 from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
@@ -133,7 +134,7 @@ class ResultFile:
     circumstances: FileCircumstances
     rows: tuple[CollectiveRow, ...] = ()
     latencies: tuple[LatencyRow, ...] = ()
-    pairs: tuple[PairRow, ...] = ()
+    pairs: Collection[PairRow] = ()
     evidence: tuple[EvidenceRow, ...] | None = None
     findings: tuple[Finding, ...] | None = None
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -143,9 +144,15 @@ class ResultFile:
     remarks: tuple[str, ...] = ()
 
     @property
-    def measured(self) -> tuple[CollectiveRow | LatencyRow | PairRow, ...]:
-        """All its rows."""
-        return (*self.rows, *self.latencies, *self.pairs)
+    def count(self) -> int:
+        """How many rows it has."""
+        return len(self.rows) + len(self.latencies) + len(self.pairs)
+
+    @property
+    def origins(self) -> set[str]:
+        """Where its rows are from: measured, simulated or recorded."""
+        parts: tuple[Iterable[Any], ...] = self.rows, self.latencies, self.pairs
+        return {origin for rows in parts for (origin,) in cells_of(rows, "origin")}
 
 
 _MARK = "'"
@@ -274,19 +281,19 @@ def _by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | None:
     return parts if len({part.host for part in parts}) == len(parts) else None
 
 
-R = TypeVar("R", bound=Record)
-
-
 class UnfoldedRows:
-    """The rows of a section, as records, that `alike` says in short; made one by one, for there may be very many."""
+    """The rows of a section, as records, that `alike` says in short; made one by one, for there may be very many.
+
+    `pieces` are by node the rows that it is like, and the columns in which it differs; `hosts` the columns of its name.
+    """
 
     def __init__(self, written: Sequence[Mapping[str, Any]], nodes: Sequence[Any], hosts: Sequence[str]) -> None:
         """ValueError where `nodes` is not what `alike_rows` makes, or does not fit the rows that are written out."""
-        self._hosts = hosts
+        self.hosts = hosts
         by_host: dict[Any, list[Mapping[str, Any]]] = {}
         for row in written:
             by_host.setdefault(row.get(hosts[0]), []).append(row)
-        self._pieces: list[tuple[str, Sequence[Mapping[str, Any]], Mapping[str, Sequence[Any]]]] = []
+        self.pieces: list[tuple[str, Sequence[Mapping[str, Any]], Mapping[str, Sequence[Any]]]] = []
         self._count = 0
         for each in nodes:
             names, values = each["nodes"], each.get("values", {})
@@ -296,52 +303,32 @@ class UnfoldedRows:
                 rows = by_host.get(each.get("as", name))
                 if not rows or any(len(column) != len(rows) or key not in rows[0] for key, column in values.items()):
                     raise ValueError(f"{name} does not fit the rows of {each.get('as', name)}")
-                self._pieces.append((name, rows, values))
+                self.pieces.append((name, rows, values))
                 self._count += len(rows)
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for piece in self._pieces:
-            yield from self._records(*piece)
-
-    def made(
-        self, kind: type[R], make: Callable[[Mapping[str, Any], int], R], is_clean: Callable[[str, Sequence[Any]], bool]
-    ) -> Iterator[R]:
-        """The rows, each of its record and number by `make`, which checks all its values.
-
-        Where another node's row was checked, only columns that differ are, by `is_clean`, for there may be very many.
-        """
-        checked: dict[int, list[dict[str, Any]]] = {}
-        number = 0
-        for name, rows, values in self._pieces:
-            if (known := checked.get(id(rows))) is None or not all(starmap(is_clean, values.items())):
-                made = [make(record, number + place) for place, record in enumerate(self._records(name, rows, values))]
-                if known is None:
-                    checked[id(rows)] = [row.to_record() for row in made]
-                yield from made
-            else:
-                own = dict.fromkeys(self._hosts, name)
-                for place, record in enumerate(known):
-                    yield kind(**{**record, **own, **{key: column[place] for key, column in values.items()}})
-            number += len(rows)
+        for piece in self.pieces:
+            yield from self.records(*piece)
 
     def parts(self, make: Callable[[Mapping[str, Any]], Record]) -> Iterator[RowsOfNode]:
         """The rows by node, made of records; nodes whose rows are equal share them."""
         shared: dict[int, list[Record]] = {}
-        for name, rows, values in self._pieces:
+        for name, rows, values in self.pieces:
             if values:
-                yield RowsOfNode(list(map(make, self._records(name, rows, values))), self._hosts, name)
+                yield RowsOfNode(list(map(make, self.records(name, rows, values))), self.hosts, name)
                 continue
             if id(rows) not in shared:
                 shared[id(rows)] = list(map(make, rows))
-            yield RowsOfNode(shared[id(rows)], self._hosts, name)
+            yield RowsOfNode(shared[id(rows)], self.hosts, name)
 
-    def _records(
+    def records(
         self, name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Sequence[Any]]
     ) -> Iterator[dict[str, Any]]:
-        own = dict.fromkeys(self._hosts, name)
+        """The rows of a piece."""
+        own = dict.fromkeys(self.hosts, name)
         for number, row in enumerate(rows):
             yield {**row, **own, **{key: column[number] for key, column in values.items()}}
 

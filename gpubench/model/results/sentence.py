@@ -34,6 +34,7 @@ from gpubench.model.results.report import (
     Metadata,
     Report,
     Row,
+    RowsByColumn,
     Table,
     VerdictRow,
 )
@@ -117,7 +118,7 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
 def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:
     is_figure = root.id in FIGURES
     if metadata.subject == "compare" and root.id in _SLOWER:
-        yield part(_slower_words(report.rows(ComparisonRow)) or root.subject)
+        yield part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
     elif is_figure and figures.slowest is not None:
         yield part(_reached(metadata, figures, root))
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
@@ -158,13 +159,14 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
     yield part(beside, importance=LATER)
 
 
-def _slower_words(rows: Sequence[ComparisonRow]) -> str:
+def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
     """'all-reduce is slower in 34 of 60 rows, by up to 33 % (4G: 479 → 319 GB/s, noise 4 %)'; '' where none is alone.
 
     Percent of bandwidth: 33 % slower is two thirds of it.
     """
-    compared = [row for row in rows if row.status == Status.COMPARED]
-    slower = [row for row in compared if row.change == Change.SLOWER and row.verdict == Verdict.FAIL]
+    cells = enumerate(rows.cells("status", "change", "verdict"))
+    compared = [each for each in cells if each[1][0] == Status.COMPARED]
+    slower = rows.made(number for number, told in compared if told[1:] == (Change.SLOWER, Verdict.FAIL))
     if not slower:
         return ""
     worst = max(slower, key=lambda row: row.slower_percent or 0.0)
@@ -282,13 +284,14 @@ def _job(report: Report) -> str:
     machines = report.rows(MachineRow)
     if machines:
         return _machine_words(machines[0])
-    compared = [each for each in report.rows(ComparisonRow) if each.status == Status.COMPARED]
-    if not compared:
+    cells = report.by_column(ComparisonRow).cells("status", "noise_percent")
+    noise = [percent for status, percent in cells if status == Status.COMPARED]
+    if not noise:
         return ""
-    least = min((each.noise_percent for each in compared if each.noise_percent is not None), default=0.0)
+    least = min((percent for percent in noise if percent is not None), default=0.0)
     coarse = least >= _COARSE_PERCENT
     blind = f", differences below {bandwidth_lost(least):.0f} % are not told apart" if coarse else ""
-    return f"{counted(len(compared), 'row')} compared{blind}"
+    return f"{counted(len(noise), 'row')} compared{blind}"
 
 
 def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:

@@ -240,14 +240,18 @@ def times_limit(row: CollectiveRow | PairRow) -> float | None:
     allow: an all-reduce between nodes whose algorithm is not known has no limit here. Managed memory moves to the GPU
     that reads it, and is read there.
     """
-    if isinstance(row, CollectiveRow):
-        may_be_in_switches = row.algorithm is None and row.nodes > 1 and row.collective == "allreduce"
-        gb_s = None if may_be_in_switches else row.reached_gb_s / (1 + (row.ci95_percent or 0.0) / 100)
-    else:
-        gb_s = None if row.engine in _MANAGED else row.bandwidth_gb_s
-    if gb_s is None or not row.limit_gb_s:
+    if isinstance(row, PairRow):
+        return copies_times_limit(row.bandwidth_gb_s, row.limit_gb_s, row.engine)
+    may_be_in_switches = row.algorithm is None and row.nodes > 1 and row.collective == "allreduce"
+    gb_s = None if may_be_in_switches else row.reached_gb_s / (1 + (row.ci95_percent or 0.0) / 100)
+    return copies_times_limit(gb_s, row.limit_gb_s)
+
+
+def copies_times_limit(gb_s: float | None, limit_gb_s: float | None, engine: str | None = None) -> float | None:
+    """As `times_limit`, of the columns of a pair."""
+    if gb_s is None or not limit_gb_s or 100 * gb_s <= MOST_PERCENT * limit_gb_s or engine in _MANAGED:
         return None
-    return gb_s / row.limit_gb_s if 100 * gb_s > MOST_PERCENT * row.limit_gb_s else None
+    return gb_s / limit_gb_s
 
 
 _MANAGED = frozenset(each.value for each in ManagedWay if each.is_managed)

@@ -101,7 +101,7 @@ def _read_whole_number(plain: int, where: str) -> float:
 
 def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     _expect(dict, plain, where)
-    hints, (names, required) = _hints(kind), _names(kind)
+    hints, (names, required) = _hints(kind), field_names(kind)
     if not plain.keys() <= names:
         unknown = next(name for name in plain if name not in names)
         raise UsageError(
@@ -122,7 +122,7 @@ def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
 
 
 @cache
-def _names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
+def field_names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
     """The fields of a dataclass, and those without a default."""
     defaults = _defaults(kind)
     return frozenset(name for name, _ in defaults), frozenset(name for name, each in defaults if each is MISSING)

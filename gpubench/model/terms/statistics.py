@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from gpubench.model.terms.units import grouped
 from gpubench.records import dataclass
@@ -117,7 +117,9 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
         values, count = values[:: -(-count // _MOST_VALUES)], len(values[:: -(-count // _MOST_VALUES)])
     if count < 2:
         return None
-    distances = sorted(abs(one - other) for one, other in combinations(values, 2))
+    ordered = sorted(values)
+    # Runs that ascend, which Python sorts in a third of the time that it takes for any.
+    distances = sorted([high - low for place, low in enumerate(ordered, 1) for high in ordered[place:]])
     half = count // 2 + 1
     small = _SMALL.get(count, count / (count + (1.4 if count % 2 else 3.8)))
     return Noise(small * _NORMAL * distances[half * (half - 1) // 2 - 1], _EFFICIENCY * (count - 1))

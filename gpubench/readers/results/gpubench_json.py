@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from gpubench.model.results.report import (
     Record,
     Report,
     Row,
+    RowsByColumn,
     Section,
     Table,
     VerdictRow,
@@ -45,7 +46,7 @@ from gpubench.model.results.result_file import (
 from gpubench.model.results.watch import TrafficRow
 from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.operation import Placement
-from gpubench.model.terms.plain import from_plain, types_as_is
+from gpubench.model.terms.plain import field_names, from_plain, types_as_is
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 from gpubench.readers import limits
 from gpubench.readers.documents import (
@@ -310,6 +311,7 @@ def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding],
 
 
 Kind = TypeVar("Kind", bound=Record)
+_Make = Callable[[type[Kind], Any, str], Kind]
 
 _SECTIONS = ("rows", "pairs", "evidence", "checks", "verdicts")
 
@@ -332,14 +334,14 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
     if document.get("verdict") is not None:
         verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
         _check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
-    verdicts = _records(VerdictRow, document, name)
+    verdicts = _rows_from_json(VerdictRow, document, name, from_plain)
     command = command_of(str(metadata.get("subject")), metadata.get("collective"))
     return ResultFile(
         name=name,
         kind=kind,
         circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
-        rows=tuple(_rows_from_json(CollectiveRow, document, name)),
-        pairs=tuple(_rows_from_json(PairRow, document, name)),
+        rows=tuple(_rows_from_json(CollectiveRow, document, name, _row_from_json)),
+        pairs=_rows_from_json(PairRow, document, name, _row_from_json),
         evidence=tuple(_records(EvidenceRow, document, name)),
         findings=tuple(findings) if command.findings_only else None,
         checks={row.check: row.verdict for row in _records(CheckRow, document, name)},
@@ -350,16 +352,43 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
     )
 
 
-def _rows_from_json(kind: type[R], document: Mapping[str, Any], name: str) -> Iterator[R]:
-    section = kind.section
-    records = document.get(section)
-    if isinstance(records, UnfoldedRows):
-        return records.made(
-            kind,
-            lambda record, number: _row_from_json(kind, record, f"{name}: {section}[{number}]"),
-            lambda column, cells: _are_possible(kind, column, cells),
-        )
-    return (_row_from_json(kind, each, where) for each, where in _each(document, section, name))
+def _rows_from_json(kind: type[Kind], document: Mapping[str, Any], name: str, make: _Make[Kind]) -> RowsByColumn[Kind]:
+    """The rows of a section by column; of nodes that have another's rows only the columns that differ are checked."""
+    section, records = kind.section, _section_of(document, kind.section, name)
+    where = f"{name}: {section}"
+    if not isinstance(records, UnfoldedRows):
+        return RowsByColumn(kind, [(len(records), _columns(kind, records, 0, where, make))])
+    known: dict[int, dict[str, list[Any]]] = {}
+    pieces: list[tuple[int, Mapping[str, Sequence[Any]]]] = []
+    number = 0
+    for node, rows, values in records.pieces:
+        if id(rows) not in known:
+            known[id(rows)] = _columns(kind, rows, number, where, make)
+        columns = known[id(rows)] | dict.fromkeys(records.hosts, [node] * len(rows))
+        if all(_are_possible(kind, column, cells) for column, cells in values.items()):
+            pieces.append((len(rows), {**columns, **values}))
+        else:
+            own = list(records.records(node, rows, values))
+            pieces.append((len(rows), _columns(kind, own, number, where, make)))
+        number += len(rows)
+    return RowsByColumn(kind, pieces)
+
+
+def _columns(
+    kind: type[Kind], records: Sequence[Any], first: int, where: str, make: _Make[Kind]
+) -> dict[str, list[Any]]:
+    """The columns of records, of which the first one is number `first` of its section.
+
+    They are checked column by column; where one is not as it should be, row by row by `make`, whose error names a row.
+    """
+    names = records[0].keys() if records and isinstance(records[0], dict) else ()
+    known, required = field_names(kind)  # type: ignore[arg-type]
+    if required <= {*names} <= known and all(isinstance(each, dict) and each.keys() == names for each in records):
+        columns = {name: [each[name] for each in records] for name in names}
+        if all(_are_possible(kind, name, cells) for name, cells in columns.items()):
+            return columns
+    made = [make(kind, each, f"{where}[{number}]") for number, each in enumerate(records, first)]
+    return {name: [getattr(row, name) for row in made] for name in kind.columns()}
 
 
 def _are_possible(kind: Any, column: str, cells: Sequence[Any]) -> bool:
@@ -379,11 +408,15 @@ def _records(kind: type[Kind], document: Mapping[str, Any], name: str) -> Iterat
 
 
 def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tuple[Any, str]]:
+    for number, record in enumerate(_section_of(document, section, name)):
+        yield record, f"{name}: {section}[{number}]"
+
+
+def _section_of(document: Mapping[str, Any], section: str, name: str) -> Sequence[Any] | UnfoldedRows:
     records: Any = document.get(section, ())
     if not isinstance(records, (list, tuple, UnfoldedRows)):
         raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)
-    for number, record in enumerate(records):
-        yield record, f"{name}: {section}[{number}]"
+    return records
 
 
 _WANTED = Wanted(

@@ -12,7 +12,7 @@ from gpubench.measure.compare.circumstances import describe_file
 from gpubench.measure.compare.judge import JudgedRow, Rules, slower_ranges
 from gpubench.measure.compare.noise import ChangeNoise, RunFigures, gather
 from gpubench.measure.compare.report import compare
-from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, RowKey, Status
+from gpubench.model.results.compare import Change, CircumstanceRow, ComparisonRow, RowKey, Status
 from gpubench.model.results.report import EvidenceRow, PairRow, Report, Table
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.verdict import Verdict
@@ -449,8 +449,10 @@ def test_six_pairs_of_single_runs_tell_their_noise(pairs: int, *, known: bool) -
 def test_a_range_is_named_unless_most_of_its_rows_are(named: int, found: int) -> None:
     base = [collective_row(2**power, time_us=1e6) for power in range(24, 34)]
     before, after = gather([file(*base)], [file(*(replace(row, time_us=1.1e6) for row in base))])
-    slower = ComparisonRow(status="compared", verdict="FAIL", change="slower")
-    judged = [JudgedRow(key, slower) for key in list(before)[:named]]
+    judged = [
+        JudgedRow(key, Status.COMPARED, Verdict.FAIL, before[key], after[key], change=Change.SLOWER)
+        for key in list(before)[:named]
+    ]
     findings = list(slower_ranges(before, after, ChangeNoise(before, after), judged, Rules()))
     assert [each.subject for each in findings] == ["allreduce 16M to 8G: 10 rows together"][:found]
 

@@ -162,7 +162,7 @@ def test_cells_of_one_node_are_checked_as_all_others(cell: Any, said: str, check
             with pytest.raises(UsageError, match=f"pairs.{len(written['pairs']) - 1}..{said}"):
                 read(text, "a.json")
     else:
-        short, long = (read(text, "a.json").pairs for text in texts)
+        short, long = ([*read(text, "a.json").pairs] for text in texts)
         assert short == long
         assert (short[-1].bandwidth_gb_s, short[-1].source_node, short[-1].note) == (7, "x", f"row {len(own) - 1}")
         assert type(short[-1].bandwidth_gb_s) is float

@@ -119,7 +119,7 @@ BANDWIDTH = {
 )
 def test_bandwidth_of_a_pair(command: str, ends: tuple[str, str]) -> None:
     found = read_run(a_run(command=command, **BANDWIDTH))  # type: ignore[arg-type]
-    last = found.pairs[-1]
+    last = [*found.pairs][-1]
     assert (last.source, last.destination) == ends
     assert (last.size_bytes, last.bandwidth_gb_s, last.latency_us) == (1048576, 23.88504, None)
     assert (last.verified, last.verdict, last.direction, last.path_class) == ("last", None, None, None)
