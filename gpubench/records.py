@@ -68,6 +68,15 @@ def _first_use(name: str) -> Callable[..., Any]:
     return method
 
 
+class _SignatureOfInit:
+    """Has `inspect.signature` find the methods written, and not the signature of what stands in for `__init__`."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        for each in owner.__mro__:
+            _write_methods(each)
+        raise AttributeError("__signature__")
+
+
 def _refuse(self: object, name: str, *_value: object) -> None:
     raise dataclasses.FrozenInstanceError(f"cannot change field {name!r} of {type(self).__name__}")
 
@@ -81,7 +90,7 @@ def _set_state(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, each.name, value)
 
 
-_FIRST_USE = {name: _first_use(name) for name in _WRITTEN}
+_FIRST_USE = {**{name: _first_use(name) for name in _WRITTEN}, "__signature__": _SignatureOfInit()}
 _FROZEN: dict[str, Any] = {
     "__setattr__": _refuse,
     "__delattr__": _refuse,

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import subprocess
 import sys
@@ -76,6 +77,7 @@ FIRST: dict[str, Callable[[Any], Any]] = {
     "unequal": lambda point: point(x=1) == point(x=2),
     "hash": lambda point: hash(point(x=1)) == hash(point(x=1)),
     "frozen": lambda point: setattr(point(x=1), "x", 2),
+    "signature": lambda point: str(inspect.signature(point)),
 }
 
 
