@@ -170,6 +170,9 @@ class _Simulation:
 
     def _advance(self) -> None:
         computing = self._running.get(COMPUTE)
+        if len(self._running) == 1:
+            self._finish_alone()
+            return
         rates = {stream: self._rate(each, is_beside=computing is not None) for stream, each in self._running.items()}
         waiting = {stream for stream, each in self._running.items() if each.wait > 0 and computing is not None}
         step = min(
@@ -188,6 +191,17 @@ class _Simulation:
             if each.work <= 1e-15 + 1e-12 * self._tasks[each.task].seconds:
                 del self._running[stream]
                 self._end(each.task)
+
+    def _finish_alone(self) -> None:
+        """To the end of the only task that runs, as nothing else begins before."""
+        ((stream, each),) = self._running.items()
+        if stream == COMPUTE:
+            self._compute += each.work
+        else:
+            self._wait_for(self._source(), each.work)
+        self._now += each.work
+        del self._running[stream]
+        self._end(each.task, each.start)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
         """The part of its own speed that a task has now, where computation runs or not."""

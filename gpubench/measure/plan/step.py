@@ -314,8 +314,9 @@ def _of_stage(job: StepJob, count: int) -> StepPrediction:
 
 
 def _of_blocks(job: StepJob, count: int) -> StepPrediction:
-    one = _once(job, 1)
-    return one if count == 1 else _further(one, _once(job, 2), count - 2)
+    if count <= 2:
+        return _once(job, count)
+    return _further(_once(job, 1), _once(job, 2), count - 2)
 
 
 def _further(one: StepPrediction, two: StepPrediction, rounds: float) -> StepPrediction:

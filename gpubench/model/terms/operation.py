@@ -6,7 +6,6 @@ the result is exact in every type and in any order of adding: of any number of r
 value other than the reduction's neutral one at an element, a different set at each.
 """
 
-import re
 from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -39,7 +38,7 @@ class DataType(StrEnum):
     @property
     def size_bytes(self) -> int:
         """Bytes an element takes."""
-        return int(re.sub(r"\D", "", self.value)) // 8
+        return int("".join(filter(str.isdigit, self.value))) // 8
 
     @property
     def kind(self) -> NumberKind:
