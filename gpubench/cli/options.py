@@ -341,7 +341,7 @@ def plan_from(kind: type[Plan], given: Mapping[str, Any], command: str = "") -> 
         if own is None and each.type in _READ_AS:
             values[each.name] = plan_from(_READ_AS[each.type], given).parse(command=command)
         elif own is None and hasattr(each.type, _GROUP):
-            values[each.name] = plan_from(each.type, given, command)
+            values[each.name] = plan_from(each.type, given, command)  # type: ignore[arg-type]
         elif each.name in given:
             values[each.name] = given[each.name] if own is None else _value_of(each, own, given[each.name])
     return kind(**values)

@@ -198,10 +198,9 @@ class _Simulation:
         if stream == COMPUTE:
             self._compute += each.work
         else:
-            self._wait_for(self._source(), each.work)
-        self._now += each.work
+            self._exposed[self._source()] += each.work
         del self._running[stream]
-        self._end(each.task, each.start)
+        self._end(each.task)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
         """The part of its own speed that a task has now, where computation runs or not."""
