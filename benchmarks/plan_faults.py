@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.plan_validation import FOLDER, Cell, StoredCurves, cells, overlap_of
-from gpubench.jobs.planned_machine import PlannedMachine, fault_cases
+from gpubench.jobs.fault_costs import fault_cases
+from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.events import ContentionTable
 from gpubench.measure.plan.program import CollectiveTimesFound
 from gpubench.measure.plan.report import fault_costs
@@ -68,8 +69,8 @@ def fault_cells(folder: Path) -> Iterator[FaultCell]:
     for each in cells(folder):
         if each.fabric == "staged":
             healthy = predict(replace(each.prediction.job, times=curves, contention=contention), with_range=False)
-            (cost,) = fault_costs(healthy, cases)
-            yield FaultCell(each, healthy, cost.prediction)
+            ((_, faulty),) = fault_costs(healthy, cases)
+            yield FaultCell(each, healthy, faulty)
 
 
 def table(found: Sequence[FaultCell], *, markdown: bool) -> Iterator[str]:

@@ -21,10 +21,10 @@ from gpubench.cli.commands.plan import PlanOptions
 from gpubench.cli.options import PresentationOptions
 from gpubench.errors import GpubenchError
 from gpubench.jobs.curves import CurveFinder, read_all
-from gpubench.jobs.plan import job_of
+from gpubench.jobs.plan import job_of, microbatches_of
 from gpubench.jobs.planned_machine import TrainingPlan, machine_of
 from gpubench.measure.plan.program import CollectiveTimesFound
-from gpubench.measure.plan.report import microbatches_of, tokens_per_second
+from gpubench.measure.plan.report import tokens_per_second
 from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.workload import Recompute, TransformerModel
 
@@ -91,7 +91,6 @@ def _plan(
 ) -> TrainingPlan:
     given: dict[str, Any] = {each.name: each.default for each in fields(PlanOptions)}
     given |= {"parameters": "7B", "simulate": machine, "layout": [layout], "gpus": gpus, "global_batch": sequences}
-    given["gpu_memory"] = words[words.index("--gpu-memory") + 1] if "--gpu-memory" in words else None
     plan = PlanOptions(**given).plan(PresentationOptions())
     recompute = Recompute(words[words.index("--recompute") + 1]) if "--recompute" in words else Recompute.NONE
     return replace(plan, model=replace(model, recompute=recompute, fp8="--fp8" in words), notes=())
@@ -117,9 +116,7 @@ def _predicted(plan: TrainingPlan, measured: PublishedStep | None = None) -> Ste
     """The step of a plan, where another was measured with the computation that follows from that one."""
     machine = machine_of(plan, ())
     job, (layout,) = job_of(plan, machine, CollectiveTimesFound(CurveFinder(machine).curve), read_all((), ()))
-    count = microbatches_of(layout, None, plan.global_batch or 1, plan.model.batch)
-    if count is None:
-        raise SystemExit(f"{plan.model.name} on {machine.gpus}: {plan.global_batch} sequences do not divide")
+    count = microbatches_of(plan, layout)
     if measured is not None:
         known = replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus)
         own = machine_of(known, ())

@@ -100,8 +100,6 @@ class StoredCurves:
     def __init__(self, folder: Path) -> None:
         self._curves = {
             path.stem: curve_of(
-                path.stem,
-                2,
                 [
                     CurvePoint(row.size_bytes, row.time_us * 1e-6, (row.ci95_percent or 0) / 100)
                     for row in read_results(path).rows

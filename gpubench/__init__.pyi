@@ -628,7 +628,6 @@ def plan(
     step: One | None = None,
     tokens_per_second: float | None = None,
     measured_on: int | None = None,
-    gpu_memory: One | None = None,
     optimizer: One | None = None,
     bucket_mb: float | None = None,
     imbalance: float | None = None,

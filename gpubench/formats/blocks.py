@@ -54,7 +54,7 @@ _SHOWN: Mapping[str, Sequence[str]] = {
     "layouts": (
         *("place", "layout", "gpus", "microbatches", "step_ms", "step_least_ms", "step_most_ms", "compute_ms"),
         *("slowed_ms", "exposed_ms", "bubble_ms"),
-        *("host_ms", "tokens_per_second", "bucket_mb", "memory_bytes", "gpu_memory_bytes", "fits"),
+        *("host_ms", "tokens_per_second", "bucket_mb", "states_bytes", "gpu_memory_bytes"),
     ),
     CheckRow.section: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
     VerdictRow.section: ("scope", "node", "subject", "verdict", "findings"),

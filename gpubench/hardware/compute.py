@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -154,7 +155,7 @@ _ONE_TENSOR_MB = 0.001  # A cap that every gradient exceeds, so that each has a 
 
 def time_host(torch: Any, model: TransformerModel) -> dict[Sharding | None, float]:
     """Seconds of a block, forward and backward: alone (None), in DDP and FSDP. Raises what PyTorch raises."""
-    distributed = torch.distributed
+    distributed, replicated = torch.distributed, torch.nn.parallel.DistributedDataParallel
     if distributed.is_initialized():
         raise RuntimeError("this process already has a process group")
     try:
@@ -162,16 +163,12 @@ def time_host(torch: Any, model: TransformerModel) -> dict[Sharding | None, floa
         distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1, device_id=device)
         return {
             None: _seconds(torch, model, lambda stack: stack),
-            Sharding.DDP: _seconds(torch, model, lambda stack: _replicated(torch, stack)),
+            Sharding.DDP: _seconds(torch, model, partial(replicated, bucket_cap_mb=_ONE_TENSOR_MB)),
             Sharding.FSDP: _seconds(torch, model, _sharded),
         }
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
-
-
-def _replicated(torch: Any, stack: Any) -> Any:
-    return torch.nn.parallel.DistributedDataParallel(stack, bucket_cap_mb=_ONE_TENSOR_MB)
 
 
 def _sharded(stack: Any) -> Any:

@@ -1,18 +1,25 @@
 """Times of collectives for `gpubench plan`: stored results, a measurement now, or the profile; and what is stored."""
 
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.events import MeasuredContention
-from gpubench.measure.plan.program import CollectiveCurve, CommunicatorRanks, CurvePoint, curve_of
+from gpubench.measure.plan.program import (
+    EXPECTED,
+    MEASURED,
+    SIMULATED,
+    CollectiveCurve,
+    CommunicatorRanks,
+    CurvePoint,
+    curve_of,
+)
 from gpubench.model.results.overlap import OverlapRow
-from gpubench.model.results.plan import CurveOrigin
 from gpubench.model.results.report import CollectiveRow, made_of
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.operation import ROW_BACKENDS
@@ -25,12 +32,10 @@ from gpubench.records import dataclass
 
 _SUFFIXES = (".json", ".jsonl", ".csv", ".txt")
 _MOST_FILES = 2000
-_HEAD_BYTES = 2**20
 _POSITIVE = (
     *("size_bytes", "partner_count", "partner_alone_us", "communication_alone_us"),
     *("compute_slowdown", "communication_slowdown"),
 )
-_OVERLAP = re.compile(r'"subject":\s*"overlap"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +60,9 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
     """
     files: list[ResultFile] = []
     passed_over: list[str] = []
-    beside = list(overlap)
     for path in results:
-        own = list(_paths(path))
-        before = len(files) + len(beside)
-        for each in own:
-            if _holds_overlap(each):
-                beside.append(each)
-                continue
+        before = len(files)
+        for each in _paths(path):
             try:
                 file = read_results(each)
             except UsageError:
@@ -70,15 +70,14 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
                     raise
                 passed_over.append(each.name)
                 continue
-            if file.rows:
-                files.append(file)
-        if len(files) + len(beside) == before:
+            files += [file] if file.rows else []
+        if len(files) == before:
             raise UsageError(
                 f"{path} holds no results of a collective",
                 expected="what gpubench allreduce --output wrote, or nccl-tests' text",
                 next_step=f"gpubench allreduce --output {path}/",
             )
-    stored = [_overlap_rows(path) for path in beside]
+    stored = [_overlap_rows(path) for path in overlap]
     rows = [row for own, _ in stored for row in own]
     contention = [found for row in rows if (found := _contention(row)) is not None]
     simulated = ", simulated" if any(row.origin == Origin.SIMULATED for row in rows) else ""
@@ -87,7 +86,7 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
         contention=contention,
         contention_gpus=list(dict.fromkeys(name for _, gpus in stored for name in gpus)),
         unusable=len(rows) - len(contention),
-        contention_source=", ".join(path.name for path in beside) + simulated,
+        contention_source=", ".join(path.name for path in overlap) + simulated,
         passed_over=passed_over,
     )
 
@@ -100,15 +99,6 @@ def _paths(path: Path) -> Iterator[Path]:
     if len(found) > _MOST_FILES:
         raise UsageError(f"{path} holds {len(found)} files", expected=f"at most {_MOST_FILES}")
     yield from found
-
-
-def _holds_overlap(path: Path) -> bool:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            beginning = file.read(_HEAD_BYTES)
-    except OSError:
-        return False
-    return _OVERLAP.search(beginning) is not None
 
 
 def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
@@ -190,7 +180,7 @@ class CurveFinder:
             if rows:
                 self.notes.append(f"{collective} among {group.ranks} ranks was measured now")
                 self._note_staged(collective, rows)
-                return curve_of(collective, group.ranks, _points(rows), source="measured now")
+                return curve_of(_points(rows), source="measured now")
         return self._expected(collective, group)
 
     def _stored(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve | None:
@@ -208,19 +198,13 @@ class CurveFinder:
         ranks = min({row.ranks for row, _ in found}, key=lambda count: (abs(count - group.ranks), -count))
         rows = [row for row, _ in found if row.ranks == ranks]
         self._note_staged(collective, rows)
-        note = "" if ranks == group.ranks else f"scaled from {ranks} ranks by the bytes of rings"
-        if note:
-            self.notes.append(f"{collective} among {group}: {note}")
+        if ranks != group.ranks:
+            self.notes.append(f"{collective} among {group}: scaled from {ranks} ranks by the bytes of rings")
         factor = collective_named(collective).busbw_factor
         return curve_of(
-            collective,
-            group.ranks,
             _points(rows, factor(group.ranks) / factor(ranks)),
-            origin=CurveOrigin.SIMULATED
-            if any(row.origin == Origin.SIMULATED for row in rows)
-            else CurveOrigin.MEASURED,
+            origin=SIMULATED if any(row.origin == Origin.SIMULATED for row in rows) else MEASURED,
             source=", ".join(dict.fromkeys(file.name for row, file in found if row.ranks == ranks)),
-            note=note,
         )
 
     def _note_staged(self, collective: str, rows: Sequence[CollectiveRow]) -> None:
@@ -243,28 +227,17 @@ class CurveFinder:
         return [(row, file) for row, file in right if row.backend == backends[0]]
 
     def _expected(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
-        from gpubench.hardware.simulated.machine import SimulatedMachine
-        from gpubench.hardware.simulated.times import CollectiveTimes
-
         profile = self.machine.profile
         if collective not in SUMMARIES or profile is None:
             raise self._unknown(collective, group, "no profile knows this machine")
         try:
-            times = CollectiveTimes(SimulatedMachine(profile, group.nodes), noise=0.0, whole_nodes=True)
-            local = min(max(1, group.ranks // group.nodes), times.gpus)
-            seconds = _above_latency(lambda size: max(times.seconds(collective, size, row=0, ranks_per_node=local)))
+            seconds = _above_latency(partial(self.machine.collectives(group), collective))
         except (CouldNotMeasureError, UsageError) as error:
             raise self._unknown(collective, group, error.seen) from None
         # Pairs of GPUs side by side have a NIC each, as far as there are NICs.
         pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
-        return curve_of(
-            collective,
-            group.ranks,
-            [CurvePoint(size, pairs * each) for size, each in seconds],
-            origin=CurveOrigin.EXPECTED,
-            source=f"profile {profile.name}",
-            note="" if group.nodes == 1 else "between nodes by a model of NICs",
-        )
+        source = f"profile {profile.name}" + (", between nodes by a model of NICs" if group.nodes > 1 else "")
+        return curve_of([CurvePoint(size, pairs * each) for size, each in seconds], EXPECTED, source)
 
     def _unknown(self, collective: str, group: CommunicatorRanks, why: str) -> UsageError:
         known = ", ".join(dict.fromkeys(f"{row.collective} of {row.ranks}" for file in self.files for row in file.rows))

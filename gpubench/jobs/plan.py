@@ -10,35 +10,30 @@ from gpubench.errors import UsageError
 from gpubench.jobs.curves import CurveFinder, FoundResults, measured_now, read_all
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.jobs.planned_machine import NAME, PlannedMachine, TrainingPlan, fault_cases, machine_of
+from gpubench.jobs.planned_machine import NAME, PlannedMachine, TrainingPlan, machine_of
 from gpubench.measure.plan.compute import OPTIMIZER_TRAFFIC, ComputeTimes, times_at, times_of_sheet
 from gpubench.measure.plan.events import USUAL_CONTENTION, ContentionTable
-from gpubench.measure.plan.program import CollectiveTimesFound, StepJob, StepSettings
+from gpubench.measure.plan.program import EXPECTED, CollectiveTimesFound, StepJob, StepSettings
 from gpubench.measure.plan.report import (
     NO_FAULT,
-    CandidateLayout,
     FaultCase,
     FaultCost,
     PlanOutcome,
-    RankedLayout,
-    candidates_of,
     fault_costs,
-    microbatches_of,
     plan_report,
-    rank,
+    tokens_per_second,
 )
 from gpubench.measure.plan.report import SECTIONS as SECTIONS
-from gpubench.measure.plan.step import compute_of_step
-from gpubench.model.results.plan import CurveOrigin
-from gpubench.model.terms.units import format_memory, parse_size
+from gpubench.measure.plan.step import StepPrediction, compute_of_step, predict
+from gpubench.model.terms.units import format_memory
 from gpubench.model.workload import (
     OPTIMIZER_BYTES,
     ParallelLayout,
-    Recompute,
+    Sharding,
     TransformerModel,
     check_layout,
-    layouts_for,
     parse_layout,
+    states_bytes,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +117,8 @@ def _outcome(
     notes: list[str],
     announce: Callable[[str, float], None],
 ) -> PlanOutcome:
+    from gpubench.jobs.fault_costs import fault_cases
+
     if plan.measure and machine.is_here:
         announce("measuring computation on a GPU", _SECONDS_TO_COMPUTE)
     measures = measured_now(plan.timeout_s, announce) if machine.is_here and machine.nodes == 1 else None
@@ -133,9 +130,8 @@ def _outcome(
     cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not staged)
     outcome = PlanOutcome(
         ranked=ranked,
-        faults=fault_costs(ranked[0].prediction, cases),
-        times=times,
-        gpu_memory_bytes=plan.gpu_memory_bytes or machine.memory_bytes,
+        faults=fault_costs(ranked[0], cases),
+        gpu_memory_bytes=machine.memory_bytes,
     )
     outcome = replace(outcome, as_expected=_as_expected(machine, outcome))
     notes += [*_notes(machine, found, outcome), *dict.fromkeys(finder.notes)]
@@ -159,7 +155,7 @@ def job_of(
         layout=ParallelLayout(data=gpus),
         compute=_compute_times(plan, machine),
         times=times,
-        contention=ContentionTable(own, found.contention_source, USUAL_CONTENTION),
+        contention=ContentionTable(own, USUAL_CONTENTION),
         settings=StepSettings(
             bucket_bytes=None if plan.bucket_mb is None else round(plan.bucket_mb * _MEGABYTE),
             imbalance=plan.imbalance,
@@ -175,9 +171,7 @@ def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
     layout = parse_layout(plan.layouts[0], measured_on)
     check_layout(plan.model, layout)
     target = parse_layout(plan.layouts[0], gpus)
-    count = microbatches_of(target, plan.microbatches, _sequences(plan, gpus), plan.model.batch)
-    if count is None:
-        raise _not_divided(plan, gpus)
+    count = microbatches_of(plan, target)
     seconds = plan.step_seconds or 0.0
     if plan.tokens_per_second is not None:
         seconds = layout.data * count * plan.model.tokens / plan.tokens_per_second
@@ -205,93 +199,86 @@ def _gpus(plan: TrainingPlan, machine: PlannedMachine) -> int:
     return plan.gpus or machine.gpus
 
 
-def _sequences(plan: TrainingPlan, gpus: int) -> int:
-    return plan.global_batch or plan.model.batch * gpus
+def microbatches_of(plan: TrainingPlan, layout: ParallelLayout) -> int:
+    """Microbatches of a data-parallel rank in a step.
+
+    Raises UsageError where the sequences do not divide; an interleaved pipeline needs a multiple of its stages.
+    """
+    sequences = plan.global_batch or plan.model.batch * layout.gpus
+    whole, rest = divmod(sequences, layout.data * plan.model.batch)
+    count, rest = (whole, rest) if plan.microbatches is None else (plan.microbatches, 0)
+    if rest or not count or (layout.stages_per_gpu > 1 and count % layout.pipeline):
+        raise UsageError(
+            f"{sequences} sequences a step do not divide by {plan.model.batch} a microbatch with '{layout}' on "
+            f"{layout.gpus} GPUs",
+            expected="a multiple of the data-parallel ranks × --batch, and with vN of the stages",
+            next_step=f"--global-batch {plan.model.batch * layout.gpus}",
+        )
+    return count
 
 
 def _ranked(
-    plan: TrainingPlan, machine: PlannedMachine, job: StepJob, layouts: Sequence[ParallelLayout], notes: list[str]
-) -> list[RankedLayout]:
-    gpus = job.layout.gpus
-    memory = plan.gpu_memory_bytes or machine.memory_bytes
-    unknown: list[str] = []
-    candidates = candidates_of(
-        plan.model,
-        layouts or layouts_for(plan.model, gpus, machine.gpus_per_node),
-        sequences=_sequences(plan, gpus),
-        optimizer_bytes=OPTIMIZER_BYTES if plan.with_optimizer else 0,
-        microbatches=plan.microbatches,
-        gpu_memory_bytes=memory,
-    )
-    if not candidates:
-        raise _not_divided(plan, gpus)
-    # Activations are estimated, and jobs that free them earlier are common: what was asked for is refused only where
-    # weights, gradients and optimizer alone do not fit.
-    needs = [each.need.states if layouts else each.need.total for each in candidates]
-    if memory is not None and min(needs) > memory:
-        raise _does_not_fit(plan, machine, min(candidates, key=lambda each: each.need.total), gpus, memory)
-    ranked = rank(job, candidates, None if layouts else unknown)
-    if unknown:
-        notes.append(f"{len(unknown)} layouts are left out: {unknown[0]}")
-    first = ranked[0].candidate
-    if first.fits is False:
-        need = format_memory(first.need.total)
-        notes.append(f"{first.layout} needs about {need} a GPU, more than there is: it may not run")
-    return ranked
+    plan: TrainingPlan, machine: PlannedMachine, job: StepJob, asked: Sequence[ParallelLayout], notes: list[str]
+) -> list[StepPrediction]:
+    """The steps of all layouts that fit, fastest first; without --layout of data parallelism in each of its ways."""
+    ways = [ParallelLayout(data=job.layout.gpus, sharding=each) for each in Sharding]
+    jobs = [
+        replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, each)))
+        for each in asked or {str(each): each for each in ways}.values()
+    ]
+    memory = machine.memory_bytes
+    ranked: list[StepPrediction] = []
+    unknown: UsageError | None = None
+    for each in jobs:
+        was_measured = plan.measured_text and each is jobs[0]
+        if memory is not None and each.states_bytes > memory and not was_measured:
+            notes.append(f"{each.layout} is left out: its states take {format_memory(each.states_bytes)} a GPU")
+            continue
+        try:
+            ranked.append(predict(each))
+        except UsageError as error:
+            if asked:
+                raise
+            unknown = error
+            notes.append(f"{each.layout} is left out: {error.seen}")
+    if unknown is not None and not ranked:
+        raise unknown
+    if memory is not None and not ranked:
+        raise _does_not_fit(min(jobs, key=lambda each: each.states_bytes), machine, memory)
+    return sorted(ranked, key=lambda each: -tokens_per_second(each))
 
 
-def _not_divided(plan: TrainingPlan, gpus: int) -> UsageError:
+def _does_not_fit(least: StepJob, machine: PlannedMachine, memory: int) -> UsageError:
+    """No layout fits; `least` is the one that needs least, and a next step the first machine on which FSDP would."""
+    model, gpus = least.model, least.layout.gpus
+    optimizer_bytes = OPTIMIZER_BYTES if least.settings.optimizer_bytes else 0
+    next_step = "a layout that splits blocks as well: --layout 'tp8 sp pp8'"
+    for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
+        layout = ParallelLayout(data=nodes * machine.gpus_per_node, sharding=Sharding.FSDP)
+        need = states_bytes(model, layout, optimizer_bytes)
+        if layout.gpus >= gpus and need <= _FILLED * memory:
+            next_step = f"--layout fsdp, which takes {format_memory(need)} on each of {layout.gpus} GPUs"
+            next_step = next_step if layout.gpus == gpus else f"--nodes {nodes} {next_step}"
+            break
     return UsageError(
-        f"{_sequences(plan, gpus)} sequences a step do not divide by {plan.model.batch} a microbatch on {gpus} GPUs",
-        expected="a multiple of the data-parallel ranks × --batch, and with vN of the stages",
-        next_step=f"--global-batch {plan.model.batch * gpus}",
-    )
-
-
-def _does_not_fit(
-    plan: TrainingPlan, machine: PlannedMachine, least: CandidateLayout, gpus: int, memory: int
-) -> UsageError:
-    """No layout fits; `least` is the one that needs least."""
-    optimizer_bytes = OPTIMIZER_BYTES if plan.with_optimizer else 0
-    own = plan.model.parameters * (2 * plan.model.data_type.size_bytes + optimizer_bytes)
-    return UsageError(
-        f"{plan.model.name} does not fit {gpus} × {machine.gpu}: '{least.layout}' needs "
-        f"{format_memory(least.need.total)} of {format_memory(memory)} a GPU",
-        expected=f"weights, gradients, optimizer and activations within {format_memory(memory)}",
-        reason=f"{plan.model.parameters / 1e9:.3g} B parameters take {format_memory(own)} in all"
-        + (" with Adam" if plan.with_optimizer else ""),
-        next_step=_what_fits(plan.model, machine.gpus_per_node, gpus, memory, optimizer_bytes)
-        or f"a smaller --batch or --sequence: {format_memory(least.need.activations)} are activations",
+        f"{model.name} does not fit {gpus} × {machine.gpu}: '{least.layout}' takes {format_memory(least.states_bytes)} "
+        f"of {format_memory(memory)} a GPU",
+        expected=f"weights, gradients and optimizer states within {format_memory(memory)}, and room for activations",
+        reason=f"{model.parameters / 1e9:.3g} B parameters take "
+        f"{format_memory(states_bytes(model, ParallelLayout(), optimizer_bytes))} in all"
+        + (" with Adam" if optimizer_bytes else ""),
+        next_step=next_step,
     )
 
 
 _MOST_DOUBLINGS = 15
-
-
-def _what_fits(model: TransformerModel, per_node: int, gpus: int, memory: int, optimizer_bytes: int) -> str:
-    """Options of the fewest nodes, of so many GPUs or more, on which a layout fits; empty where none does."""
-    least = max(gpus, model.parameters * (2 * model.data_type.size_bytes + optimizer_bytes) // memory)
-    for nodes in (1 << power for power in range(_MOST_DOUBLINGS) if per_node << power >= least):
-        layouts = layouts_for(model, nodes * per_node, per_node)
-        for again in dict.fromkeys((model.recompute, Recompute.FULL)):
-            candidates = candidates_of(
-                replace(model, recompute=again),
-                layouts,
-                sequences=model.batch * nodes * per_node,
-                optimizer_bytes=optimizer_bytes,
-            )
-            found = min(candidates, key=lambda each: each.need.total)
-            if found.need.total <= memory:
-                more = [f"--nodes {nodes}"] if found.layout.gpus > gpus else []
-                more += ["--recompute full"] if again is not model.recompute else []
-                need = f"{format_memory(found.need.total)} on each of {found.layout.gpus} GPUs"
-                return " ".join([*more, f"--layout '{found.layout}', which needs {need}"])
-    return ""
+_FILLED = 0.8
+"""Of a GPU's memory, by states on a machine that is suggested: the rest is room for activations."""
 
 
 def _as_expected(machine: PlannedMachine, outcome: PlanOutcome) -> FaultCost | None:
     """The step with the collectives that the profile expects; None where it has these, or they are not known."""
-    if machine.profile is None or all(each.origin == CurveOrigin.EXPECTED for each in outcome.times.curves.values()):
+    if machine.profile is None or all(each.origin == EXPECTED for each in outcome.best.job.times.curves.values()):
         return None
     expected = CollectiveTimesFound(CurveFinder(machine).curve)
     case = FaultCase(
@@ -318,10 +305,10 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -
             "for each second of a collective beside it. Try: gpubench overlap --output overlap.json, then add "
             "--overlap overlap.json"
         )
-    origins = dict.fromkeys(f"{curve.origin}: {curve.source}" for curve in outcome.times.curves.values())
+    origins = dict.fromkeys(f"{curve.origin}: {curve.source}" for curve in best.job.times.curves.values())
     notes += [f"collectives {each}" for each in origins]
     notes.append("times between measured sizes are interpolated by the logarithms of both")
-    notes += [f"beyond the sizes that are known: {each}" for each in outcome.times.beyond()]
+    notes += [f"beyond the sizes that are known: {each}" for each in best.job.times.beyond()]
     if found.unusable:
         notes.append(f"{found.unusable} rows of overlap left out: wrong data, or no slow-down of computation")
     if found.passed_over:
@@ -341,14 +328,8 @@ def _metadata(
     model, compute = plan.model, outcome.best.job.compute
     options: dict[str, Any] = {
         "model": model.name,
-        "parameters": model.parameters,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "sequence": model.sequence,
-        "batch": model.batch,
-        "vocabulary": model.vocabulary,
-        "experts": model.experts,
+        **{name: getattr(model, name) for name in ("parameters", "layers", "hidden", "heads", "sequence", "batch")},
+        **{name: getattr(model, name) for name in ("vocabulary", "experts", "fp8")},
         "data_type": str(model.data_type),
         "gpus": outcome.best.job.layout.gpus,
         "gpu": machine.gpu,
@@ -359,9 +340,8 @@ def _metadata(
         "host_ms_a_block": {
             str(sharding or "alone"): seconds * 1e3 for sharding, seconds in compute.host_seconds.items()
         },
-        "contention_assumed": outcome.best.job.contention.is_assumed,
+        "contention_assumed": not outcome.best.job.contention.measured,
         "recompute": str(model.recompute),
-        "fp8": model.fp8,
         "optimizer_in_memory": plan.with_optimizer,
         "notes": list(notes),
     }
@@ -375,16 +355,6 @@ def _metadata(
         profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
         source=f"--simulate {plan.simulate}" if plan.simulate else ", ".join(map(str, plan.results)) or None,
     )
-
-
-def parse_memory(text: str) -> int:
-    """'80G': bytes of a GPU's memory; UsageError without a unit."""
-    if text.strip().isdigit():
-        raise UsageError(f"--gpu-memory {text}: no unit", expected="80G, 141G", next_step=f"--gpu-memory {text}G")
-    found = parse_size(text)
-    if not found:
-        raise UsageError(f"--gpu-memory {text}: no memory", expected="80G, 141G")
-    return found
 
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)", re.ASCII)

@@ -7,14 +7,9 @@ Words: `tp` tensor, `pp` pipeline, `cp` context, `ep` expert and `dp` data paral
 GPUs), then `cp`, then data parallelism, then the pipeline, as Megatron-LM orders its ranks.
 
 Mixed precision with Adam takes 2 bytes a parameter for weights, 2 for gradients and 12 for the optimizer: weights in
-float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1). Activations of a block
-without recomputation are s·b·h·(34 + 5·a·s/h) bytes of 16-bit types; without the term in a·s/h where attention keeps no
-scores, as FlashAttention does not (Korthikanti et al. 2022, arXiv 2205.05198, equations 1, 2 and 4). Of the 34 bytes 16
-are of an MLP as wide as 4·h, whose product and activation are kept, and 2 of masks of dropout, a byte each. A gated
-MLP keeps four such tensors, experts those of every expert that a token goes through. In float32 there is no second
-copy of the weights, and all but masks is twice as large. Selective recomputation keeps what products read and write,
-and computes norms, activation functions and attention again; full recomputation keeps the input of every block, and
-computes the block again in the backward pass (the same, section 5).
+float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1). In float32 there is no
+second copy of the weights. Activations come to these; selective recomputation computes attention again in the backward
+pass, full recomputation whole blocks (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
 """
 
 import re
@@ -254,9 +249,6 @@ GRAMMAR = (
     "sequence parallelism; ppN, and vN for N stages a GPU; cpN (ring attention); epN; e.g. 'tp2 sp pp4 ddp'"
 )
 
-LONG_SEQUENCE = 16384
-"""Tokens from which on splitting sequences is compared where nobody asks for it."""
-
 _ALIKE = {"zero3": "fsdp", "ring": "cp"}
 _WORD = re.compile(r"(?P<name>tp|pp|v|cp|ring|ep|dp|hsdp)(?P<count>\d{1,5})", re.ASCII)
 
@@ -288,11 +280,6 @@ class ParallelLayout:
     def gradient_ranks(self) -> int:
         """Ranks that have the same parameters, and bring their gradients together."""
         return self.data * self.context
-
-    @property
-    def parts(self) -> int:
-        """Parts into which it splits the model."""
-        return self.tensor * self.pipeline * self.stages_per_gpu * self.context * self.expert
 
     @property
     def shard_ranks(self) -> int:
@@ -412,84 +399,17 @@ def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
         raise UsageError(
             f"--layout '{layout}' does not fit {model.name}: {words}",
             expected="heads that divide by tp, the sequence by cp, experts by ep, a layer or more for each stage",
-            next_step="leave --layout out: all that fit are compared",
+            next_step="leave --layout out: ddp, zero1, zero2 and fsdp are compared",
         )
-
-
-def layouts_for(model: TransformerModel, gpus: int, gpus_per_node: int) -> tuple[ParallelLayout, ...]:
-    """Every layout worth a look: powers of two, tensor parallelism within a node, each way to shard."""
-    found: list[ParallelLayout] = []
-    for tensor in _powers(min(gpus, gpus_per_node)):
-        for pipeline in _powers(gpus // tensor):
-            for context in _powers(gpus // tensor // pipeline if model.sequence >= LONG_SEQUENCE else 1):
-                found += _shared_out(model, gpus, ParallelLayout(tensor=tensor, pipeline=pipeline, context=context))
-    return tuple(dict.fromkeys(each for each in found if not misfit(model, each)))
-
-
-def _shared_out(model: TransformerModel, gpus: int, layout: ParallelLayout) -> list[ParallelLayout]:
-    if gpus % layout.gpus:
-        return []
-    layout = replace(layout, data=gpus // layout.gpus)
-    variants = [layout]
-    if layout.tensor > 1:
-        variants.append(replace(layout, sequence_parallel=True))
-    if layout.pipeline > 1:
-        variants += [replace(each, stages_per_gpu=2) for each in variants]
-    if model.experts:
-        variants += [replace(each, expert=count) for each in variants for count in _powers(layout.data) if count > 1]
-    if layout.gradient_ranks == 1:
-        return variants
-    return [replace(each, sharding=way) for each in variants for way in Sharding]
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << power for power in range(max(1, most).bit_length())]
 
 
 OPTIMIZER_BYTES = 12  # Adam's states a parameter, in mixed precision
 _MASTER_BYTES = 4  # Of these the weights in float32
-_HALF_BYTES = 2  # Of an element, in the papers
-_BESIDE_MLP, _INTO_MLP = 18, 3
-"""Bytes an element of a block outside the MLP's width, and of a block that is an MLP alone."""
-
-_ATTENTION_SPLIT = 8
-"""Of these those that tensor parallelism splits, as it does the MLP's width; others only sequence parallelism does."""
-
-_NORMS_AND_MASKS = 6
-"""Of these what selective recomputation does not keep: the outputs of two norms, and masks."""
-
-_ATTENTION_MASKS, _MLP_MASKS = 2, 1
-"""Of these bytes those of masks, which no type makes larger."""
-
-OTHER_BYTES = 3 * 2**30
-"""CUDA context, NCCL's buffers, the allocator's slack and workspaces: a round figure, none that was measured."""
+_HALF_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeed:
-    """Bytes on the fullest GPU, by what they are for."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    other: int = OTHER_BYTES
-
-    @property
-    def states(self) -> int:
-        """What does not depend on the batch."""
-        return self.weights + self.gradients + self.optimizer
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.states + self.activations + self.other
-
-
-def memory_need(
-    model: TransformerModel, layout: ParallelLayout, microbatches: int, optimizer_bytes: int = OPTIMIZER_BYTES
-) -> MemoryNeed:
-    """What a layout needs; `optimizer_bytes` a parameter, 0 for forward and backward alone."""
+def states_bytes(model: TransformerModel, layout: ParallelLayout, optimizer_bytes: int = OPTIMIZER_BYTES) -> int:
+    """Bytes of weights, gradients and optimizer states on the fullest GPU; `optimizer_bytes` a parameter, 0: none."""
     shared = model.parameters - model.expert_parameters
     # The stage with most layers; its blocks, and as much of what lies outside them as every other has.
     part = max(layers_of_stages(model.layers, layout)) / model.layers
@@ -506,34 +426,4 @@ def memory_need(
     gradients = own * size // (ranks if splits_gradients else 1) + (block * size if splits_gradients else 0)
     if optimizer_bytes and size > _HALF_BYTES:
         optimizer_bytes -= _MASTER_BYTES
-    optimizer = own * optimizer_bytes // (1 if sharding is Sharding.DDP else ranks)
-    return MemoryNeed(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=_activations(model, layout, microbatches),
-    )
-
-
-def _activations(model: TransformerModel, layout: ParallelLayout, microbatches: int) -> int:
-    elements = model.tokens * model.hidden / layout.context
-    is_block = model.kind is BlockKind.TRANSFORMER
-    selective = model.recompute is Recompute.SELECTIVE
-    kept = (4 if model.gated else 2) * (model.experts_per_token or 1) / (2 if selective else 1)
-    width = _HALF_BYTES * kept * model.width / model.hidden
-    beside = (_BESIDE_MLP - _NORMS_AND_MASKS * selective) if is_block else _INTO_MLP
-    factor = width + beside
-    split = width + _ATTENTION_SPLIT if is_block else factor - _HALF_BYTES
-    share = factor / layout.tensor if layout.sequence_parallel else factor - split + split / layout.tensor
-    masks = (_ATTENTION_MASKS if is_block else _MLP_MASKS) * share / factor * (not selective)
-    share = masks + (share - masks) * model.data_type.size_bytes / _HALF_BYTES
-    blocks = float(max(layers_of_stages(model.layers, layout)))
-    # The first stage of 1F1B has as many microbatches under way as there are stages (Narayanan et al. 2021).
-    under_way = min(microbatches, layout.pipeline)
-    interleaved = 1 + (layout.pipeline - 1) / (layout.pipeline * layout.stages_per_gpu)
-    under_way = ceil(under_way * (interleaved if layout.stages_per_gpu > 1 else 1))
-    head = 4 * model.tokens * model.vocabulary / layout.tensor / layout.context if model.vocabulary else 0.0
-    if model.recompute is Recompute.FULL:
-        inputs = model.data_type.size_bytes / (layout.tensor if layout.sequence_parallel else 1)
-        return ceil(elements * (inputs * blocks * under_way + share) + head)
-    return ceil(elements * share * blocks * under_way + head)
+    return weights + gradients + own * optimizer_bytes // (1 if sharding is Sharding.DDP else ranks)

@@ -8,7 +8,8 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import OF_DOMAINS
-from gpubench.jobs.planned_machine import PlannedMachine, fault_cases
+from gpubench.jobs.fault_costs import fault_cases
+from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.program import CommunicatorRanks
 from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind

@@ -61,7 +61,7 @@ class PlanOptions:
     layout: list[str] | None = option(
         "WORDS",
         "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, epN. Repeatable "
-        "(default: all).",
+        "(default: the first four).",
         common=True,
     )
     recompute: str | None = option(
@@ -98,7 +98,6 @@ class PlanOptions:
     measured_on: int | None = option(
         "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
     )
-    gpu_memory: str | None = option("80G", "Memory of a GPU (default: as found).")
     optimizer: str = option("adam|none", "Optimizer whose state needs memory.", default="adam")
     bucket_mb: float | None = option(
         "MB",
@@ -120,7 +119,7 @@ class PlanOptions:
 
     def plan(self, shown: PresentationOptions) -> "TrainingPlan":
         """The plan of these options. Raises UsageError for options that exclude each other."""
-        from gpubench.jobs.plan import SECTIONS, parse_memory, parse_step
+        from gpubench.jobs.plan import SECTIONS, parse_step
         from gpubench.jobs.planned_machine import TrainingPlan
         from gpubench.model.results.report import made_of
 
@@ -135,7 +134,6 @@ class PlanOptions:
             results=tuple(map(Path, self.results or ())),
             overlap=tuple(map(Path, self.overlap or ())),
             step_seconds=None if self.step is None else parse_step(self.step),
-            gpu_memory_bytes=None if self.gpu_memory is None else parse_memory(self.gpu_memory),
             with_optimizer=self.optimizer == "adam",
             faults=tuple(self.fault or ()),
             faults_from=None if self.faults_from is None else Path(self.faults_from),

@@ -8,8 +8,6 @@ from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_memory
 
-_MOST_LAYOUTS = 8
-
 
 class PlanView(ReportView):
     """Header, tables, sentence."""
@@ -45,29 +43,25 @@ class PlanView(ReportView):
         self._page.print("")
 
     def _layouts(self, rows: Sequence[LayoutRow]) -> None:
-        shown = rows[:_MOST_LAYOUTS]
-        memory = shown[0].gpu_memory_bytes
+        memory = rows[0].gpu_memory_bytes
         self._page.wrap(
-            "layouts, the fastest that fits first; a step is forward, backward and optimizer"
-            + (f"; a GPU has {format_memory(memory)}" if memory else "")
+            "layouts, the fastest first; a step is forward, backward and optimizer; states are what weights, gradients "
+            "and optimizer take on a GPU" + (f", which has {format_memory(memory)}" if memory else "")
         )
         columns = [
-            Column("", [str(row.place) for row in shown], 3, right=True),
-            Column("layout", [row.layout for row in shown]),
-            Column("step ms", [_span(row.step_least_ms, row.step_most_ms) for row in shown], right=True),
-            Column("tokens/s", [_tokens(row) for row in shown], 4, right=True),
-            Column("compute", [f"{row.compute_ms:.1f}" for row in shown], 5, right=True),
-            Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 5, right=True),
-            Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], 2, right=True),
-            Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 3 if shown[0].bubble_ms else 6, right=True),
-            *([] if shown[0].host_ms is None else [_host_column(shown)]),
-            Column("microbatches", [str(row.microbatches) for row in shown], 7, right=True),
-            Column("memory", [format_memory(row.memory_bytes) for row in shown], 1, right=True),
-            Column("fits", ["?" if row.fits is None else "yes" if row.fits else "no" for row in shown]),
+            Column("", [str(row.place) for row in rows], 3, right=True),
+            Column("layout", [row.layout for row in rows]),
+            Column("step ms", [_span(row.step_least_ms, row.step_most_ms) for row in rows], right=True),
+            Column("tokens/s", [_tokens(row) for row in rows], 4, right=True),
+            Column("compute", [f"{row.compute_ms:.1f}" for row in rows], 5, right=True),
+            Column("slowed", [f"{row.slowed_ms:.1f}" for row in rows], 5, right=True),
+            Column("exposed", [f"{row.exposed_ms:.1f}" for row in rows], 2, right=True),
+            Column("bubble", [f"{row.bubble_ms:.1f}" for row in rows], 3 if rows[0].bubble_ms else 6, right=True),
+            *([] if rows[0].host_ms is None else [_host_column(rows)]),
+            Column("microbatches", [str(row.microbatches) for row in rows], 7, right=True),
+            Column("states", [format_memory(row.states_bytes) for row in rows], 1, right=True),
         ]
         self._page.table(fitted_lines(columns, self._page.width))
-        if len(rows) > len(shown):
-            self._page.wrap(f"and {len(rows) - len(shown):,} more: --format csv --section {LayoutRow.section}")
         self._page.print("")
 
     def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:

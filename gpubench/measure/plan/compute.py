@@ -32,10 +32,6 @@ class ComputeTimes:
     copy_gb_s: float | None = None
     host_seconds: Mapping[Sharding | None, float] = field(default_factory=dict)
 
-    def shifted(self, shift: float) -> "ComputeTimes":
-        """The same with so many half-widths of noise."""
-        return self.scaled(1 + shift * self.spread)
-
     def scaled(self, factor: float) -> "ComputeTimes":
         """The same, with passes that take so many times as long."""
         return replace(

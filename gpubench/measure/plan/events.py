@@ -274,13 +274,7 @@ class ContentionTable:
     """Measurements, and what lies between them; without any, `assumed` for every collective."""
 
     measured: Sequence[MeasuredContention] = ()
-    source: str = ""
     assumed: Contention = NO_CONTENTION
-
-    @property
-    def is_assumed(self) -> bool:
-        """True where nothing was measured."""
-        return not self.measured
 
     def of(self, collective: str, size_bytes: float) -> Contention:
         """Of a collective of this size: between two sizes by the logarithm of the size, beyond them as at the end.

@@ -24,6 +24,7 @@ from gpubench.measure.plan.compute import SMALLEST_COPY_SECONDS, ComputeTimes
 from gpubench.measure.plan.events import ContentionTable, StreamTask
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
 from gpubench.model.workload import (
+    OPTIMIZER_BYTES,
     Operation,
     ParallelLayout,
     ParameterTensor,
@@ -31,8 +32,11 @@ from gpubench.model.workload import (
     Sharding,
     TransformerModel,
     layers_of_stages,
+    states_bytes,
 )
 from gpubench.records import dataclass
+
+MEASURED, SIMULATED, EXPECTED = "measured", "simulated", "expected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +48,13 @@ class CurvePoint:
     spread: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CollectiveCurve:
-    """The times of one collective among so many ranks, on so many nodes.
+    """The times of one collective among so many ranks by size; `origin` is measured, simulated or expected."""
 
-    `origin` is measured, simulated or expected, `source` where from; `note` what was done to make it fit, else empty.
-    """
-
-    collective: str
-    ranks: int
     points: tuple[CurvePoint, ...]
-    origin: str
-    source: str
-    note: str = ""
+    origin: str = MEASURED
+    source: str = ""
 
     def seconds(self, size_bytes: float) -> float:
         """Of one operation of this size; 0 for no bytes."""
@@ -79,15 +77,12 @@ class CollectiveCurve:
         return nearest.spread
 
 
-def curve_of(collective: str, ranks: int, points: Sequence[CurvePoint], **values: str) -> CollectiveCurve:
+def curve_of(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
     """A curve through these points: of several for a size the middle one, with the spread of all of them."""
     by_size: dict[int, list[CurvePoint]] = {}
     for each in points:
         by_size.setdefault(each.size_bytes, []).append(each)
-    merged = tuple(_merged(by_size[size]) for size in sorted(by_size))
-    return CollectiveCurve(
-        collective=collective, ranks=ranks, points=merged, **{"origin": "measured", "source": "", **values}
-    )
+    return CollectiveCurve(tuple(_merged(by_size[size]) for size in sorted(by_size)), origin, source)
 
 
 def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
@@ -106,6 +101,11 @@ class CommunicatorRanks:
     ranks: int
     nodes: int = 1
     sharing: int = 1
+
+    @property
+    def on_a_node(self) -> int:
+        """Of them on a node."""
+        return max(1, self.ranks // self.nodes)
 
     def __str__(self) -> str:
         return f"{self.ranks} ranks" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
@@ -263,47 +263,30 @@ class StepJob:
         a_block = known.get(alike, known.get(None, 0.0))
         return a_block * self.model.layers / self.layout.pipeline * self.settings.microbatches
 
-    def tensor_group(self) -> CommunicatorRanks:
-        """The ranks of tensor parallelism: neighbours."""
-        return self._group(self.layout.tensor, 1)
-
-    def context_group(self) -> CommunicatorRanks:
-        """The ranks that share a sequence."""
-        return self._group(self.layout.context, self.layout.tensor)
-
     def gradient_group(self, *, experts: bool = False) -> CommunicatorRanks:
         """The ranks that have the same parameters, or share them out; of experts fewer have them."""
         split = self.layout.expert if experts else 1
-        return self._group(self.layout.shard_ranks // split, self.layout.tensor * split)
-
-    def replica_group(self) -> CommunicatorRanks:
-        """The ranks that have the same shard of parameters."""
-        return self._group(self.layout.replicas, self.layout.tensor * self.layout.shard_ranks)
-
-    def expert_group(self) -> CommunicatorRanks:
-        """The ranks that share the experts of a block."""
-        return self._group(self.layout.expert, self.layout.tensor * self.layout.context)
-
-    def stage_group(self) -> CommunicatorRanks:
-        """Two neighbouring stages of the pipeline."""
-        stride = self.layout.gpus // self.layout.pipeline
-        return self._group(2, stride) if self.layout.pipeline > 1 else CommunicatorRanks(1)
+        return self.group(self.layout.shard_ranks // split, self.layout.tensor * split)
 
     @property
     def send_bytes(self) -> float:
         """What one stage of the pipeline sends to the next for a microbatch."""
-        return (
-            self.model.activation_bytes
-            / self.layout.context
-            / (self.layout.tensor if self.layout.sequence_parallel else 1)
-        )
+        split = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
+        return self.model.activation_bytes / split
 
     @property
     def send_seconds(self) -> float:
         """Of one such send."""
-        return self.times.seconds("sendrecv", self.stage_group(), self.send_bytes)
+        stages = self.group(2, self.layout.gpus // self.layout.pipeline)
+        return self.times.seconds("sendrecv", stages, self.send_bytes)
 
-    def _group(self, ranks: int, stride: int) -> CommunicatorRanks:
+    @property
+    def states_bytes(self) -> int:
+        """What a GPU needs for weights, gradients and optimizer states."""
+        return states_bytes(self.model, self.layout, OPTIMIZER_BYTES if self.settings.optimizer_bytes else 0)
+
+    def group(self, ranks: int, stride: int) -> CommunicatorRanks:
+        """So many ranks, each `stride` GPUs behind the one before."""
         if ranks == 1:
             return CommunicatorRanks(1)
         span = (ranks - 1) * stride + 1
@@ -396,7 +379,9 @@ class BlockWriter:
         self._backward_seconds = job.compute.backward_seconds / flops
         self._activations = job.model.activation_bytes / job.layout.context
         self._is_whole = max(job.layout.tensor, job.layout.context, job.layout.expert) == 1
-        self._tensor, self._context, self._expert = job.tensor_group(), job.context_group(), job.expert_group()
+        layout = job.layout
+        self._tensor, self._context = job.group(layout.tensor, 1), job.group(layout.context, layout.tensor)
+        self._expert = job.group(layout.expert, layout.tensor * layout.context)
 
     def forward(self, block: int) -> None:
         """The forward pass of a block."""

@@ -74,7 +74,7 @@ class GradientReducer:
 
     program: StepProgram
     experts: bool
-    _buckets: list[_Bucket] = field(default_factory=list)
+    buckets: list[_Bucket] = field(default_factory=list)
     _of_tensor: dict[str, _Bucket] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,13 +85,8 @@ class GradientReducer:
         sizes = [job.tensor_bytes(each) for each in tensors]
         for numbers in fill_buckets(sizes, job.bucket_bytes):
             bucket = _Bucket(sum(sizes[each] for each in numbers), len(numbers), len(numbers))
-            self._buckets.append(bucket)
+            self.buckets.append(bucket)
             self._of_tensor |= {tensors[each].name: bucket for each in numbers}
-
-    @property
-    def is_needed(self) -> bool:
-        """True where several ranks have these parameters."""
-        return bool(self._buckets)
 
     def _own(self, operation: Operation) -> list[ParameterTensor]:
         """In the order of the backward pass."""
@@ -113,11 +108,11 @@ class GradientReducer:
     def finish(self) -> None:
         """Behind the backward pass: gradients back from the buckets, or parameters gathered again."""
         if self.program.job.layout.sharding is Sharding.DDP:
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 self.program.copy(bucket.size_bytes, bucket.task, kernels=bucket.tensors)
             return
-        self.program.compute(0.0, [task for bucket in self._buckets for task in bucket.task])
-        gathered = [self._communicate("allgather", bucket, _GATHER_SOURCE) for bucket in self._buckets]
+        self.program.compute(0.0, [task for bucket in self.buckets for task in bucket.task])
+        gathered = [self._communicate("allgather", bucket, _GATHER_SOURCE) for bucket in self.buckets]
         self.program.compute(0.0, [task for each in gathered for task in each])
 
     def _communicate(self, collective: str, bucket: _Bucket, source: str) -> tuple[int, ...]:
@@ -187,7 +182,8 @@ class _ShardedStep:
             "reducescatter", group, size_bytes, source=_SCATTER_SOURCE, stream=GRADIENTS, after=program.behind
         )
         if job.layout.replicas > 1:
-            group, shard = job.replica_group(), size_bytes / job.layout.shard_ranks
+            group = job.group(job.layout.replicas, job.layout.tensor * job.layout.shard_ranks)
+            shard = size_bytes / job.layout.shard_ranks
             self._scattered = program.communicate(
                 "allreduce",
                 group,
@@ -202,7 +198,7 @@ def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
     """Every rank has all parameters of its part; gradients are brought together behind the last microbatch."""
     job, writer = program.job, BlockWriter(program)
     first, last = job.ends
-    reducers = [each for experts in (False, True) if (each := GradientReducer(program, experts)).is_needed]
+    reducers = [each for experts in (False, True) if (each := GradientReducer(program, experts)).buckets]
 
     def reduce(operation: Operation) -> None:
         for each in reducers:
@@ -282,10 +278,10 @@ def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
     whole = _finished(job)
     if not with_range:
         return whole
-    moved = (
-        replace(job, times=replace(job.times, shift=shift), compute=job.compute.shifted(shift)) for shift in (-1.0, 1.0)
-    )
-    bounds = [whole.seconds, *(_finished(each).seconds for each in moved)]
+    bounds = [whole.seconds]
+    for shift in (-1.0, 1.0):
+        compute = job.compute.scaled(1 + shift * job.compute.spread)
+        bounds.append(_finished(replace(job, times=replace(job.times, shift=shift), compute=compute)).seconds)
     return replace(whole, least=min(bounds), most=max(bounds))
 
 
@@ -294,14 +290,6 @@ def _finished(job: StepJob) -> StepPrediction:
     times = replace(found.times, compute=found.times.compute + found.job.optimizer_seconds)
     seconds = max(times.total, job.host_seconds)
     return replace(found, job=job, times=times, host=seconds - times.total, least=seconds, most=seconds)
-
-
-def roughly(job: StepJob) -> StepPrediction:
-    """A step of which few blocks are simulated, for a comparison of many: every further one takes as long as these."""
-    return _finished(replace(job, most_blocks=_FEW_BLOCKS))
-
-
-_FEW_BLOCKS = 4
 
 
 def _of_stage(job: StepJob, count: int) -> StepPrediction:
@@ -365,9 +353,8 @@ def _pipelined(job: StepJob) -> StepPrediction:
     stages, count = job.layout.pipeline, job.settings.microbatches
     layers = layers_of_stages(job.model.layers, job.layout)
     kinds = [(number, stage == 0, stage == stages - 1) for stage, number in enumerate(layers)]
-    if job.most_blocks <= _FEW_BLOCKS:
-        kinds = [*kinds[:1] * (stages - 1), kinds[-1]]
-    known = {kind: _two(replace(job, stage=stage)) for stage, kind in enumerate(kinds) if kind not in kinds[:stage]}
+    different = {kind: replace(job, stage=stage) for stage, kind in reversed([*enumerate(kinds)])}
+    known = {kind: (_of_stage(own, 1), _of_stage(own, 2)) for kind, own in different.items()}
     found = [known[kind] for kind in kinds]
     usual = [two.seconds - one.seconds for one, two in found]
     send = job.send_seconds
@@ -391,10 +378,6 @@ def _pipelined(job: StepJob) -> StepPrediction:
         times=replace(own.times, bubble=own.times.bubble + more - waits, exposed=exposed),
         communications={**own.communications, (_SEND_SOURCE, "sendrecv"): sent},
     )
-
-
-def _two(job: StepJob) -> tuple[StepPrediction, StepPrediction]:
-    return _of_stage(job, 1), _of_stage(job, 2)
 
 
 def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tuple[float, float]:

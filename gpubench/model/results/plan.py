@@ -1,26 +1,17 @@
-"""The rows of `gpubench plan`: layouts, exposed communication, costs of faults, curves.
+"""The rows of `gpubench plan`: layouts, exposed communication, costs of faults.
 
 All times are predictions of an event simulation; `docs/plan.md` derives them.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.results.report import SIGNED, Record
 from gpubench.records import dataclass
 
 
-class CurveOrigin(StrEnum):
-    """Where the times of a collective come from."""
-
-    MEASURED = "measured"
-    SIMULATED = "simulated"
-    EXPECTED = "expected"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow(Record, section="layouts"):
-    """A layout of the model over the GPUs: the predicted step and what it needs; the fastest that fits is first."""
+    """A layout of the model over the GPUs: the predicted step the fastest first."""
 
     place: int  #: 1 is the best
     #: tp tensor, sp sequence, pp pipeline, v stages a GPU, cp context, ep expert, dp data parallel
@@ -36,13 +27,8 @@ class LayoutRow(Record, section="layouts"):
     bubble_ms: float  #: waiting for other stages of the pipeline
     tokens_per_second: float  #: of all GPUs
     bucket_mb: float | None  #: cap of a gradient bucket, MiB; null: the layout has none
-    memory_bytes: int  #: needed on the fullest GPU
+    states_bytes: int  #: of weights, gradients and optimizer states on the fullest GPU; activations come to these
     gpu_memory_bytes: int | None  #: that a GPU has; null: not known
-    fits: bool | None  #: null: the memory of a GPU is not known
-    weights_bytes: int  #: of the memory: parameters
-    gradients_bytes: int  #: gradients
-    optimizer_bytes: int  #: optimizer states
-    activations_bytes: int  #: activations
     #: of the step, in which a GPU has nothing to do because the host has not issued more; null: not measured
     host_ms: float | None = None
 
@@ -74,18 +60,3 @@ class FaultCostRow(Record, section="fault_costs"):
     communication_ms: float | None = None  #: what the step's collectives take then, nothing beside them
     slowed_ms: float | None = None  #: added to computation by communication beside it
     note: str | None = None  #: why the step is not slower, where it is not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow(Record, section="curves"):
-    """One point of a curve that a prediction followed."""
-
-    collective: str  #: as gpubench calls it
-    ranks: int  #: ranks
-    nodes: int  #: hosts
-    size_bytes: int  #: nccl-tests' size
-    time_us: float  #: of one operation
-    spread_percent: float  #: half of the 95 % interval
-    origin: Annotated[str, CurveOrigin]  #: measured; simulated; or expected by a profile, which nobody measured here
-    source: str  #: the file, or the profile
-    note: str | None = None  #: what was done to make it fit

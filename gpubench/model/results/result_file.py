@@ -24,7 +24,7 @@ from gpubench.model.results.compare import (
 )
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
-from gpubench.model.results.plan import CurveRow, ExposedRow, FaultCostRow, LayoutRow
+from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     CauseRow,
@@ -382,7 +382,6 @@ TABLES: Mapping[str, type] = {
         LayoutRow,
         ExposedRow,
         FaultCostRow,
-        CurveRow,
     )
 }
 """The row type of every section that is a table."""

@@ -31,7 +31,7 @@ class LinearFabric:
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         points = [CurvePoint(size, self.latency_seconds + size / (self.gb_s * 1e9), self.spread) for size in SIZES]
-        return curve_of(collective, group.ranks, points)
+        return curve_of(points)
 
 
 def mlp(layers: int = 4, hidden: int = 1024) -> TransformerModel:

@@ -42,14 +42,14 @@ POINTS = [CurvePoint(2**10, 10e-6, 0.05), CurvePoint(2**20, 40e-6, 0.01), CurveP
 
 
 def test_times_between_points_are_interpolated_by_logarithms() -> None:
-    curve = curve_of("allreduce", 4, POINTS)
+    curve = curve_of(POINTS)
     assert curve.seconds(2**20) == 40e-6
     assert curve.seconds(2**15) == pytest.approx(20e-6)
     assert curve.seconds(2**25) == pytest.approx(0.4e-3)
 
 
 def test_beyond_its_points_a_curve_keeps_latency_and_bandwidth() -> None:
-    curve = curve_of("allreduce", 4, POINTS)
+    curve = curve_of(POINTS)
     assert curve.seconds(8) == 10e-6
     assert curve.seconds(2**32) == pytest.approx(16e-3)
     assert curve.seconds(0) == 0
@@ -57,14 +57,14 @@ def test_beyond_its_points_a_curve_keeps_latency_and_bandwidth() -> None:
 
 def test_of_several_runs_the_middle_one_counts_and_their_distance_is_noise() -> None:
     points = [CurvePoint(1024, each * 1e-6, 0.01) for each in (10, 11, 14)]
-    curve = curve_of("allreduce", 4, points)
+    curve = curve_of(points)
     assert curve.seconds(1024) == pytest.approx(11e-6)
     assert curve.spread(1024) == pytest.approx(2 / 11)
 
 
 @given(st.floats(1, 2**34), st.floats(1, 2**34))
 def test_a_larger_size_takes_no_less(one: float, other: float) -> None:
-    curve = curve_of("allreduce", 4, POINTS)
+    curve = curve_of(POINTS)
     small, large = sorted((one, other))
     assert curve.seconds(small) <= curve.seconds(large) * (1 + 1e-12)
 
@@ -128,7 +128,6 @@ def test_contention_lies_between_that_of_two_sizes() -> None:
 
 
 def test_without_a_measurement_nothing_slows_anything() -> None:
-    assert ContentionTable().is_assumed
     assert ContentionTable().of("allreduce", 2**20).compute == 1.0
 
 
@@ -153,7 +152,7 @@ def test_the_wider_a_product_the_less_its_casts_to_8_bits_cost() -> None:
         model = TransformerModel(name="m", layers=4, hidden=hidden, heads=16, sequence=2048, vocabulary=32000)
         found = [times_of_sheet(each, "NVIDIA H100 80GB HBM3") for each in (model, replace(model, fp8=True))]
         (slow, _), (slow_fp8, _) = (
-            [each.shifted(shift).forward_seconds for shift in (1, -1)] for each in found if each
+            [each.forward_seconds * (1 + shift * each.spread) for shift in (1, -1)] for each in found if each
         )
         gains.append(slow / slow_fp8)
     assert gains == sorted(gains)

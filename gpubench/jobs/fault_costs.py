@@ -1,0 +1,274 @@
+"""What faults make of the collectives of a plan, by what the simulated machine that has them takes over without."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from gpubench.errors import GpubenchError, UsageError
+from gpubench.hardware.simulated.links import STAGING, nic_gb_s, node_links
+from gpubench.hardware.simulated.machine import OF_DOMAINS, SimulatedMachine, check_nodes
+from gpubench.jobs.planned_machine import PlannedMachine
+from gpubench.measure.plan.program import CommunicatorRanks, FaultSeconds
+from gpubench.measure.plan.report import FaultCase
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault, parse_faults
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.scan import PartKind, ScanPartRow
+from gpubench.model.terms.verdict import HOST_STAGED, Finding
+from gpubench.readers.results.gpubench_json import read_stored
+
+ASKED, USUAL = "asked for", "usual"
+_SLOW_RAIL = 0.5
+
+
+def fault_cases(
+    machine: PlannedMachine, asked: Sequence[str], file: Path | None, notes: list[str], *, with_usual: bool = True
+) -> list[FaultCase]:
+    """The faults of a plan; `notes` gathers why some cannot be predicted.
+
+    Raises UsageError for a fault that is none, that the machine cannot have, or a file that tells of none.
+    """
+    profile = machine.profile
+    if profile is None:
+        if asked or file is not None:
+            raise UsageError(
+                "what a fault costs is modelled from a profile, and none knows this machine",
+                expected="--profile NAME",
+                next_step="gpubench profiles list",
+            )
+        return []
+    texts = [(text, ASKED) for text in asked]
+    if file is not None:
+        texts += [(text, file.name) for text in _faults_told(file, machine)]
+    if not texts and with_usual:
+        texts = [(text, USUAL) for text in _usual(machine, profile)]
+    cases = []
+    for text, source in texts:
+        # Of what plan models, a fault of all nodes costs what it costs on one: the whole domain falls back.
+        fault = parse_faults(text, machine.nodes)[0]
+        check_nodes(SimulatedMachine(profile, machine.nodes), [fault])
+        node_links(profile, [fault])
+        if why := _not_modelled(fault, machine, profile):
+            if source == ASKED:
+                raise UsageError(
+                    f"--fault {text} with plan",
+                    expected="a fault that changes the time of a collective",
+                    reason=f"{why}; the step would pass as healthy",
+                    next_step="--fault link0-1:staged=yes, gpu0:nvlink=9 or nic0:bandwidth=0.5",
+                )
+            notes.append(f"{text}: {why}")
+            continue
+        seconds = _seconds_with(_as_rates(fault, profile), machine, profile.match.visible)
+        _check_reachable(fault, machine, seconds)
+        how = f"times × what {profile.name} simulated with this fault takes over without"
+        cases.append(FaultCase(text=text, what=_words(fault), source=source, seconds=seconds, how=how))
+    return cases
+
+
+_FAR_MORE = 2.0
+
+
+def _seconds_with(faults: Sequence[Fault], machine: PlannedMachine, gpus: int) -> FaultSeconds:
+    """What a collective takes with the faults, from what it takes without.
+
+    Where that is far more than on the healthy machine something slows it already: then what the simulated machine
+    takes with the faults, if that is more; two faults of one path do not multiply.
+    """
+
+    @cache
+    def both(group: CommunicatorRanks) -> tuple[Callable[[str, int], float], Callable[[str, int], float]]:
+        local = min(group.on_a_node, gpus)
+        reached = [found for each in faults if (found := _within(each, group.nodes, local)) is not None]
+        return machine.collectives(group), machine.collectives(group, reached)
+
+    @cache
+    def known(collective: str, group: CommunicatorRanks, size: int) -> tuple[float, float]:
+        well, slow = (times(collective, size) for times in both(group))
+        return well, max(well, slow)
+
+    def seconds(collective: str, group: CommunicatorRanks, size_bytes: float, own: float) -> float:
+        size = 1 << max(10, round(size_bytes).bit_length() - 1)
+        well, slow = known(collective, group, size)
+        larger = max(1.0, size_bytes / size)
+        if group.sharing > 1 or own <= _FAR_MORE * well * larger:
+            return own * slow / well
+        return max(own, slow * larger)
+
+    return seconds
+
+
+def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
+    """The fault in that one of many alike groups which it is in, counted from its first node and GPU; None: in none.
+
+    A step is as slow as its slowest group, so a fault of the fourth node slows what runs within nodes too. A pair of
+    GPUs that no group has in common is taken for one that it has: the worst that it can be.
+    """
+    if nodes == 1 and _has(fault, OF_DOMAINS):
+        return None
+    node = None if fault.node is None else fault.node % nodes
+    if fault.index is None or fault.subject not in (Subject.GPU, Subject.LINK):
+        return replace(fault, node=node)
+    first = fault.index % gpus
+    if fault.second is None:
+        return replace(fault, node=node, index=first)
+    if gpus == 1:
+        return None
+    second = fault.second % gpus
+    return replace(fault, node=node, index=first, second=(first + 1) % gpus if first == second else second)
+
+
+_GONE = ("missing", "lost")
+_SLOT = ("width", "generation")
+_OF_PORT = ("state", "rate", "missing", *_SLOT)
+"""What NCCL knows of a NIC, and takes fewer channels over it for."""
+
+
+def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> str:
+    """Why nothing follows from a fault for the times of collectives, though on a machine something may; else empty."""
+    if fault.command and fault.subject is not Subject.NIC:
+        return f"only {fault.command} knows of it"
+    if key := fault.unmodelled(COLLECTIVES):
+        return f"what {key} does to {COLLECTIVES} is not modelled"
+    keys = ", ".join(key for key, _ in fault.settings)
+    if fault.subject is Subject.NIC and fault.get("bandwidth") and _has(fault, _OF_PORT):
+        return f"what {keys} of one NIC do together is not modelled"
+    domain = profile.domain
+    if fault.subject is Subject.NIC and domain is not None and machine.nodes <= domain.nodes:
+        return "no NIC carries anything inside an NVLink domain"
+    if machine.nodes > 1 and fault.subject is Subject.GPU and profile.nvlink and _has(fault, _SLOT):
+        return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
+    is_felt = _has(fault, OF_DOMAINS) or node_links(profile, _as_rates(fault, profile)) != node_links(profile, ())
+    if not is_felt:
+        return f"no time of a collective follows from {keys}"
+    return ""
+
+
+def _has(fault: Fault, keys: Sequence[str]) -> bool:
+    return any(fault.get(key) for key in keys)
+
+
+def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSeconds) -> None:
+    """Raise UsageError for a fault that leaves the job without a GPU, or GPUs which no other one reaches."""
+    if fault.subject is Subject.GPU and _has(fault, _GONE):
+        raise UsageError(
+            f"--fault {fault}: the job has no such GPU then",
+            expected="a fault that all GPUs of the job outlive",
+            next_step=f"--gpus {machine.gpus - 1}" if machine.gpus > 2 else "another fault",
+        )
+    groups = [CommunicatorRanks(machine.gpus_per_node)] if machine.gpus_per_node > 1 else []
+    groups += [CommunicatorRanks(machine.gpus, machine.nodes)] if machine.nodes > 1 else []
+    try:
+        for each in groups:
+            seconds("allreduce", each, 2**26, 0.0)
+    except UsageError:
+        raise
+    except GpubenchError as error:
+        raise UsageError(
+            f"--fault {fault}: {error.seen}", expected="a fault that leaves a way to the other GPUs"
+        ) from None
+
+
+_BITS_PER_BYTE = 8
+
+
+def _as_rates(fault: Fault, profile: Profile) -> tuple[Fault, ...]:
+    """A share of a NIC that nothing tells of as rates, which the model knows: those of the NICs beside it on the node.
+
+    NCCL gives every channel the same share of the bytes, and so a rail of which it does not know that it is slow
+    makes all others wait.
+    """
+    share = fault.get("bandwidth")
+    if fault.subject is not Subject.NIC or share is None:
+        return (fault,)
+    index = fault.index or 0
+    gb_s = nic_gb_s(profile.nic[index], ())
+    if gb_s is None:
+        raise UsageError(
+            f"--fault {fault}: {profile.name} does not know the rate of NIC {index}",
+            expected="a rate of its own",
+            next_step=f"nic{index}:rate=200",
+        )
+    slowed = gb_s * _BITS_PER_BYTE * float(share)
+    is_ethernet = profile.nic[index].kind is NicKind.ETHERNET
+    return tuple(
+        parse_fault(f"node{fault.node_number}.nic{number}:rate={min(slowed, each.rate_gbit_s):g}")
+        for number, each in enumerate(profile.nic)
+        if each.rate_gbit_s is not None and (each.kind is NicKind.ETHERNET) == is_ethernet
+    )
+
+
+def _words(fault: Fault) -> str:
+    if _has(fault, OF_DOMAINS):
+        return "an NVLink domain that uses its NICs"
+    whose = "a pair" if fault.subject is Subject.LINK else "a GPU"
+    if _has(fault, STAGING):
+        return f"{whose} that goes through host memory"
+    if links := fault.get("nvlink"):
+        return f"{whose} with {links} NVLinks"
+    if fault.subject is Subject.NIC:
+        return "a node without a rail" if _has(fault, ("missing", "state")) else "a slow rail"
+    if speed := fault.get("speed"):
+        return f"{whose} at {float(speed):.0%} of its links' speed"
+    return f"{whose} with a slower PCIe link"
+
+
+def _usual(machine: PlannedMachine, profile: Profile) -> Iterator[str]:
+    if machine.gpus_per_node > 1:
+        yield "link0-1:staged=yes"
+    if profile.nvlink is not None and machine.gpus_per_node > 1:
+        yield f"gpu0:nvlink={profile.nvlink.links // 2}"
+    rails = [number for number, each in enumerate(profile.nic) if each.rate_gbit_s]
+    if machine.nodes > 1 and rails:
+        yield f"nic{rails[0]}:bandwidth={_SLOW_RAIL:g}"
+
+
+_GPU = re.compile(r"\bGPU(\d{1,4})\b", re.ASCII)
+_PAIR = re.compile(r"\bGPU(\d{1,4}) → GPU(\d{1,4})\b", re.ASCII)
+_ACTIVE = re.compile(r"\b(\d{1,3}) NVLinks? active", re.ASCII)
+_DOWN = re.compile(r"\b(\d{1,3}) of (\d{1,3}) NVLinks down", re.ASCII)
+_NVLINKS = ("nvlink-down", "nvlinks-all-down", "nvlink-disabled")
+_MOST = 16
+
+
+def _faults_told(path: Path, machine: PlannedMachine) -> list[str]:
+    """Faults that a stored check or scan tells of, each once; of very many the first. UsageError: it tells of none."""
+    report = read_stored(path).report
+    found = [each for finding in report.findings for each in _of_finding(finding)]
+    found += [each for row in report.rows(ScanPartRow) for each in _of_part(row)]
+    if not found:
+        raise UsageError(
+            f"{path} tells of no fault whose cost can be predicted",
+            expected="a check or scan that found staged pairs, missing NVLinks or slow NICs",
+            reason=f"{machine.gpu}: all of it was well, or what was wrong is of another kind",
+            next_step="leave --faults-from out: usual faults are tried",
+        )
+    return list(dict.fromkeys(found))[:_MOST]
+
+
+def _of_finding(finding: Finding) -> Iterator[str]:
+    words = " ".join((finding.subject, *finding.subjects))
+    if finding.id == HOST_STAGED:
+        for first, second in _PAIR.findall(words):
+            low, high = sorted((int(first), int(second)))
+            yield f"link{low}-{high}:staged=yes"
+    if finding.id not in _NVLINKS:
+        return
+    active, down = _ACTIVE.search(finding.seen), _DOWN.search(finding.seen)
+    left = None if down is None else int(down[2]) - int(down[1])
+    left = int(active[1]) if active is not None else left
+    if left is not None and left >= 0:
+        for gpu in _GPU.findall(words):
+            yield f"gpu{gpu}:nvlink={left}"
+
+
+def _of_part(row: ScanPartRow) -> Iterator[str]:
+    """What a part still delivers, on node 0: a plan's nodes are all alike, and one slow one slows every collective."""
+    share = None if row.percent is None else round(min(0.99, max(0.01, row.percent / 100)), 2)
+    if share is None:
+        return
+    if row.kind in (PartKind.NIC, PartKind.RAIL, PartKind.LEAF_RAIL) and row.rail is not None:
+        yield f"nic{row.rail}:bandwidth={share:g}"
+    elif row.kind == PartKind.GPU and row.gpu is not None:
+        yield f"gpu{row.gpu}:speed={share:g}"
