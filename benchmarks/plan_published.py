@@ -13,20 +13,18 @@ import shlex
 import statistics
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from gpubench.cli.commands.plan import PlanOptions
-from gpubench.cli.options import PresentationOptions
 from gpubench.errors import GpubenchError
 from gpubench.jobs.curves import CurveFinder, read_all
 from gpubench.jobs.plan import job_of, microbatches_of
-from gpubench.jobs.planned_machine import TrainingPlan, machine_of
-from gpubench.measure.plan.program import CollectiveTimesFound
+from gpubench.jobs.planned_machine import machine_of
+from gpubench.jobs.training import TrainingPlan
+from gpubench.measure.plan.program import CollectiveTimesFound, StepJob
 from gpubench.measure.plan.report import tokens_per_second
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.workload import Recompute, TransformerModel
+from gpubench.model.workload import ParallelLayout, Recompute, TransformerModel
 
 PUBLISHED = Path(__file__).parent / "plan_published.toml"
 _SETS = {
@@ -48,6 +46,7 @@ class PublishedStep:
     series: str
     options: str
     plan: TrainingPlan
+    model: TransformerModel
     gpus: int
     tokens: float
 
@@ -78,22 +77,21 @@ def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
         document = tomllib.load(file)
     for table in document["tables"]:
         for series, model, gpus, layout, sequence, batch, sequences, options, tokens in table["rows"]:
-            shape = TransformerModel(name=model, sequence=sequence, batch=batch, **document["models"][model])
+            words = shlex.split(options)
+            again = words[words.index("--recompute") + 1] if "--recompute" in words else Recompute.NONE
+            shape = TransformerModel(
+                name=model,
+                sequence=sequence,
+                batch=batch,
+                recompute=Recompute(again),
+                fp8="--fp8" in words,
+                **document["models"][model],
+            )
             told = f"{layout}, sequence {sequence}, {batch} of {sequences} {options}".strip()
             machine = f"{table['machine']}*{max(1, gpus // _NODE.get(table['machine'], 8))}"
-            plan = _plan(shape, machine, layout, gpus, sequences, shlex.split(options))
+            plan = TrainingPlan(simulate=machine, layouts=(layout,), gpus=gpus, global_batch=sequences)
             name = f"{table['name']} {series}"
-            yield PublishedStep(table["name"], table["set"], name, told, plan, gpus, tokens)
-
-
-def _plan(
-    model: TransformerModel, machine: str, layout: str, gpus: int, sequences: int, words: Sequence[str]
-) -> TrainingPlan:
-    given: dict[str, Any] = {each.name: each.default for each in fields(PlanOptions)}
-    given |= {"parameters": "7B", "simulate": machine, "layout": [layout], "gpus": gpus, "global_batch": sequences}
-    plan = PlanOptions(**given).plan(PresentationOptions())
-    recompute = Recompute(words[words.index("--recompute") + 1]) if "--recompute" in words else Recompute.NONE
-    return replace(plan, model=replace(model, recompute=recompute, fp8="--fp8" in words), notes=())
+            yield PublishedStep(table["name"], table["set"], name, told, plan, shape, gpus, tokens)
 
 
 def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]:
@@ -101,8 +99,8 @@ def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]
     firsts: dict[str, PublishedStep] = {}
     for each in steps:
         first = firsts.setdefault(each.series, each)
-        plain = _predicted(each.plan)
-        calibrated = None if first is each else _predicted(each.plan, first)
+        plain = _predicted(each)
+        calibrated = None if first is each else _predicted(each, first)
         tokens = tokens_per_second(plain) * plain.seconds / each.gpus
         yield PublishedPrediction(
             each,
@@ -112,18 +110,20 @@ def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]
         )
 
 
-def _predicted(plan: TrainingPlan, measured: PublishedStep | None = None) -> StepPrediction:
-    """The step of a plan, where another was measured with the computation that follows from that one."""
-    machine = machine_of(plan, ())
-    job, (layout,) = job_of(plan, machine, CollectiveTimesFound(CurveFinder(machine).curve), read_all((), ()))
-    count = microbatches_of(plan, layout)
+def _predicted(step: PublishedStep, measured: PublishedStep | None = None) -> StepPrediction:
+    """A step, where another was measured with the computation that follows from that one."""
+    job, (layout,) = _job_of(step, step.plan)
     if measured is not None:
-        known = replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus)
-        own = machine_of(known, ())
-        found, _ = job_of(known, own, CollectiveTimesFound(CurveFinder(own).curve), read_all((), ()))
+        found, _ = _job_of(measured, replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus))
         # Another microbatch takes as much longer as it has tokens.
-        job = replace(job, compute=found.compute.scaled(plan.model.tokens / known.model.tokens))
+        job = replace(job, compute=found.compute.scaled(step.model.tokens / measured.model.tokens))
+    count = microbatches_of(step.plan, step.model, layout)
     return predict(replace(job, layout=layout, settings=replace(job.settings, microbatches=count)))
+
+
+def _job_of(step: PublishedStep, plan: TrainingPlan) -> tuple[StepJob, list[ParallelLayout]]:
+    machine = machine_of(plan, ())
+    return job_of(plan, step.model, machine, CollectiveTimesFound(CurveFinder(machine).curve), read_all((), ()))
 
 
 def main() -> None:

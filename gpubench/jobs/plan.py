@@ -1,6 +1,5 @@
 """Predict a training step: computation, layouts by their time, and what each fault costs."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean
@@ -10,7 +9,8 @@ from gpubench.errors import UsageError
 from gpubench.jobs.curves import CurveFinder, FoundResults, measured_now, read_all
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.jobs.planned_machine import NAME, PlannedMachine, TrainingPlan, machine_of
+from gpubench.jobs.planned_machine import PlannedMachine, machine_of
+from gpubench.jobs.training import TrainingPlan
 from gpubench.measure.plan.compute import OPTIMIZER_TRAFFIC, ComputeTimes, times_at, times_of_sheet
 from gpubench.measure.plan.events import USUAL_CONTENTION, ContentionTable
 from gpubench.measure.plan.program import EXPECTED, CollectiveTimesFound, StepJob, StepSettings
@@ -32,9 +32,11 @@ from gpubench.model.workload import (
     Sharding,
     TransformerModel,
     check_layout,
+    model_of_parameters,
     parse_layout,
     states_bytes,
 )
+from gpubench.readers.workload import USUAL_SEQUENCE, parse_parameters, read_model
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata
@@ -62,9 +64,9 @@ def measured_compute(model: TransformerModel, copy_gb_s: float | None) -> Comput
     )
 
 
-def _compute_times(plan: TrainingPlan, machine: PlannedMachine) -> ComputeTimes:
+def _compute_times(plan: TrainingPlan, model: TransformerModel, machine: PlannedMachine) -> ComputeTimes:
     """Forward and backward of one microbatch on one GPU. Raises UsageError: nothing is known of the GPU."""
-    sheet = times_of_sheet(plan.model, machine.gpu)
+    sheet = times_of_sheet(model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.measure:
         if not machine.is_here:
@@ -73,10 +75,10 @@ def _compute_times(plan: TrainingPlan, machine: PlannedMachine) -> ComputeTimes:
                 expected="a GPU here: simulated machines and stored results have none",
                 next_step="--step 412ms of a run of your own, or leave --measure out",
             )
-        return measured_compute(plan.model, copy_gb_s)
+        return measured_compute(model, copy_gb_s)
     if plan.tflops is not None or (sheet is None and plan.measured_text):
         source = f"--tflops {plan.tflops or 0:g}"
-        return times_at(plan.model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
+        return times_at(model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
     if sheet is None:
         raise UsageError(
             f"how fast {machine.gpu} computes is not known",
@@ -102,16 +104,29 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
     """
     with presenting(plan.presentation) as presenter:
         found = read_all(plan.results, plan.overlap)
+        model, notes = model_of(plan)
         machine = machine_of(plan, found.files, found.contention_gpus)
-        notes = list(plan.notes)
-        outcome = _outcome(plan, machine, found, notes, presenter.waiting)
+        outcome = _outcome(plan, model, machine, found, notes, presenter.waiting)
         presenter.begin(_metadata(plan, arguments, machine, outcome, notes), ())
         presenter.end(plan_report(outcome, machine.origin))
     return presenter.exit_code
 
 
+def model_of(plan: TrainingPlan) -> tuple[TransformerModel, list[str]]:
+    """The model of a plan, and in sentences what was assumed of it. Raises UsageError: it cannot be read."""
+    if plan.model_file is not None:
+        model, notes = read_model(plan.model_file, sequence=plan.sequence, batch=plan.batch)
+    else:
+        count, sequence = parse_parameters(plan.parameters or ""), plan.sequence or USUAL_SEQUENCE
+        model = model_of_parameters(count, sequence=sequence, batch=plan.batch or 1)
+        shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
+        notes = [f"--parameters {plan.parameters} is taken for {shape} without embedding"]
+    return replace(model, recompute=plan.recompute or model.recompute, fp8=plan.fp8 or model.fp8), notes
+
+
 def _outcome(
     plan: TrainingPlan,
+    model: TransformerModel,
     machine: PlannedMachine,
     found: FoundResults,
     notes: list[str],
@@ -124,7 +139,7 @@ def _outcome(
     measures = measured_now(plan.timeout_s, announce) if machine.is_here and machine.nodes == 1 else None
     finder = CurveFinder(machine, found.files, measures)
     times = CollectiveTimesFound(finder.curve)
-    job, layouts = job_of(plan, machine, times, found)
+    job, layouts = job_of(plan, model, machine, times, found)
     ranked = _ranked(plan, machine, job, layouts, notes)
     staged = finder.staged or any(row.host_staged for file in found.files for row in file.rows)
     cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not staged)
@@ -139,7 +154,11 @@ def _outcome(
 
 
 def job_of(
-    plan: TrainingPlan, machine: PlannedMachine, times: CollectiveTimesFound, found: FoundResults
+    plan: TrainingPlan,
+    model: TransformerModel,
+    machine: PlannedMachine,
+    times: CollectiveTimesFound,
+    found: FoundResults,
 ) -> tuple[StepJob, list[ParallelLayout]]:
     """What the steps of all layouts follow from, with its computation, and the layouts that were asked for.
 
@@ -148,12 +167,12 @@ def job_of(
     gpus = _gpus(plan, machine)
     layouts = [parse_layout(text, gpus) for text in plan.layouts]
     for layout in layouts:
-        check_layout(plan.model, layout)
+        check_layout(model, layout)
     own = [each for each in found.contention if each.ctas is None]
     job = StepJob(
-        model=plan.model,
+        model=model,
         layout=ParallelLayout(data=gpus),
-        compute=_compute_times(plan, machine),
+        compute=_compute_times(plan, model, machine),
         times=times,
         contention=ContentionTable(own, USUAL_CONTENTION),
         settings=StepSettings(
@@ -169,12 +188,12 @@ def job_of(
 def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
     measured_on = plan.measured_on or gpus
     layout = parse_layout(plan.layouts[0], measured_on)
-    check_layout(plan.model, layout)
+    check_layout(job.model, layout)
     target = parse_layout(plan.layouts[0], gpus)
-    count = microbatches_of(plan, target)
+    count = microbatches_of(plan, job.model, target)
     seconds = plan.step_seconds or 0.0
     if plan.tokens_per_second is not None:
-        seconds = layout.data * count * plan.model.tokens / plan.tokens_per_second
+        seconds = layout.data * count * job.model.tokens / plan.tokens_per_second
     own = replace(job, layout=layout, settings=replace(job.settings, microbatches=count))
     compute = compute_of_step(own, seconds)
     if compute is None:
@@ -184,7 +203,7 @@ def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
             reason="the step is of another layout, batch or number of GPUs, or the fabric is faster than its profile",
             next_step="--measured-on GPUS, or --tflops N",
         )
-    tflops = 3 * plan.model.forward_flops() / (compute.forward_seconds + compute.backward_seconds) / 1e12
+    tflops = 3 * job.model.forward_flops() / (compute.forward_seconds + compute.backward_seconds) / 1e12
     source = f"{plan.measured_text} on {measured_on} GPUs, of which {tflops:.0f} TFLOP/s a GPU follow while it computes"
     return replace(job, compute=replace(compute, source=source, origin="given"))
 
@@ -199,20 +218,20 @@ def _gpus(plan: TrainingPlan, machine: PlannedMachine) -> int:
     return plan.gpus or machine.gpus
 
 
-def microbatches_of(plan: TrainingPlan, layout: ParallelLayout) -> int:
+def microbatches_of(plan: TrainingPlan, model: TransformerModel, layout: ParallelLayout) -> int:
     """Microbatches of a data-parallel rank in a step.
 
     Raises UsageError where the sequences do not divide; an interleaved pipeline needs a multiple of its stages.
     """
-    sequences = plan.global_batch or plan.model.batch * layout.gpus
-    whole, rest = divmod(sequences, layout.data * plan.model.batch)
+    sequences = plan.global_batch or model.batch * layout.gpus
+    whole, rest = divmod(sequences, layout.data * model.batch)
     count, rest = (whole, rest) if plan.microbatches is None else (plan.microbatches, 0)
     if rest or not count or (layout.stages_per_gpu > 1 and count % layout.pipeline):
         raise UsageError(
-            f"{sequences} sequences a step do not divide by {plan.model.batch} a microbatch with '{layout}' on "
+            f"{sequences} sequences a step do not divide by {model.batch} a microbatch with '{layout}' on "
             f"{layout.gpus} GPUs",
             expected="a multiple of the data-parallel ranks × --batch, and with vN of the stages",
-            next_step=f"--global-batch {plan.model.batch * layout.gpus}",
+            next_step=f"--global-batch {model.batch * layout.gpus}",
         )
     return count
 
@@ -223,7 +242,7 @@ def _ranked(
     """The steps of all layouts that fit, fastest first; without --layout of data parallelism in each of its ways."""
     ways = [ParallelLayout(data=job.layout.gpus, sharding=each) for each in Sharding]
     jobs = [
-        replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, each)))
+        replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, job.model, each)))
         for each in asked or {str(each): each for each in ways}.values()
     ]
     memory = machine.memory_bytes
@@ -325,7 +344,7 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -
 def _metadata(
     plan: TrainingPlan, arguments: Sequence[str], machine: PlannedMachine, outcome: PlanOutcome, notes: Sequence[str]
 ) -> "Metadata":
-    model, compute = plan.model, outcome.best.job.compute
+    model, compute = outcome.best.job.model, outcome.best.job.compute
     options: dict[str, Any] = {
         "model": model.name,
         **{name: getattr(model, name) for name in ("parameters", "layers", "hidden", "heads", "sequence", "batch")},
@@ -348,21 +367,10 @@ def _metadata(
     profile = machine.profile
     return metadata_of(
         arguments,
-        NAME,
+        "plan",
         origin=machine.origin,
         hosts=list(machine.hosts),
         options=options,
         profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
         source=f"--simulate {plan.simulate}" if plan.simulate else ", ".join(map(str, plan.results)) or None,
     )
-
-
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)", re.ASCII)
-
-
-def parse_step(text: str) -> float:
-    """'412ms', '5.1s': seconds of a step; UsageError without a unit."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not float(match["number"]):
-        raise UsageError(f"--step {text}: no time of a step", expected="412ms, 5.1s", next_step="--step 412ms")
-    return float(match["number"]) / (_MILLISECONDS if match["unit"] == "ms" else 1.0)

@@ -1,67 +1,19 @@
-"""What a plan is told, and the machine that it is for."""
+"""The machine that a plan is for."""
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.formats.presentation import Presentation
+from gpubench.jobs.training import TrainingPlan
 from gpubench.measure.plan.program import CommunicatorRanks
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.verdict import Origin
-from gpubench.model.workload import TransformerModel
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Profile
-
-NAME = "plan"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPlan:
-    """The model, the machine, and where times come from.
-
-    `simulate` is a profile with a number of nodes, None for the GPUs at hand or those of the results. `gpus` are those
-    that take part, None for all; `global_batch` are a step's sequences over all GPUs, `microbatches` a data-parallel
-    rank's. A measured step took `step_seconds` or trained on `tokens_per_second`, on `measured_on` GPUs (None: on those
-    of the plan).
-    """
-
-    model: TransformerModel
-    notes: tuple[str, ...]
-    simulate: str | None
-    profile: str | None
-    nodes: int | None
-    gpus: int | None
-    layouts: tuple[str, ...]
-    global_batch: int | None
-    microbatches: int | None
-    bucket_mb: float | None
-    imbalance: float
-    results: tuple[Path, ...]
-    overlap: tuple[Path, ...]
-    other_machine: bool
-    measure: bool
-    tflops: float | None
-    step_seconds: float | None
-    tokens_per_second: float | None
-    measured_on: int | None
-    with_optimizer: bool
-    faults: tuple[str, ...]
-    faults_from: Path | None
-    timeout_s: float
-    presentation: Presentation
-
-    @property
-    def measured_text(self) -> str:
-        """The measured step as it was given; empty: none was."""
-        if self.step_seconds is not None:
-            return f"--step {self.step_seconds * 1e3:g} ms"
-        return "" if self.tokens_per_second is None else f"--tokens-per-second {self.tokens_per_second:g}"
-
 
 _UNKNOWN = "unknown GPU"
 

@@ -24,7 +24,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "scan": 29,
     "explain": 29,
     "compare": 29,
-    "plan": 27,
+    "plan": 29,
     "report": 29,
     "p2p": 29,
     "watch": 29,

@@ -1,0 +1,151 @@
+"""What `gpubench plan` is told: the model, the machine, and where times come from."""
+
+import re
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gpubench.errors import UsageError
+from gpubench.formats.presentation import Presentation
+from gpubench.jobs.options import (
+    INPUT,
+    MEASURE,
+    SIMULATE,
+    argument,
+    flag,
+    one_of,
+    option,
+    paths,
+    step_timeout,
+    unknown_choice,
+)
+from gpubench.records import dataclass
+
+if TYPE_CHECKING:
+    from gpubench.model.workload import Recompute
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)", re.ASCII)
+
+
+def _parse_step(text: str) -> float:
+    """'412ms', '5.1s': seconds of a step; UsageError without a unit."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not float(match["number"]):
+        raise UsageError(f"--step {text}: no time of a step", expected="412ms, 5.1s", next_step="--step 412ms")
+    return float(match["number"]) / (1e3 if match["unit"] == "ms" else 1.0)
+
+
+def _parse_recompute(text: str) -> "Recompute":
+    from gpubench.model.workload import Recompute
+
+    return one_of("--recompute", Recompute)(text)
+
+
+def _parse_optimizer(text: str) -> bool:
+    """Whether there is one."""
+    if text not in ("adam", "none"):
+        raise unknown_choice("--optimizer", text, ("adam", "none"))
+    return text == "adam"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """The model, the machine, and the sources of times.
+
+    A measured step took `step_seconds` or trained on `tokens_per_second`, on `measured_on` GPUs (None: on those of the
+    plan), with the first of `layouts`.
+    """
+
+    help_group: ClassVar = INPUT
+
+    model_file: Path | None = argument("MODEL", "File with the model (.toml or .json), or use --parameters.", read=Path)
+    parameters: str | None = option(
+        "7B", "In place of MODEL: a transformer with about this many parameters, without embedding.", common=True
+    )
+    sequence: int | None = option("N", "Tokens per sequence.", min=1, max=100_000_000)
+    batch: int | None = option("N", "Sequences per microbatch on one GPU.", min=1, max=1_000_000)
+    global_batch: int | None = option("N", "Sequences per step on all GPUs (default: --batch × GPUs).", min=1)
+    microbatches: int | None = option("N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000)
+    layouts: tuple[str, ...] = option(
+        "WORDS",
+        "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, epN. Repeatable "
+        "(default: the first four).",
+        name="--layout",
+        read=tuple,
+        several=True,
+        common=True,
+    )
+    recompute: "Recompute | None" = option(
+        "full|selective|none",
+        "What the backward pass computes again, to save memory (default: none).",
+        read=_parse_recompute,
+        common=True,
+    )
+    fp8: bool = flag("Matrix products compute in 8 bits.")
+    simulate: str | None = option(
+        "MACHINE",
+        "Plan for a machine by its profile: hgx-h200-8, or 'hgx-h100-8*4' for 4 nodes (default: this machine).",
+        completed_as="simulate",
+        common=True,
+        group=SIMULATE,
+    )
+    profile: str | None = option("NAME|FILE", "Profile for times that were not measured.", completed_as="profile")
+    nodes: int | None = option(
+        "N", "Plan for N nodes of this machine, joined as in its profile.", min=1, max=16384, common=True
+    )
+    gpus: int | None = option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
+    results: tuple[Path, ...] = option(
+        "DIR|FILE", "Stored results of collectives. Repeatable.", read=paths, several=True, common=True
+    )
+    overlap: tuple[Path, ...] = option(
+        "FILE", "Stored results of gpubench overlap. Repeatable.", read=paths, several=True
+    )
+    other_machine: bool = flag("Use results of another machine.")
+    measure: bool = flag("Measure the model's computation here: its blocks with PyTorch.", common=True, group=MEASURE)
+    tflops: float | None = option("N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True)
+    step_seconds: float | None = option(
+        "412ms",
+        "Measured time of a step with the first --layout: everything else follows from it.",
+        name="--step",
+        read=_parse_step,
+        common=True,
+    )
+    tokens_per_second: float | None = option(
+        "N", "Measured tokens per second of all GPUs, in place of --step.", min=1e-3, max=1e15, common=True
+    )
+    measured_on: int | None = option(
+        "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
+    )
+    with_optimizer: bool = option(
+        "adam|none", "Optimizer of the step.", name="--optimizer", default="adam", read=_parse_optimizer
+    )
+    bucket_mb: float | None = option(
+        "MB",
+        "Size of gradient buckets (default: 25 for ddp, as in PyTorch; for zero1 as in Megatron-LM).",
+        min=0.001,
+        max=1e6,
+    )
+    imbalance: float = option(
+        "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
+    )
+    faults: tuple[str, ...] = option(
+        "WHERE:KEY=VALUE",
+        "Predict the cost of this fault, e.g. gpu0:nvlink=9. Repeatable.",
+        name="--fault",
+        read=tuple,
+        several=True,
+        common=True,
+        group=SIMULATE,
+    )
+    faults_from: Path | None = option(
+        "FILE", "Predict the cost of the faults in a stored result of check or scan.", read=Path
+    )
+    timeout_s: float = step_timeout("one measurement", default=120.0)
+    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def measured_text(self) -> str:
+        """The measured step as it was given; empty: none was."""
+        if self.step_seconds is not None:
+            return f"--step {self.step_seconds * 1e3:g} ms"
+        return "" if self.tokens_per_second is None else f"--tokens-per-second {self.tokens_per_second:g}"
