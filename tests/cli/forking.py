@@ -27,10 +27,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpubench import records
 from gpubench.cli import process
 from gpubench.formats import presenter
 from gpubench.hardware import launch
 from gpubench.profiles import all_profiles
+from tests.cli import children
 from tests.modules import load_all_modules
 
 _LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core")
@@ -207,6 +209,7 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     vars(process).update(SECONDS_FOR_THE_FIRST_RANK=0.0)
     # A job of a test takes ten seconds only where others take the cores from it, of which stderr is not to speak.
     vars(presenter).update(SECONDS_TO_FIRST_LINE=600.0)
+    children.fork_instead()
     if KEPT_RANKS in os.environ:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
         launch.find_launcher = lambda search_path=None: found
@@ -243,6 +246,8 @@ if __name__ == "__main__":
     for _name in (*_LOADED_AHEAD, *_words[1:]):
         importlib.import_module(_name)
     all_profiles()  # read once, and kept, as they are in each process
+    for _each in [*records._WITHOUT_METHODS]:  # once, and not in each child
+        records._write_methods(_each)
     gc.freeze()
     _socket = socket.socket(fileno=int(_given))
     if _words:
