@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
+from typing import TypeVar, cast
 
 from gpubench.model.facts.snapshot import (
     SOFTWARE_RDMA,
@@ -198,6 +199,25 @@ class PeerAccess:
         return {True: "OK", False: "no", None: UNKNOWN_PATH}[self.cuda]
 
 
+_Answer = TypeVar("_Answer")
+_Two = TypeVar("_Two", bound=Device)
+
+
+def _asked_once(
+    answer: "Callable[[Topology, _Two, _Two], _Answer]",
+) -> "Callable[[Topology, _Two, _Two], _Answer]":
+    """The answer on two devices, kept: a matrix of copies asks for those of each pair twenty times."""
+
+    def kept(self: "Topology", source: _Two, destination: _Two) -> _Answer:
+        key = answer, id(source), id(destination)
+        known = self._kept.get(key)
+        if known is None:
+            known = self._kept[key] = answer(self, source, destination), source, destination  # whose ids stay theirs
+        return cast("_Answer", known[0])
+
+    return kept
+
+
 class Topology:
     """The answers that a snapshot implies of its GPUs and NICs; `like` is a node with the same facts, or itself."""
 
@@ -207,9 +227,11 @@ class Topology:
         self.gpus = snapshot.gpus
         self.nics = snapshot.nics
         self.devices: tuple[Device, ...] = (*snapshot.gpus, *snapshot.nics)
+        self._kept: dict[Hashable, tuple[object, Device, Device]] = {}
         self._pairs = {(pair.source, pair.destination): pair for pair in snapshot.pairs}
         self._uplinks = {switch.bus_id: switch.link for switch in snapshot.switches}
 
+    @_asked_once
     def path(self, source: Device, destination: Device) -> str:
         """The path class: NV#, or one of `PATH_CLASSES`; `?` where nothing tells."""
         if source is destination:
@@ -219,6 +241,7 @@ class Topology:
             return f"NV{links}"
         return self.pcie_path(source, destination) or UNKNOWN_PATH
 
+    @_asked_once
     def nvlinks(self, source: Device, destination: Device) -> int | None:
         """Active NVLinks that lead from one GPU to another, directly or through NVSwitch; None where nothing tells."""
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
@@ -251,6 +274,7 @@ class Topology:
                     leads[end] = leads.get(end, 0) + 1
         return counts
 
+    @_asked_once
     def pcie_path(self, source: Device, destination: Device) -> str | None:
         """The path class without NVLink: as somebody stated it, else from both devices' places in the PCI tree."""
         facts = self._stated(source, destination)
@@ -262,6 +286,7 @@ class Topology:
             return "PIX"
         return pcie_path_class(source.place, destination.place, len(self.snapshot.machine.numa_nodes))
 
+    @_asked_once
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
         """Peer access from one GPU to another, as CUDA and NVML report it."""
         facts = self._stated(source, destination)
@@ -293,6 +318,7 @@ class Topology:
         failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
         return "; ".join(failed) or self.snapshot.driver.absent or "nothing here tells"
 
+    @_asked_once
     def limit(self, source: Device, destination: Device) -> Limit:
         """The ceiling from one device to another: the NVLinks between them, else the narrowest PCIe hop or NIC port."""
         links = self.nvlinks(source, destination)
