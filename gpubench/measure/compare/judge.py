@@ -126,7 +126,8 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
     no_hiccup = slower > _NO_HICCUP and _lasts(base, is_last=noise.is_largest(key) and key.backend != _ON_CPUS)
     alone = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
-    reasons += _time(slower, bound, rules, alone=alone)
+    if slower > min(bound.share, UNSURE_FROM):
+        reasons += _time(slower, bound, rules, alone=alone)
     return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
 
 
@@ -263,10 +264,7 @@ def comparison_rows(judged: Sequence[JudgedRow]) -> RowsByColumn[ComparisonRow]:
     if not judged:
         return RowsByColumn.of(ComparisonRow, ())
     keys, statuses, verdicts, bases, news, reasons, slower, bounds, changes = zip(*judged, strict=True)
-    devices = [
-        next((each.devices for each in (*new, *base) if each.devices is not None), _NO_DEVICES)
-        for base, new in zip(bases, news, strict=True)
-    ]
+    devices = [(new or base)[0].devices or _NO_DEVICES for base, new in zip(bases, news, strict=True)]
     columns = dict(zip(RowKey._fields, zip(*keys, strict=True), strict=True)) | {
         "status": statuses,
         "change": changes,

@@ -265,12 +265,14 @@ OWN_SPREAD = "the rows' own spread"
 """The source of a bound that a run brought along itself; others are of runs that were seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseBound:
+class NoiseBound(NamedTuple):
     """The least change that counts, as a part of the time, and its source in words."""
 
     share: float
     source: str
+
+
+_LEAST = NoiseBound(FLOOR, "the least that counts")
 
 
 class ChangeNoise:
@@ -287,26 +289,32 @@ class ChangeNoise:
     ) -> None:
         self._other_hosts = other_hosts
         self._files = files
+        self._files_repeat = files is None or min(files) >= REPEATED_RUNS
         self._times: dict[RowKey, _Times] = {}
         for key, own in base.items():
             others = new.get(key, ())
             if (logs := logs_of(own)) and (new_logs := logs_of(others)):
-                self._times[key] = _Times(logs, new_logs, _within(own, others))
+                self._times[key] = _Times(logs, new_logs, None if key.collective is None else _within(own, others))
         self.families = list(siblings(self._times))
         for number, family in enumerate(self.families):
             for key in family:
                 self._times[key].family = number
         self._by_size: dict[int, _RowsBySize] = {}
         self._near_noise: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
-        self._noises: dict[tuple[int, int, int, int], tuple[Noise | None, NoiseBound | None]] = {}
+        self._noises: dict[tuple[tuple[int, int], tuple[int, int]], tuple[Noise | None, NoiseBound | None]] = {}
 
     def runs(self, key: RowKey) -> tuple[int, int]:
         """The runs of both sides; what one file repeats is one."""
-        return self._runs(self._times[key])
+        (base, new), files = self._times[key].runs, self._files
+        return (base, new) if files is None else (min(base, files[0]), min(new, files[1]))
 
     def shows_whole_runs(self, key: RowKey) -> bool:
         """True where both sides have runs enough to show what whole runs differ by: not what other nodes do."""
-        return self._shows_whole_runs(key, self._times[key])
+        return (
+            self._files_repeat
+            and min(self._times[key].runs) >= REPEATED_RUNS
+            and not (self._other_hosts and is_over_network(key))
+        )
 
     def floor(self, key: RowKey, time_us: float) -> float:
         """By how much single runs of a row differ as a whole; `time_us` is what it takes."""
@@ -328,12 +336,12 @@ class ChangeNoise:
     def bound(self, key: RowKey) -> NoiseBound:
         """The least change of a row that counts."""
         times = self._times[key]
-        floor, source = FLOOR, "the least that counts"
-        if not self._shows_whole_runs(key, times):
-            floor, source = self.floor(key, math.exp(times.middle)), "the least that single runs show"
+        least = _LEAST
+        if not self.shows_whole_runs(key):
+            least = NoiseBound(self.floor(key, math.exp(times.middle)), "the least that single runs show")
         _, found = self._noise(key, times)
-        if found is None or found.share <= floor:
-            found = NoiseBound(floor, source)
+        if found is None or found.share <= least.share:
+            found = least
         if times.within is not None:
             own = self._bound_of(Noise(times.within, math.inf), OWN_SPREAD)
             found = own if own.share > found.share else found
@@ -382,23 +390,16 @@ class ChangeNoise:
             self._by_size[family] = _RowsBySize.of(self.families[family])
         return self._by_size[family]
 
-    def _runs(self, times: "_Times") -> tuple[int, int]:
-        (base, new), files = times.runs, self._files
-        return (base, new) if files is None else (min(base, files[0]), min(new, files[1]))
-
-    def _shows_whole_runs(self, key: RowKey, times: "_Times") -> bool:
-        return min(self._runs(times)) >= REPEATED_RUNS and not (self._other_hosts and is_over_network(key))
-
     def _noise(self, key: RowKey, times: "_Times") -> tuple[Noise | None, NoiseBound | None]:
         """The noise of a row's change, from the runs of its neighbours where there are enough, else from changes."""
         place = times.family, 0 if key.collective is None else key.size_bytes or 0
-        if (known := self._noises.get((*place, *times.runs))) is None:
+        if (known := self._noises.get((place, times.runs))) is None:
             if place not in self._near_noise:
                 near = tuple(self._near(key))
                 self._near_noise[place] = self._between_runs(near), self._between_changes(near)
             noise, source = self._of_neighbours(key, *self._near_noise[place])
             bound = None if noise is None else self._bound_of(noise, source)
-            known = self._noises[*place, *times.runs] = noise, bound
+            known = self._noises[place, times.runs] = noise, bound
         return known
 
     def _of_neighbours(self, key: RowKey, runs: Noise | None, changes: Noise | None) -> tuple[Noise | None, str]:

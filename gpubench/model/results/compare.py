@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, NamedTuple
 
 from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record, Row, cells_of, made_of
@@ -287,7 +287,7 @@ def family_of(key: RowKey) -> tuple[Any, ...]:
 
 
 _BUT_SIZE, _BUT_PAIR = (
-    attrgetter(*(name for name in RowKey._fields if name not in others))
+    itemgetter(*(place for place, name in enumerate(RowKey._fields) if name not in others))
     for others in (("size_bytes", "placement"), ("source", "destination", "source_node", "destination_node"))
 )
 

@@ -142,8 +142,10 @@ class RowsByColumn(Collection[R], Generic[R]):
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
         """The values of these columns, a tuple a row."""
         fields_ = self._kind.__dataclass_fields__  # type: ignore[attr-defined]
-        for count, columns in self._pieces:
-            yield from zip(*(columns.get(each) or repeat(fields_[each].default, count) for each in names), strict=False)
+        return chain.from_iterable(
+            zip(*(columns.get(each) or repeat(fields_[each].default, count) for each in names), strict=False)
+            for count, columns in self._pieces
+        )
 
     def made(self, numbers: Iterable[int]) -> list[R]:
         """The rows with these numbers, of rows in one piece."""
