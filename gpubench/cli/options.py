@@ -4,7 +4,6 @@ Those that mean the same are short forms of gpubench's own: -n of --iters, -w of
 """
 
 import os
-import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
 from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
-from gpubench.jobs.options import NCCL, OUTPUT, SIMULATE, Option, flag, option, option_of, parse_choices, unknown_choice
-from gpubench.jobs.sources import Recording, Simulation, simulation_of
+from gpubench.jobs.options import NCCL, OUTPUT, Option, flag, group_of, option, option_of, parse_choices, unknown_choice
+from gpubench.jobs.sources import Recording
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.units import MOST_SIZES, parse_size
@@ -264,86 +263,38 @@ def check_replay(recording: Recording, excluded: Mapping[str, object]) -> None:
         raise exclusive(["--replay", *beside], "--replay alone: it shows a recording")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationOptions:
-    """A simulated machine, and its faults."""
-
-    help_group: ClassVar = SIMULATE
-
-    simulate: str | None = option(
-        "MACHINE",
-        "Simulate a machine: a profile (hgx-h200-4), 16 nodes of it ('hgx-h100-8*16'), or one of its GPUs "
-        "(hgx-h100-8/1). See gpubench profiles list.",
-        completed_as="simulate",
-        common=True,
-    )
-    fault: list[str] | None = option(
-        "WHERE:KEY=VALUE",
-        "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. --help-all lists the keys. "
-        "Repeatable.",
-        common=True,
-    )
-    seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
-
-    def parse(self, *, command: str = "") -> Simulation | None:
-        """The simulated machine, None without --simulate. Raises UsageError for a fault without a machine.
-
-        Some faults mean something for one `command` alone, as those of leaves and rounds for scan.
-        """
-        faults = self.fault or ()
-        if self.simulate is None:
-            if faults:
-                raise UsageError(
-                    f"--fault {faults[0]} without --simulate",
-                    expected="--simulate with --fault: only a simulated machine can be broken",
-                    next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
-                )
-            return None
-        simulation = simulation_of(self.simulate, faults, self.seed)
-        unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
-        if unfit is not None:
-            raise UsageError(
-                f"--fault {unfit} has an effect on gpubench {unfit.command} only",
-                expected="a fault of facts, copies or collectives",
-                next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
-            )
-        return simulation
-
-
-_READ_AS: Mapping[Any, Any] = {Simulation | None: SimulationOptions}
-"""The options that the value of such a field is read from: it is what their `parse` returns."""
-
-_GROUP = "help_group"
 Plan = TypeVar("Plan")
 
 
 def grouped_options(kind: Any) -> Iterator[tuple["Field[Any]", Option, str | None]]:
     """The fields that are options, each with the heading of --help that its dataclass stands under: its `help_group`.
 
-    Those of a nested dataclass that has such a heading stand in its place.
+    Those of a group of options stand in its place.
     """
     for each in fields(kind):
-        group, own = _READ_AS.get(each.type, each.type), option_of(each)
+        own, group = option_of(each), group_of(each)
         if own is not None:
-            yield each, own, getattr(kind, _GROUP, None)
-        elif hasattr(group, _GROUP):
+            yield each, own, getattr(kind, "help_group", None)
+        elif group is not None:
             yield from grouped_options(group)
 
 
-def plan_from(kind: type[Plan], given: Mapping[str, Any], command: str = "") -> Plan:
-    """The plan with the values given by field name, in whatever group the field is; others have their defaults.
+def plan_from(kind: type[Plan], typed: Mapping[str, Any], command: str = "") -> Plan:
+    """The plan with the values that were typed by field name, in whatever group the field is; others have defaults.
 
     Raises UsageError for a text that is no value of its option.
     """
     values: dict[str, Any] = {}
     for each in fields(kind):  # type: ignore[arg-type]
-        own = option_of(each)
-        if own is None and each.type in _READ_AS:
-            values[each.name] = plan_from(_READ_AS[each.type], given).parse(command=command)
-        elif own is None and hasattr(each.type, _GROUP):
-            values[each.name] = plan_from(each.type, given, command)  # type: ignore[arg-type]
-        elif each.name in given:
-            values[each.name] = given[each.name] if own is None else _value_of(each, own, given[each.name])
+        own, group = option_of(each), group_of(each)
+        if own is not None:
+            if each.name in typed:
+                values[each.name] = _value_of(each, own, typed[each.name])
+        elif group is not None:
+            found = plan_from(group, typed, command)
+            values[each.name] = found if group is each.type else found.parse(command)
+        elif each.name in typed:
+            values[each.name] = typed[each.name]
     return kind(**values)
 
 
@@ -360,7 +311,7 @@ def given_options(options: Any) -> Iterator[str]:
         own = option_of(each)
         if own is not None and not own.is_argument and value != each.default:
             yield _name_of(each, own, value)
-        elif own is None and hasattr(value, _GROUP):
+        elif own is None and hasattr(value, "help_group"):
             yield from given_options(value)
 
 
@@ -371,7 +322,7 @@ def given_arguments(plan: Any) -> Iterator[str]:
         if (own := option_of(each)) is not None and value != each.default:
             yield _name_of(each, own, value)
             yield from () if isinstance(value, bool) else [str(value)]
-        elif own is None and hasattr(value, _GROUP):
+        elif own is None and hasattr(value, "help_group"):
             yield from given_arguments(value)
 
 

@@ -31,7 +31,7 @@ HELP_ALL = "--help-all"
 FAULT_HEADING = "Keys of --fault"
 """The section of --help-all with everything that can be broken."""
 
-_FAULT = "fault"
+_FAULT = "--fault"
 HELP = "Help"
 _EXAMPLES_OF_SHORT_HELP = 2
 _NAME_COLUMNS = 26
@@ -114,7 +114,7 @@ class HelpfulCommand(TyperCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl([(names.ljust(width), told) for names, told in records], col_max=width)
-        if ctx.meta.get(HELP_ALL) and any(each.name == _FAULT for each in visible):
+        if ctx.meta.get(HELP_ALL) and any(_FAULT in each.opts for each in visible):
             from gpubench.model.profiles.fault import keys_of_parts
 
             with formatter.section(FAULT_HEADING):

@@ -9,7 +9,7 @@ from dataclasses import Field, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gpubench.errors import UsageError, invalid_choice
 
@@ -18,7 +18,7 @@ NCCL, SIMULATE, OUTPUT = "NCCL", "Simulate and record", "Output"
 GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
 """Headings of the help of every command, in this order."""
 
-_OPTION = "option"
+_OPTION, _GROUP = "option", "group"
 _SECONDS_A_DAY = 86400
 
 
@@ -47,6 +47,27 @@ def option_of(declared: "Field[Any]") -> Option | None:
     """The option that a field of a dataclass is, None if it is none."""
     found: Option | None = declared.metadata.get(_OPTION)
     return found
+
+
+class OptionGroup(Protocol):
+    """A dataclass of options that are parsed together; `help_group` is the heading of --help above them."""
+
+    help_group: ClassVar[str]
+
+    def parse(self, command: str) -> Any:
+        """The value of a field that is read from them. Raises UsageError: they do not fit together."""
+        ...
+
+
+def read_from(group: type[OptionGroup], **default: Any) -> Any:
+    """A field whose value several options make; they stand in its place."""
+    return field(metadata={_GROUP: group}, **default)
+
+
+def group_of(declared: "Field[Any]") -> Any:
+    """The dataclass whose fields are options in the place of a field: its group, or its own type; else None."""
+    own = declared.metadata.get(_GROUP, declared.type)
+    return own if hasattr(own, "help_group") else None
 
 
 def option(

@@ -28,11 +28,12 @@ from gpubench.jobs.options import (
     option,
     parse_collective,
     paths,
+    read_from,
     required_argument,
     sharing_ranks,
     step_timeout,
 )
-from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, Source, source_of
+from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, source_of
 from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
@@ -81,7 +82,7 @@ class TopoPlan:
         common=True,
         group=INPUT,
     )
-    simulation: Simulation | None = None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     recording: Recording = field(default_factory=Recording)
     strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if nothing was judged.", common=True, group=JUDGE)
     causes: bool = flag(
@@ -357,7 +358,7 @@ class WatchPlan:
         "LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", read=_parse_gpus, common=True
     )
     timeout_s: float = step_timeout("reading the driver of a node", default=20.0)
-    simulation: Simulation | None = None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
 
@@ -454,7 +455,7 @@ class ScanPlan:
     ranks_per_gpu: int = sharing_ranks("Each rank counts as a node. Works with any NCCL")
     round_timeout_s: float = step_timeout("one round", default=10.0, least=0.5)
     strict: bool = flag("Exit 1 if there is a suspect or any other doubt.", common=True, group=JUDGE)
-    simulation: Simulation | None = None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     seed: int = 0
     presentation: Presentation = field(default_factory=Presentation)
 
@@ -511,7 +512,7 @@ class CheckPlan:
     ranks_per_gpu: int = sharing_ranks()
     strict: bool = flag("Exit 1 for warnings too.", common=True, group=JUDGE)
     timeout_s: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
-    simulation: Simulation | None = None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     recording: Recording = field(default_factory=Recording)
     brief: bool = False
     presentation: Presentation = field(default_factory=Presentation)
@@ -618,7 +619,7 @@ class P2pPlan:
     timeout_s: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
     profile: str | None = judging_profile()
     expected_gpus: int | None = expected_gpus()
-    simulation: Simulation | None = None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
 

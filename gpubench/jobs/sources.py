@@ -1,6 +1,7 @@
 """Sources of machines: this host, simulated machines, recordings, and files of other tools."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,52 @@ def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
     broken = tuple("".join(each.split()) for each in faults)
     parsed = tuple(fault for each in broken for fault in parse_faults(each, machine.nodes))
     return Simulation(text, machine, broken, parsed, seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """A simulated machine, and its faults."""
+
+    help_group: ClassVar = SIMULATE
+
+    simulate: str | None = option(
+        "MACHINE",
+        "Simulate a machine: a profile (hgx-h200-4), 16 nodes of it ('hgx-h100-8*16'), or one of its GPUs "
+        "(hgx-h100-8/1). See gpubench profiles list.",
+        completed_as="simulate",
+        common=True,
+    )
+    fault: list[str] | None = option(
+        "WHERE:KEY=VALUE",
+        "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. --help-all lists the keys. "
+        "Repeatable.",
+        common=True,
+    )
+    seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
+
+    def parse(self, command: str) -> Simulation | None:
+        """The simulated machine, None without --simulate. Raises UsageError for a fault without a machine.
+
+        Some faults mean something for one `command` alone, as those of leaves and rounds for scan.
+        """
+        faults = self.fault or ()
+        if self.simulate is None:
+            if faults:
+                raise UsageError(
+                    f"--fault {faults[0]} without --simulate",
+                    expected="--simulate with --fault: only a simulated machine can be broken",
+                    next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
+                )
+            return None
+        simulation = simulation_of(self.simulate, faults, self.seed)
+        unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
+        if unfit is not None:
+            raise UsageError(
+                f"--fault {unfit} has an effect on gpubench {unfit.command} only",
+                expected="a fault of facts, copies or collectives",
+                next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
+            )
+        return simulation
 
 
 SECONDS_TO_READ_A_NODE = 10.0  # Of a node that is read beside a measurement, which goes on without its facts

@@ -30,11 +30,12 @@ from gpubench.jobs.options import (
     judging_profile,
     option,
     parse_choices,
+    read_from,
     sharing_ranks,
     step_timeout,
     unknown_choice,
 )
-from gpubench.jobs.sources import Recording, Simulated, Simulation, source_of
+from gpubench.jobs.sources import Recording, Simulated, Simulation, SimulationOptions, source_of
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
@@ -313,7 +314,7 @@ class CollectiveOptions:
         f"in groups of N ranks. Not with --evidence, --strict, --simulate or --iters {AUTO}.",
     )
     nccl_tests: NcclTestsOptions
-    simulation: Simulation | None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     seed: int = 0
     recording: Recording
 

@@ -17,11 +17,12 @@ from gpubench.jobs.options import (
     judging_profile,
     option,
     parse_choices,
+    read_from,
     sharing_ranks,
     step_timeout,
     unknown_choice,
 )
-from gpubench.jobs.sources import Simulation, source_of
+from gpubench.jobs.sources import Simulation, SimulationOptions, source_of
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.overlap import (
@@ -124,7 +125,7 @@ class OverlapOptions:
     )
     strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if speed could not be judged.", common=True, group=JUDGE)
     profile: str | None = judging_profile()
-    simulation: Simulation | None
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
 
     def plan(self, shown: PresentationOptions) -> tuple[CollectivePlan, OverlapAsked]:
         """The plan of the collective and the computation beside it; UsageError for anything that cannot be."""
