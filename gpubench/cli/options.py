@@ -329,7 +329,8 @@ def given_arguments(plan: Any) -> Iterator[str]:
 def _name_of(declared: "Field[Any]", own: Option, value: Any) -> str:
     """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
     names = (own.names or f"--{declared.name.replace('_', '-')}").split(" ")[0].split("/")
-    return names[-1] if value is False else names[0]
+    is_off = own.metavar is None and value == (False if own.read is None else own.read(False))  # noqa: FBT003
+    return names[-1] if is_off else names[0]
 
 
 _FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}

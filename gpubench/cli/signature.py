@@ -317,10 +317,15 @@ _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotati
 
 
 def app_of(
-    page: HelpPage, kind: type[Plan], run: "Callable[[Plan, PresentationOptions], int]", *, plots: bool = False
+    page: HelpPage,
+    kind: type[Plan],
+    run: "Callable[[Plan, PresentationOptions], int]",
+    *,
+    without: Sequence[str] = (),
+    plots: bool = False,
 ) -> Callable[[Command], typer.Typer]:
     """The `app` of a command's module, which makes the command for typer; the process ends with what `run` returns."""
-    return lambda command: typer_app(command, page, kind, run, without=() if plots else PLOT)
+    return lambda command: typer_app(command, page, kind, run, without=without if plots else (*PLOT, *without))
 
 
 PLOT = ("plot",)

@@ -80,6 +80,7 @@ def option(
     group: str | None = None,
     read: Callable[[Any], Any] | None = None,
     several: bool = False,
+    without: Any = None,
     completed_as: str = "",
     **settings: Any,
 ) -> Any:
@@ -87,11 +88,12 @@ def option(
 
     `name` may hold several, with a blank between them: '--verbose -v'. --help shows only `common` ones, --help-all all.
     `read` makes the value of a text, or, of an option that can be given `several` times, of a list of texts; `default`
-    is what would be typed for it.
+    is what would be typed for it, and `without` the value where nothing is.
     """
-    typed = None if read is None else list[str] | None if several else str | None if default is None else str
+    one: Any = bool | None if metavar is None else str | None if default is None else str
+    typed = None if read is None else list[str] | None if several else one
     own = Option(help_text, metavar, name, common, group, typed, default, read, completed_as, settings=settings)
-    value = default if read is None else read(()) if several else None if default is None else read(default)
+    value = default if read is None else without if default is None else read(default)
     return field(default=value, metadata={_OPTION: own})
 
 
@@ -107,11 +109,9 @@ def required_argument(metavar: str, help_text: str) -> Any:
     return field(metadata={_OPTION: Option(help_text, metavar, default=..., is_argument=True)})
 
 
-def flag(
-    help_text: str, *, default: bool | None = False, name: str = "", common: bool = False, group: str | None = None
-) -> Any:
-    """A field that is an option without a value."""
-    return option(None, help_text, default=default, name=name, common=common, group=group)
+def flag(help_text: str, *, default: bool | None = False, **settings: Any) -> Any:
+    """A field that is an option without a value; `settings` are those of `option`."""
+    return option(None, help_text, default=default, **settings)
 
 
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:

@@ -193,10 +193,22 @@ class ComparePlan:
     first: str | None = argument("BASE", "Old result; with --last, a folder of results (default: results/).")
     second: str | None = argument("NEW", "New result.")
     more_base: tuple[Path, ...] = option(
-        "FILE", "One more run of the old side. Repeatable.", name="--base", read=paths, several=True, common=True
+        "FILE",
+        "One more run of the old side. Repeatable.",
+        name="--base",
+        read=paths,
+        several=True,
+        without=(),
+        common=True,
     )
     more_new: tuple[Path, ...] = option(
-        "FILE", "One more run of the new side. Repeatable.", name="--new", read=paths, several=True, common=True
+        "FILE",
+        "One more run of the new side. Repeatable.",
+        name="--new",
+        read=paths,
+        several=True,
+        without=(),
+        common=True,
     )
     against: str | None = option(
         "NAME",
@@ -551,9 +563,7 @@ class As(StrEnum):
     NVBANDWIDTH = "nvbandwidth"
 
 
-def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
-    if not texts:
-        return None
+def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     from gpubench.model.paths.p2p import parse_pairs
 
     try:

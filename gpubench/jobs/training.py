@@ -73,6 +73,7 @@ class TrainingPlan:
         name="--layout",
         read=tuple,
         several=True,
+        without=(),
         common=True,
     )
     recompute: "Recompute | None" = option(
@@ -95,10 +96,10 @@ class TrainingPlan:
     )
     gpus: int | None = option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
     results: tuple[Path, ...] = option(
-        "DIR|FILE", "Stored results of collectives. Repeatable.", read=paths, several=True, common=True
+        "DIR|FILE", "Stored results of collectives. Repeatable.", read=paths, several=True, without=(), common=True
     )
     overlap: tuple[Path, ...] = option(
-        "FILE", "Stored results of gpubench overlap. Repeatable.", read=paths, several=True
+        "FILE", "Stored results of gpubench overlap. Repeatable.", read=paths, several=True, without=()
     )
     other_machine: bool = flag("Use results of another machine.")
     measure: bool = flag("Measure the model's computation here: its blocks with PyTorch.", common=True, group=MEASURE)
@@ -134,6 +135,7 @@ class TrainingPlan:
         name="--fault",
         read=tuple,
         several=True,
+        without=(),
         common=True,
         group=SIMULATE,
     )

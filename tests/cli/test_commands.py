@@ -231,11 +231,11 @@ HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
     ("given", "driver", "ranks"),
     [
         ({}, Driver(), 2),
-        ({"np": 5}, Driver(), 5),
+        ({"ranks": 5}, Driver(), 5),
         ({}, HAS_GPUS, 4),
-        ({"np": 2}, HAS_GPUS, 2),
+        ({"ranks": 2}, HAS_GPUS, 2),
         ({"backend": "host"}, HAS_GPUS, 4),
-        ({"backend": "host", "np": 9}, HAS_GPUS, 9),
+        ({"backend": "host", "ranks": 9}, HAS_GPUS, 9),
         ({}, Driver(gpus=4, visible=0), 2),
     ],
 )
@@ -249,7 +249,7 @@ def test_one_rank_a_gpu_else_two(
 @pytest.mark.parametrize(
     ("given", "driver", "error", "said"),
     [
-        ({"np": 8}, HAS_GPUS, UsageError, "shows 4 GPUs"),
+        ({"ranks": 8}, HAS_GPUS, UsageError, "shows 4 GPUs"),
         ({"backend": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
         ({"backend": "nccl"}, Driver(version="580"), CouldNotMeasureError, "the driver finds none"),
         ({"backend": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),

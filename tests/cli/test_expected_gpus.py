@@ -64,5 +64,5 @@ def test_ranks_that_are_shown_one_gpu_each_have_all_of_them() -> None:
 
 def test_no_cpu_ranks_are_launched_where_gpus_were_expected() -> None:
     with pytest.raises(CouldNotMeasureError, match="--expect-gpus says 4, and there is none"):
-        choose_ranks(options(expect_gpus=4), Driver(absent="no driver"))
+        choose_ranks(options(expected_gpus=4), Driver(absent="no driver"))
     assert choose_ranks(options(), Driver(absent="no driver")) == 2

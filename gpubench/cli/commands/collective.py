@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
@@ -20,19 +19,21 @@ from gpubench.cli.signature import HelpPage, typer_app
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
 from gpubench.formats.registry import TUNER
-from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.collective.plan import (
+    BACKEND_SUMMARIES,
+    BACKENDS,
+    DEFAULT_SIZES,
+    CollectivePlan,
+    RankOptions,
+    values_of,
+)
 from gpubench.jobs.options import (
-    JUDGE,
     MEASURE,
     NCCL,
-    expected_gpus,
     flag,
-    judging_profile,
     option,
     parse_choices,
     read_from,
-    sharing_ranks,
-    step_timeout,
     unknown_choice,
 )
 from gpubench.jobs.sources import Recording, Simulated, Simulation, SimulationOptions, source_of
@@ -40,7 +41,7 @@ from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import Allocator, DataType, Placement, ReduceOp
-from gpubench.model.terms.ranks import SECONDS_TO_START, SPLITS, check_split
+from gpubench.model.terms.ranks import check_split
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
     CTA_POLICY,
@@ -279,40 +280,7 @@ class CollectiveOptions:
         completed_as="backend",
         common=True,
     )
-    nccl_library: str | None = option(
-        "PATH", "Measure this libnccl.so.2, e.g. the one of a training framework.", group=NCCL
-    )
-    allocator: str = option(
-        "|".join(Allocator),
-        "Allocate buffers with cudaMalloc, as frameworks do, or ncclMemAlloc, as nccl-tests does.",
-        default="cuda",
-        completed_as="allocator",
-        group=NCCL,
-    )
-    np: int | None = option(
-        "N", "Ranks to launch on this host (default: one per GPU; 2 without GPUs).", min=1, common=True
-    )
-    ranks_per_gpu: int = sharing_ranks()
-    timeout_s: float = step_timeout(
-        f"one operation ({SECONDS_TO_START:g} s while the run starts)", default=60.0, least=1
-    )
-    evidence: bool | None = flag(
-        "Show the evidence for every path, or collect none (no NCCL log, no counters).",
-        name="--evidence/--no-evidence",
-        default=None,
-    )
-    expected_gpus: int | None = expected_gpus()
-    strict: bool = flag(
-        "Exit 1 unless the verdict is PASS, 3 if speed could not be judged. NCCL may not use host memory.",
-        common=True,
-        group=JUDGE,
-    )
-    profile: str | None = judging_profile()
-    split: str | None = option(
-        "|".join(SPLITS),
-        "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
-        f"in groups of N ranks. Not with --evidence, --strict, --simulate or --iters {AUTO}.",
-    )
+    of_ranks: RankOptions
     nccl_tests: NcclTestsOptions
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
     seed: int = 0
@@ -323,32 +291,22 @@ class CollectiveOptions:
         self.nccl_tests.refuse_foreign()
         self._check_replay(shown.by_default)
         check_outputs(shown.output, tuple(ReduceOp))
-        check_profile(self.profile)
-        backends, allocator = (
-            _parse_backends(self.backend),
-            parse_choices("--allocator", [self.allocator], Allocator)[0],
-        )
-        if self.nccl_library is not None and not Path(self.nccl_library).is_file():
-            from gpubench.errors import unreadable_nccl_library
-
-            raise unreadable_nccl_library(self.nccl_library, "there is no such file")
+        ranks, backends = self.of_ranks, _parse_backends(self.backend)
+        ranks.check_evidence()
+        check_profile(ranks.profile)
         variants = self.variants.parse(backends)
+        # Only what NCCL has allocated can be registered as a window, and as user memory without limits.
+        allocator = Allocator.NCCL if REGISTER in variants.requests else ranks.allocator
         plan = CollectivePlan(
+            **values_of(RankOptions, ranks)
+            | {
+                "backend": next(iter(backends), None),
+                "allocator": allocator,
+                "ranks": self.nccl_tests.ranks(ranks.ranks, shown.by_default),
+                "variants": variants,
+            },
             request=self._request(collective, shown.by_default),
-            backend=next(iter(backends), None),
-            nccl_library=self.nccl_library,
-            # Only what NCCL has allocated can be registered as a window, and as user memory without limits.
-            allocator=Allocator.NCCL if REGISTER in variants.requests else allocator,
-            ranks=self.nccl_tests.ranks(self.np, shown.by_default),
-            ranks_per_gpu=self.ranks_per_gpu,
-            timeout_s=self.timeout_s,
-            evidence=self._evidence(),
-            strict=self.strict,
-            split=self.split,
-            profile=self.profile,
-            expected_gpus=self.expected_gpus,
-            variants=variants,
-            source=source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay),
+            source=source_of(ranks.timeout_s, simulation=self.simulation, replay=self.recording.replay),
             recording=self.recording,
             presentation=shown.parse(sections()),
         )
@@ -380,7 +338,7 @@ class CollectiveOptions:
             root=self.root,
             placements=self._placements(collective),
             sampling=self.sampling.parse(
-                graph_replays=self.graph, counted=self.split is not None or self.simulation is not None
+                graph_replays=self.graph, counted=self.of_ranks.split is not None or self.simulation is not None
             ),
             warmup=self.warmup,
             graph_replays=self.graph,
@@ -407,22 +365,13 @@ class CollectiveOptions:
             return (Placement.OUT_OF_PLACE,)
         return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
-    def _evidence(self) -> EvidenceUse:
-        if self.evidence is False and self.strict:
-            raise UsageError(
-                "--strict with --no-evidence",
-                expected="one of them: --strict judges the paths that evidence shows",
-                next_step="leave --no-evidence out",
-            )
-        return {None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence]
-
     def _check_split(self, text: str) -> None:
         """Raise UsageError for options that cannot be used with --split."""
         check_split(text)
         paths = "one group", "NCCL's log and the link counters cannot be told apart by group"
         refused = {
-            "--evidence": (self.evidence is True, *paths),
-            "--strict": (self.strict, *paths),
+            "--evidence": (self.of_ranks.evidence is EvidenceUse.SHOWN, *paths),
+            "--strict": (self.of_ranks.strict, *paths),
             "--simulate": (
                 self.simulation is not None,
                 "real ranks",

@@ -1,29 +1,25 @@
 """`gpubench overlap`: its options, and the run."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options import PresentationOptions, check_profile, parse_dtypes
 from gpubench.cli.signature import HelpPage, app_of
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import UsageError
-from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.plan import CollectivePlan, RankOptions, values_of
 from gpubench.jobs.options import (
     JUDGE,
     MEASURE,
     NCCL,
     flag,
-    judging_profile,
     option,
     parse_choices,
     read_from,
-    sharing_ranks,
     step_timeout,
     unknown_choice,
 )
 from gpubench.jobs.sources import Simulation, SimulationOptions, source_of
-from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.overlap import (
     DEFAULT_CTAS,
@@ -64,6 +60,17 @@ shortest step. docs/overlap.md defines every figure.
 
 _LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
 """A smaller one takes the host longer to launch than a GPU to compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapRankOptions(RankOptions):
+    """What a rank is asked, with the words of this command where they differ."""
+
+    ranks: int | None = option(
+        "N", "Ranks to launch on this host (default: one per GPU).", name="--np", min=1, common=True
+    )
+    timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
+    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if speed could not be judged.", common=True, group=JUDGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,36 +119,15 @@ class OverlapOptions:
         "S", "Seconds to measure each phase of a row, after it has settled.", default=DEFAULT_SECONDS, min=0.01
     )
     check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
-    nccl_library: str | None = option(
-        "PATH", "Measure this libnccl.so.2, e.g. the one of a training framework.", group=NCCL
-    )
-    np: int | None = option("N", "Ranks to launch on this host (default: one per GPU).", min=1, common=True)
-    ranks_per_gpu: int = sharing_ranks()
-    timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
-    evidence: bool | None = flag(
-        "Show the evidence for every path, or collect none (no NCCL log, no counters).",
-        name="--evidence/--no-evidence",
-        default=None,
-    )
-    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if speed could not be judged.", common=True, group=JUDGE)
-    profile: str | None = judging_profile()
+    of_ranks: OverlapRankOptions
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
 
     def plan(self, shown: PresentationOptions) -> tuple[CollectivePlan, OverlapAsked]:
         """The plan of the collective and the computation beside it; UsageError for anything that cannot be."""
         from gpubench.model.results.overlap import SECTIONS
 
-        check_profile(self.profile)
-        if self.nccl_library is not None and not Path(self.nccl_library).is_file():
-            from gpubench.errors import unreadable_nccl_library
-
-            raise unreadable_nccl_library(self.nccl_library, "there is no such file")
-        if self.evidence is False and self.strict:
-            raise UsageError(
-                "--strict with --no-evidence",
-                expected="one of them: --strict judges the paths that evidence shows",
-                next_step="leave --no-evidence out",
-            )
+        self.of_ranks.check_evidence()
+        check_profile(self.of_ranks.profile)
         asked = OverlapAsked(
             partners=parse_choices("--partner", self.partner or [Partner.GEMM], Partner),
             ctas=parse_ctas(self.ctas) if self.ctas else DEFAULT_CTAS,
@@ -150,17 +136,10 @@ class OverlapOptions:
             partner_count=self.partner_count,
         )
         plan = CollectivePlan(
+            **values_of(RankOptions, self.of_ranks)
+            | {"backend": None if self.simulation is not None else "nccl", "overlap": asked},
             request=self._request(),
-            backend=None if self.simulation is not None else "nccl",
-            nccl_library=self.nccl_library,
-            ranks=self.np,
-            ranks_per_gpu=self.ranks_per_gpu,
-            timeout_s=self.timeout_s,
-            evidence={None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[self.evidence],
-            strict=self.strict,
-            profile=self.profile,
-            overlap=asked,
-            source=source_of(self.timeout_s, simulation=self.simulation),
+            source=source_of(self.of_ranks.timeout_s, simulation=self.simulation),
             presentation=shown.parse(SECTIONS),
         )
         if self.simulation is not None and plan.ranks_per_gpu > 1:
@@ -192,4 +171,4 @@ def _run(options: OverlapOptions, shown: PresentationOptions) -> int:
     return job.run_overlap(plan, asked, sys.argv[1:])
 
 
-app = app_of(HELP, OverlapOptions, _run)
+app = app_of(HELP, OverlapOptions, _run, without=("allocator", "expected_gpus", "split"))

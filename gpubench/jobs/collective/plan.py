@@ -4,17 +4,30 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpubench.errors import UsageError, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
+from gpubench.jobs.options import (
+    JUDGE,
+    MEASURE,
+    NCCL,
+    expected_gpus,
+    flag,
+    judging_profile,
+    one_of,
+    option,
+    sharing_ranks,
+    step_timeout,
+)
 from gpubench.jobs.sources import Recording
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import HOST, Allocator
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
+from gpubench.model.terms.ranks import SECONDS_TO_START, SPLITS
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
     HIERARCHICAL,
@@ -25,6 +38,7 @@ from gpubench.model.terms.settings import (
     SET_OPTION,
     NcclSetting,
 )
+from gpubench.model.terms.statistics import AUTO
 from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
@@ -125,29 +139,80 @@ def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
         )
 
 
+def values_of(kind: type[object], record: object) -> dict[str, Any]:
+    """The values that a record has for the fields of a dataclass, by their names."""
+    return {each.name: getattr(record, each.name) for each in fields(kind)}  # type: ignore[arg-type]
+
+
+def _parse_library(text: str) -> str:
+    if not Path(text).is_file():
+        from gpubench.errors import unreadable_nccl_library
+
+        raise unreadable_nccl_library(text, "there is no such file")
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOptions:
-    """The options of a rank beside its request, as plain data.
+    """What a rank is asked beside its request, as it was typed, and as plain data.
 
     `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
     to judge speed by, None for a match. `overlap` is the computation beside the collective, None for none.
     `checked_variables` are those that NCCL has to know.
     """
 
+    help_group: ClassVar = MEASURE
+
     backend: str | None = None
-    nccl_library: str | None = None
-    allocator: Allocator = Allocator.CUDA
-    ranks: int | None = None
-    ranks_per_gpu: int = 1
-    timeout_s: float = 60.0
-    evidence: EvidenceUse = EvidenceUse.KEPT
-    strict: bool = False
-    split: str | None = None
-    expected_gpus: int | None = None
+    nccl_library: str | None = option(
+        "PATH", "Measure this libnccl.so.2, e.g. the one of a training framework.", read=_parse_library, group=NCCL
+    )
+    allocator: Allocator = option(
+        "|".join(Allocator),
+        "Allocate buffers with cudaMalloc, as frameworks do, or ncclMemAlloc, as nccl-tests does.",
+        default=Allocator.CUDA.value,
+        read=one_of("--allocator", Allocator),
+        completed_as="allocator",
+        group=NCCL,
+    )
+    ranks: int | None = option(
+        "N", "Ranks to launch on this host (default: one per GPU; 2 without GPUs).", name="--np", min=1, common=True
+    )
+    ranks_per_gpu: int = sharing_ranks()
+    timeout_s: float = step_timeout(
+        f"one operation ({SECONDS_TO_START:g} s while the run starts)", default=60.0, least=1
+    )
+    evidence: EvidenceUse = flag(
+        "Show the evidence for every path, or collect none (no NCCL log, no counters).",
+        name="--evidence/--no-evidence",
+        default=None,
+        read=lambda shown: EvidenceUse.SHOWN if shown else EvidenceUse.OFF,
+        without=EvidenceUse.KEPT,
+    )
+    expected_gpus: int | None = expected_gpus()
+    strict: bool = flag(
+        "Exit 1 unless the verdict is PASS, 3 if speed could not be judged. NCCL may not use host memory.",
+        common=True,
+        group=JUDGE,
+    )
+    profile: str | None = judging_profile()
+    split: str | None = option(
+        "|".join(SPLITS),
+        "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
+        f"in groups of N ranks. Not with --evidence, --strict, --simulate or --iters {AUTO}.",
+    )
     variants: AskedVariants = AskedVariants()
-    profile: str | None = None
     overlap: OverlapAsked | None = None
     checked_variables: tuple[str, ...] = ()
+
+    def check_evidence(self) -> None:
+        """Raise UsageError for a strict verdict on paths for which no evidence is collected."""
+        if self.evidence is EvidenceUse.OFF and self.strict:
+            raise UsageError(
+                "--strict with --no-evidence",
+                expected="one of them: --strict judges the paths that evidence shows",
+                next_step="leave --no-evidence out",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +236,7 @@ class CollectivePlan(RankOptions):
     @property
     def rank_options(self) -> RankOptions:
         """The options alone."""
-        return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
+        return RankOptions(**values_of(RankOptions, self))
 
     @property
     def kernels_at_once(self) -> int:
@@ -208,9 +273,9 @@ class CollectivePlan(RankOptions):
 
     def refuse_gpu_options(self, why: str) -> None:
         """Raise UsageError where an option was given that only a backend on GPUs has."""
-        for option in self._nccl_options:
-            reason = backend_named(HOST).lacks[option]
-            raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")
+        for name in self._nccl_options:
+            reason = backend_named(HOST).lacks[name]
+            raise UsageError(f"{name} needs GPUs, and {why}", reason=reason, next_step=f"leave {name} out")
 
     def refuse_what_backend_lacks(self) -> None:
         """Raise UsageError where a backend that was asked for cannot follow an option, or lacks the collective."""
@@ -224,12 +289,12 @@ class CollectivePlan(RankOptions):
                 )
             # With several backends, options that only NCCL has are NCCL's.
             own = self._nccl_options if len(asked) == 1 and not self.variants.beside else ("--graph",)
-            for option in (each for each in own if each in self._nccl_options and each in kind.lacks):
+            for name in (each for each in own if each in self._nccl_options and each in kind.lacks):
                 raise UsageError(
-                    f"{option} with --backend {kind.name}",
+                    f"{name} with --backend {kind.name}",
                     expected="an option that the backend can follow",
-                    reason=kind.lacks[option],
-                    next_step=f"leave {option} out, or --backend nccl",
+                    reason=kind.lacks[name],
+                    next_step=f"leave {name} out, or --backend nccl",
                 )
 
     @property
