@@ -283,7 +283,7 @@ def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
 
 def family_of(key: RowKey) -> tuple[Any, ...]:
     """What keys have in common that differ in size and placement alone, or of pairs in the pair alone."""
-    return (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)
+    return tuple((_BUT_PAIR if key.collective is None else _BUT_SIZE)(key))
 
 
 _BUT_SIZE, _BUT_PAIR = (
