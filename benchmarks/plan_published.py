@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.errors import GpubenchError
-from gpubench.jobs.curves import CurveFinder, read_all
+from gpubench.jobs.curves import CurveFinder
 from gpubench.jobs.plan import job_of, microbatches_of
 from gpubench.jobs.planned_machine import machine_of
 from gpubench.jobs.training import TrainingPlan
-from gpubench.measure.plan.program import CollectiveTimesFound, StepJob
+from gpubench.measure.plan.program import StepJob
 from gpubench.measure.plan.report import tokens_per_second
 from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.workload import ParallelLayout, Recompute, TransformerModel
@@ -122,8 +122,7 @@ def _predicted(step: PublishedStep, measured: PublishedStep | None = None) -> St
 
 
 def _job_of(step: PublishedStep, plan: TrainingPlan) -> tuple[StepJob, list[ParallelLayout]]:
-    machine = machine_of(plan, ())
-    return job_of(plan, step.model, machine, CollectiveTimesFound(CurveFinder(machine).curve), read_all((), ()))
+    return job_of(plan, step.model, CurveFinder(machine_of(plan, ())))
 
 
 def main() -> None:

@@ -45,12 +45,12 @@ class FoundResults:
     `contention_gpus` are the models that it was measured on, `unusable` how many of its rows tell nothing.
     """
 
-    files: Sequence[ResultFile]
-    contention: Sequence[MeasuredContention]
-    contention_source: str
-    contention_gpus: Sequence[str]
-    unusable: int
-    passed_over: Sequence[str]
+    files: Sequence[ResultFile] = ()
+    contention: Sequence[MeasuredContention] = ()
+    contention_source: str = ""
+    contention_gpus: Sequence[str] = ()
+    unusable: int = 0
+    passed_over: Sequence[str] = ()
 
 
 def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
@@ -155,15 +155,15 @@ Measured = Callable[[str, int], Sequence[CollectiveRow]]
 class CurveFinder:
     """Finds curves: stored rows of that number of ranks, or scaled from another one; a measurement; the profile.
 
-    `measure_now` of None: nothing can be measured here. `notes` gathers what a reader should know; `staged` are the
-    collectives that went through host memory.
+    `measure_now` of None: nothing can be measured here. `notes` gathers what a reader should know; `staged` is
+    whether a collective went through host memory.
     """
 
     machine: PlannedMachine
-    files: Sequence[ResultFile] = ()
+    found: FoundResults = FoundResults()
     measure_now: Measured | None = None
     notes: list[str] = field(default_factory=list)
-    staged: list[str] = field(default_factory=list)
+    staged: bool = False
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         """The curve of a collective among the ranks of a group.
@@ -188,7 +188,7 @@ class CurveFinder:
             collective,
             [
                 (row, file)
-                for file in self.files
+                for file in self.found.files
                 for row in file.rows
                 if row.collective == collective and _is_usual(row) and row.nodes == group.nodes and row.ranks > 1
             ],
@@ -209,7 +209,7 @@ class CurveFinder:
 
     def _note_staged(self, collective: str, rows: Sequence[CollectiveRow]) -> None:
         if any(row.host_staged for row in rows):
-            self.staged.append(collective)
+            self.staged = True
             self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
 
     def _of_one_backend(
@@ -240,7 +240,9 @@ class CurveFinder:
         return curve_of([CurvePoint(size, pairs * each) for size, each in seconds], EXPECTED, source)
 
     def _unknown(self, collective: str, group: CommunicatorRanks, why: str) -> UsageError:
-        known = ", ".join(dict.fromkeys(f"{row.collective} of {row.ranks}" for file in self.files for row in file.rows))
+        known = ", ".join(
+            dict.fromkeys(f"{row.collective} of {row.ranks}" for file in self.found.files for row in file.rows)
+        )
         return UsageError(
             f"nothing is known of {collective} among {group}: {why}",
             expected="results of every collective that the layout uses" + (f"; there are {known}" if known else ""),

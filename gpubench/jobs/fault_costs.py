@@ -62,8 +62,7 @@ def fault_cases(
             continue
         seconds = _seconds_with(_as_rates(fault, profile), machine, profile.match.visible)
         _check_reachable(fault, machine, seconds)
-        how = f"times × what {profile.name} simulated with this fault takes over without"
-        cases.append(FaultCase(text=text, what=_words(fault), source=source, seconds=seconds, how=how))
+        cases.append(FaultCase(text=text, what=_words(fault), source=source, seconds=seconds))
     return cases
 
 

@@ -104,8 +104,8 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
     """
     with presenting(plan.presentation) as presenter:
         found = read_all(plan.results, plan.overlap)
-        model, notes = model_of(plan)
         machine = machine_of(plan, found.files, found.contention_gpus)
+        model, notes = model_of(plan)
         outcome = _outcome(plan, model, machine, found, notes, presenter.waiting)
         presenter.begin(_metadata(plan, arguments, machine, outcome, notes), ())
         presenter.end(plan_report(outcome, machine.origin))
@@ -137,43 +137,37 @@ def _outcome(
     if plan.measure and machine.is_here:
         announce("measuring computation on a GPU", _SECONDS_TO_COMPUTE)
     measures = measured_now(plan.timeout_s, announce) if machine.is_here and machine.nodes == 1 else None
-    finder = CurveFinder(machine, found.files, measures)
-    times = CollectiveTimesFound(finder.curve)
-    job, layouts = job_of(plan, model, machine, times, found)
+    finder = CurveFinder(machine, found, measures)
+    job, layouts = job_of(plan, model, finder)
     ranked = _ranked(plan, machine, job, layouts, notes)
-    staged = finder.staged or any(row.host_staged for file in found.files for row in file.rows)
-    cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not staged)
-    outcome = PlanOutcome(
-        ranked=ranked,
-        faults=fault_costs(ranked[0], cases),
-        gpu_memory_bytes=machine.memory_bytes,
-    )
-    outcome = replace(outcome, as_expected=_as_expected(machine, outcome))
+    cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not finder.staged)
+    outcome = PlanOutcome(ranked=ranked, faults=fault_costs(ranked[0], cases), gpu_memory_bytes=machine.memory_bytes)
     notes += [*_notes(machine, found, outcome), *dict.fromkeys(finder.notes)]
-    return outcome
+    return replace(outcome, as_expected=_as_expected(machine, outcome))
 
 
-def job_of(
-    plan: TrainingPlan,
-    model: TransformerModel,
-    machine: PlannedMachine,
-    times: CollectiveTimesFound,
-    found: FoundResults,
-) -> tuple[StepJob, list[ParallelLayout]]:
+def job_of(plan: TrainingPlan, model: TransformerModel, finder: CurveFinder) -> tuple[StepJob, list[ParallelLayout]]:
     """What the steps of all layouts follow from, with its computation, and the layouts that were asked for.
 
     Raises UsageError where they do not fit the model or the GPUs, or computation is not known.
     """
-    gpus = _gpus(plan, machine)
+    machine = finder.machine
+    gpus = plan.gpus or machine.gpus
+    if gpus > machine.gpus:
+        raise UsageError(
+            f"--gpus {gpus} of a machine with {machine.gpus}",
+            expected=f"at most {machine.gpus}",
+            next_step=f"--nodes {-(-gpus // machine.gpus_per_node)}",
+        )
     layouts = [parse_layout(text, gpus) for text in plan.layouts]
     for layout in layouts:
         check_layout(model, layout)
-    own = [each for each in found.contention if each.ctas is None]
+    own = [each for each in finder.found.contention if each.ctas is None]
     job = StepJob(
         model=model,
         layout=ParallelLayout(data=gpus),
         compute=_compute_times(plan, model, machine),
-        times=times,
+        times=CollectiveTimesFound(finder.curve),
         contention=ContentionTable(own, USUAL_CONTENTION),
         settings=StepSettings(
             bucket_bytes=None if plan.bucket_mb is None else round(plan.bucket_mb * _MEGABYTE),
@@ -206,16 +200,6 @@ def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
     tflops = 3 * job.model.forward_flops() / (compute.forward_seconds + compute.backward_seconds) / 1e12
     source = f"{plan.measured_text} on {measured_on} GPUs, of which {tflops:.0f} TFLOP/s a GPU follow while it computes"
     return replace(job, compute=replace(compute, source=source, origin="given"))
-
-
-def _gpus(plan: TrainingPlan, machine: PlannedMachine) -> int:
-    if plan.gpus is not None and plan.gpus > machine.gpus:
-        raise UsageError(
-            f"--gpus {plan.gpus} of a machine with {machine.gpus}",
-            expected=f"at most {machine.gpus}",
-            next_step=f"--nodes {-(-plan.gpus // machine.gpus_per_node)}",
-        )
-    return plan.gpus or machine.gpus
 
 
 def microbatches_of(plan: TrainingPlan, model: TransformerModel, layout: ParallelLayout) -> int:
@@ -263,11 +247,11 @@ def _ranked(
     if unknown is not None and not ranked:
         raise unknown
     if memory is not None and not ranked:
-        raise _does_not_fit(min(jobs, key=lambda each: each.states_bytes), machine, memory)
+        raise _does_not_fit(plan, min(jobs, key=lambda each: each.states_bytes), machine, memory)
     return sorted(ranked, key=lambda each: -tokens_per_second(each))
 
 
-def _does_not_fit(least: StepJob, machine: PlannedMachine, memory: int) -> UsageError:
+def _does_not_fit(plan: TrainingPlan, least: StepJob, machine: PlannedMachine, memory: int) -> UsageError:
     """No layout fits; `least` is the one that needs least, and a next step the first machine on which FSDP would."""
     model, gpus = least.model, least.layout.gpus
     optimizer_bytes = OPTIMIZER_BYTES if least.settings.optimizer_bytes else 0
@@ -277,7 +261,9 @@ def _does_not_fit(least: StepJob, machine: PlannedMachine, memory: int) -> Usage
         need = states_bytes(model, layout, optimizer_bytes)
         if layout.gpus >= gpus and need <= _FILLED * memory:
             next_step = f"--layout fsdp, which takes {format_memory(need)} on each of {layout.gpus} GPUs"
-            next_step = next_step if layout.gpus == gpus else f"--nodes {nodes} {next_step}"
+            if layout.gpus > gpus:
+                name = (plan.simulate or "").partition("*")[0]
+                next_step = (f"--simulate '{name}*{nodes}' " if name else f"--nodes {nodes} ") + next_step
             break
     return UsageError(
         f"{model.name} does not fit {gpus} × {machine.gpu}: '{least.layout}' takes {format_memory(least.states_bytes)} "
@@ -304,7 +290,6 @@ def _as_expected(machine: PlannedMachine, outcome: PlanOutcome) -> FaultCost | N
         text=NO_FAULT,
         what="the fabric as its profile expects it",
         source=machine.profile.name,
-        how=f"collectives as profile {machine.profile.name} expects them",
         seconds=lambda collective, group, size, _seconds: expected.seconds(collective, group, size),
     )
     try:

@@ -57,52 +57,33 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence
         UsageError: there is no such profile, or the results are of several machines, or of another one.
         CouldNotMeasureError: there is no GPU, no result and no profile to plan for.
     """
-    machine = _of_sources(plan, files)
-    if machine.gpu != _UNKNOWN:
-        _check_same(machine, [name for name in beside if name != machine.gpu], plan, "the machine planned for")
-    return machine
-
-
-def _of_sources(plan: TrainingPlan, files: Sequence[ResultFile]) -> PlannedMachine:
-    models = _models_of(files)
-    if plan.simulate is not None:
-        machine = _of_profile(plan.simulate, plan.nodes)
-        _check_same(machine, models, plan, f"--simulate {plan.simulate}")
-        return machine
-    here = _gpus_here(plan)
-    if here is not None:
-        _check_same(here, models, plan, "this machine")
-        return here
-    if files:
-        return _of_results(plan, files, models)
-    if plan.profile is not None:
-        return _of_profile(plan.profile, plan.nodes)
-    raise CouldNotMeasureError(
-        "there is no GPU here to plan for",
-        expected="a GPU, stored results (--results), or a machine by its profile (--simulate)",
-        next_step="--simulate hgx-h200-8, or another of gpubench profiles list",
-    )
-
-
-def _models_of(files: Sequence[ResultFile]) -> list[str]:
-    models = dict.fromkeys(name for file in files for name in file.circumstances.gpus)
+    models = list(dict.fromkeys(name for file in files for name in file.circumstances.gpus))
     if len(models) > 1:
         raise UsageError(
             f"results of several machines: {', '.join(models)}",
             expected="results of one kind of GPU",
             next_step="name the files of one machine: --results a.json --results b.json",
         )
-    return list(models)
-
-
-def _check_same(machine: PlannedMachine, models: Sequence[str], plan: TrainingPlan, where: str) -> None:
-    if models and machine.gpu not in models and not plan.other_machine:
+    machine = _of_profile(plan.simulate, plan.nodes) if plan.simulate is not None else _gpus_here(plan)
+    if machine is None and files:
+        machine = _of_results(plan, files, models)
+    if machine is None and plan.profile is not None:
+        machine = _of_profile(plan.profile, plan.nodes)
+    if machine is None:
+        raise CouldNotMeasureError(
+            "there is no GPU here to plan for",
+            expected="a GPU, stored results (--results), or a machine by its profile (--simulate)",
+            next_step="--simulate hgx-h200-8, or another of gpubench profiles list",
+        )
+    others = [name for name in (*models, *beside) if name != machine.gpu]
+    if others and machine.gpu != _UNKNOWN and not plan.other_machine:
         raise UsageError(
-            f"results of another machine: they are of {models[0]}, and {where} has {machine.gpu}",
+            f"results of another machine: they are of {others[0]}, and the machine planned for has {machine.gpu}",
             expected="curves that were measured on the machine that is planned for",
             reason="the folder holds results that were copied from elsewhere",
             next_step="measure here (without --results), or --other-machine",
         )
+    return machine
 
 
 def _of_profile(name: str, nodes: int | None) -> PlannedMachine:

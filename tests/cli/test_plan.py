@@ -131,7 +131,9 @@ def test_a_model_that_does_not_fit_is_told_what_would() -> None:
     result = gpubench("plan", "--parameters", "70B", "--simulate", "hgx-h200-4")
     assert result.returncode == 2
     assert "70B does not fit 4 × NVIDIA H200: 'fsdp' takes 263.9 GiB of 140.4 GiB a GPU" in result.stderr
-    assert re.search(r"try: +--nodes 4 --layout fsdp, which takes \d+\.\d GiB on each of 16 GPUs", result.stderr)
+    assert re.search(
+        r"try: +--simulate 'hgx-h200-4\*4' --layout fsdp, which takes \d+\.\d GiB on each of 16 GPUs", result.stderr
+    )
     ddp = ("plan", "--parameters", "13B", "--simulate", "hgx-h200-8", "--layout", "ddp")
     refused = gpubench(*ddp)
     assert refused.returncode == 2

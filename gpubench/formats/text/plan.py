@@ -1,4 +1,4 @@
-"""A plan for people: what it follows from, layouts ranked, what is exposed, settings, faults, the last sentence."""
+"""A plan for people: what it follows from, layouts, what is exposed, faults, the last sentence."""
 
 from collections.abc import Sequence
 
@@ -94,8 +94,8 @@ class PlanView(ReportView):
             Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
             Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
             Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], 1, right=True),
-            Column("slowed ms", [_milliseconds(row.slowed_ms) for row in rows], 4, right=True),
-            Column("alone ms", [_milliseconds(row.communication_ms) for row in rows], 2, right=True),
+            Column("slowed ms", [f"{row.slowed_ms:.1f}" for row in rows], 4, right=True),
+            Column("alone ms", [f"{row.communication_ms:.1f}" for row in rows], 2, right=True),
             Column("from", [row.source for row in rows], 5),
         ]
         self._page.table(fitted_lines(columns, self._page.width))
@@ -117,7 +117,3 @@ def _span(least: float, most: float) -> str:
 def _tokens(row: LayoutRow) -> str:
     low, high = (f"{row.tokens_per_second * row.step_ms / each:,.0f}" for each in (row.step_most_ms, row.step_least_ms))
     return low if low == high else f"{low} to {high}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"

@@ -21,12 +21,11 @@ def tokens_per_second(prediction: StepPrediction) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCase:
-    """Another fabric: as --fault writes it, in words, who asked for it, what it makes of a time, and how."""
+    """Another fabric: as --fault writes it, in words, who asked for it, and what it makes of a time."""
 
     text: str
     what: str
     source: str
-    how: str
     seconds: FaultSeconds
 
 
@@ -147,7 +146,6 @@ def _fault_row(case: FaultCase, shown: StepPrediction, healthy: StepPrediction) 
         step_ms=shown.seconds * _MILLISECONDS,
         slower_percent=_slower(shown, healthy),
         exposed_ms=shown.exposed * _MILLISECONDS,
-        how=case.how,
         communication_ms=shown.communication_seconds * _MILLISECONDS,
         slowed_ms=shown.times.slowed * _MILLISECONDS,
         note=None if case.text == NO_FAULT else _why_no_slower(shown, healthy),

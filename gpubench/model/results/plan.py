@@ -56,7 +56,6 @@ class FaultCostRow(Record, section="fault_costs"):
     step_ms: float  #: predicted
     slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
     exposed_ms: float  #: waiting for communication
-    how: str  #: how the times were slowed
-    communication_ms: float | None = None  #: what the step's collectives take then, nothing beside them
-    slowed_ms: float | None = None  #: added to computation by communication beside it
+    communication_ms: float  #: what the step's collectives take then, nothing beside them
+    slowed_ms: float  #: added to computation by communication beside it
     note: str | None = None  #: why the step is not slower, where it is not
