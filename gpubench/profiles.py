@@ -8,10 +8,10 @@ import re
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -243,6 +243,14 @@ def all_profiles() -> tuple[Profile, ...]:
     return tuple(load(name) for name in names())
 
 
+def _with_words(words: Iterable[str]) -> Iterator[Profile]:
+    """Our profiles in whose files these words stand: to parse all files is a third of the time of `topo`."""
+    for name in names():
+        text = (folder() / f"{name}.toml").read_text(encoding="utf-8")
+        if all(word in text for word in words):
+            yield load(name)
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileMatch:
     """The profile for a machine, and what part of the board the machine is; `note` is empty where it is a whole one."""
@@ -267,7 +275,9 @@ def match_any(
         return found
     generic = Generic.NVLINK if joined else Generic.PCIE
     note = "" if found is None else f"without the NVLink bridges of {found.profile.name}"
-    return next((ProfileMatch(each, note) for each in all_profiles() if each.match.generic is generic), None)
+    return next(
+        (ProfileMatch(each, note) for each in _with_words(["generic", generic]) if each.match.generic is generic), None
+    )
 
 
 def _has_bridges(found: ProfileMatch) -> bool:
@@ -290,7 +300,7 @@ def match(
     models = set(gpu_names)
     fitting = [
         each
-        for each in (all_profiles() if among is None else among)
+        for each in (_with_words(models) if among is None and models else among or ())
         if each.match.generic is None
         and each.domain is None
         and models <= set(each.match.gpus)
@@ -315,7 +325,8 @@ def _part_of_board(profile: Profile, count: int) -> str:
 def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
     """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
     models = set(gpu_names)
-    found = (each for each in (*among, *all_profiles()) if each.domain is not None and models <= set(each.match.gpus))
+    ours = _with_words([*models, "domain"])
+    found = (each for each in chain(among, ours) if each.domain is not None and models <= set(each.match.gpus))
     return next(found, None) if models else None
 
 

@@ -126,6 +126,17 @@ def test_other_machines_find_none(names: list[str], count: int) -> None:
     assert profiles.match(names, count) is None
 
 
+def test_files_that_are_not_parsed_have_nothing_to_say() -> None:
+    for models in {each.match.gpus[:1] for each in SHIPPED} | {("NVIDIA X900",)}:
+        for count in (1, 2, 3, 8):
+            assert profiles.match(models, count) == profiles.match(models, count, among=SHIPPED)
+        assert profiles.domain_of(models) == profiles.domain_of(models, among=[e for e in SHIPPED if e.domain])
+    for joined in (False, True):
+        found = profiles.match_any(["NVIDIA X900"], 2, switched=None, joined=joined)
+        assert found is not None
+        assert found.profile.match.generic is (Generic.NVLINK if joined else Generic.PCIE)
+
+
 def test_profiles_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None:
     package = tmp_path / "site" / "gpubench"
     package.mkdir(parents=True)
