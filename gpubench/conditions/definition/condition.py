@@ -382,18 +382,19 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Complained:
-    """Finds complaints that match `form` and calls that returned one of `codes`, as one sighting.
+    """Finds complaints that match the pattern `form` and calls that returned one of `codes`, as one sighting.
 
     With `of_programs` only complaints that NCCL did not write count. Those that match `telling` are shown rather than
-    what comes before them. `refined` adds to the sighting what else the log has.
+    what comes before them. `refined` adds to the sighting what else the log has. Patterns are compiled when they are
+    first used: every start imports all conditions, and few starts read a log.
     """
 
-    form: re.Pattern[str]
+    form: str
     codes: frozenset[int] = frozenset()
     severity: Verdict | None = None
     of_programs: bool = False
     refined: Callable[[Sighting, LogFacts], Sighting] | None = None
-    telling: re.Pattern[str] | None = None
+    telling: str = ""
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
         """The sighting in a job's log, if there is one."""
@@ -405,8 +406,8 @@ class Complained:
         who = joined(name for names in writers for name in names) or "a program that uses NCCL"
         if found:
             count = sum(each.count for each in found)
-            telling = self.telling
-            shown = next((each for each in found if telling and telling.search(each.text)), found[0])
+            telling = (each for each in found if self.telling and re.search(self.telling, each.text, re.IGNORECASE))
+            shown = next(telling, found[0])
             seen = shown.text[:_LONGEST_SEEN] + (f" ({count} lines like this)" if count > 1 else "")
         else:
             call = calls[0]
@@ -433,12 +434,14 @@ class Complained:
 
     def _is_one(self, complaint: Complaint) -> bool:
         is_of_nccl = bool(complaint.processes)
-        return not (self.of_programs and is_of_nccl) and self.form.search(complaint.text) is not None
+        if self.of_programs and is_of_nccl:
+            return False
+        return re.search(self.form, complaint.text, re.ASCII | re.IGNORECASE) is not None
 
 
 def complained(pattern: str, codes: Iterable[int] = ()) -> Complained:
     """Find complaints by a pattern (case is ignored) or by error codes."""
-    return Complained(re.compile(pattern, re.ASCII | re.IGNORECASE), frozenset(codes))
+    return Complained(pattern, frozenset(codes))
 
 
 def doubted(pattern: str) -> Complained:
@@ -479,7 +482,7 @@ def complaint(
             complained(pattern, codes),
             of_programs=of_programs,
             refined=refined,
-            telling=re.compile(telling, re.IGNORECASE) if telling else None,
+            telling=telling,
             severity=severity,
         ),
         general=general,
