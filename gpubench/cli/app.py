@@ -172,7 +172,7 @@ def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
 
 
 def _exit_style() -> "ExitStyle | None":
-    if not any("exit-style" in word for word in sys.argv):
+    if not any("exit-style" in argument for argument in sys.argv):
         return None
     from gpubench.formats.presentation import exit_style_in
 

@@ -151,8 +151,8 @@ def _names_value(seen: str, value: Value) -> bool:
     return any(repr(each) in seen or (len(each) >= _SHORTEST_VALUE_TO_FIND and _has_word(seen, each)) for each in texts)
 
 
-def _has_word(text: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+def _has_word(text: str, value: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 MOST_BYTES = 2**20
@@ -232,9 +232,9 @@ def options_of_all_commands() -> list[str]:
     return sorted({key for each in commands for key in _options_of(each.params)})
 
 
-def _check(word: str, known: Iterable[str], seen: str, expected: str) -> None:
-    if word not in (words := list(known)):
-        nearest = difflib.get_close_matches(word, words, n=1)
+def _check(key: str, known: Iterable[str], seen: str, expected: str) -> None:
+    if key not in (words := list(known)):
+        nearest = difflib.get_close_matches(key, words, n=1)
         raise UsageError(seen, expected=expected, next_step=nearest[0] if nearest else "gpubench COMMAND --help")
 
 
@@ -253,8 +253,8 @@ _SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
 def words_for(option: str, incomplete: str) -> list[str]:
     """The values of an option, `dtype`, that continue a text; of several with commas, of the last one."""
     before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
-    given = before.split(",")
-    words = (each for each in _words(option) if each.startswith(last) and each not in given)
+    already = before.split(",")
+    words = (each for each in _words(option) if each.startswith(last) and each not in already)
     return [f"{before}{comma}{word}" for word in words]
 
 

@@ -139,14 +139,14 @@ class PresentationOptions:
 
     def _format(self) -> Format:
         """The format of stdout. The command line comes before a default of the other option."""
-        given = self.format_name is not None and "--format" not in self.by_default
-        if not self.json or (given and "--json" in self.by_default):
+        is_named = self.format_name is not None and "--format" not in self.by_default
+        if not self.json or (is_named and "--json" in self.by_default):
             name = self.format_name or TABLE.name
             by_name = {each.name: each for each in FORMATS}
             if name not in by_name:
                 raise unknown_choice("--format", name, list(by_name))
             return by_name[name]
-        if given and self.format_name != JSON.name:
+        if is_named and self.format_name != JSON.name:
             raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
         return JSON
 
@@ -391,16 +391,16 @@ class NcclTestsOptions:
     def sizes(self, own: str | None, by_default: Container[str]) -> str | None:
         """The sizes in the form of --sizes; `own` is its value. UsageError for both forms, or an incomplete one."""
         words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
-        given = [name for name, value in words.items() if value is not None]
-        if not given:
+        typed = [name for name, value in words.items() if value is not None]
+        if not typed:
             return own
         if own is not None and "--sizes" not in by_default:
-            raise exclusive((" ".join(given), "--sizes"), "sizes in one way: -b 8 -e 4G -f 2, or --sizes 8:4G:2")
+            raise exclusive((" ".join(typed), "--sizes"), "sizes in one way: -b 8 -e 4G -f 2, or --sizes 8:4G:2")
         if self.factor is not None and self.step is not None:
             raise exclusive(("-f", "-i"), "a factor between sizes (-f), or a step (-i)")
         if self.smallest is None or self.largest is None:
             raise UsageError(
-                f"{' and '.join(given)} without {'-e' if self.largest is None else '-b'}",
+                f"{' and '.join(typed)} without {'-e' if self.largest is None else '-b'}",
                 expected="the smallest size (-b) and the largest (-e)",
                 reason="nccl-tests would take 32M for the missing one",
                 next_step=f"-b {self.smallest or 8} -e {self.largest or '4G'} -f {self.factor or 2}",

@@ -88,8 +88,8 @@ class HelpfulCommand(TyperCommand):
                 formatter.write_text(self.page.about.strip())
         if self.page.examples:
             with formatter.section("Examples"):
-                for told, command in self.page.examples[: None if is_whole else _EXAMPLES_OF_SHORT_HELP]:
-                    formatter.write_text(f"{told}:")
+                for purpose, command in self.page.examples[: None if is_whole else _EXAMPLES_OF_SHORT_HELP]:
+                    formatter.write_text(f"{purpose}:")
                     formatter.write("".join(f"    {line}\n" for line in _lines_to_paste(command, formatter.width - 4)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -113,7 +113,7 @@ class HelpfulCommand(TyperCommand):
         for name, records in groups.items():
             if records:
                 with formatter.section(name):
-                    formatter.write_dl([(names.ljust(width), told) for names, told in records], col_max=width)
+                    formatter.write_dl([(names.ljust(width), help_text) for names, help_text in records], col_max=width)
         if ctx.meta.get(HELP_ALL) and any(_FAULT in each.opts for each in visible):
             from gpubench.model.profiles.fault import keys_of_parts
 
@@ -157,17 +157,17 @@ def _names_of(parameter: Any) -> str:
 
 
 def _told_of(parameter: Any) -> str:
-    told = str(parameter.help or "")
+    help_text = str(parameter.help or "")
     default = parameter.default
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
-        return told
+        return help_text
     if parameter.is_flag:
-        return _with_default(told, parameter.opts[-1]) if default is True else told
-    return _with_default(told, f"{default:g}" if isinstance(default, float) else str(default))
+        return _with_default(help_text, parameter.opts[-1]) if default is True else help_text
+    return _with_default(help_text, f"{default:g}" if isinstance(default, float) else str(default))
 
 
-def _with_default(told: str, default: str) -> str:
-    return f"{told.removesuffix('.')} (default: {default})."
+def _with_default(help_text: str, default: str) -> str:
+    return f"{help_text.removesuffix('.')} (default: {default})."
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
@@ -242,18 +242,18 @@ def switched_off(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-def _process(parameter: Any, by_typer: Any, context: Any, given: Any) -> Any:
+def _process(parameter: Any, by_typer: Any, context: Any, typed: Any) -> Any:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    is_bare = parameter.callback is None and not (parameter.required and not given)
+    is_bare = parameter.callback is None and not (parameter.required and not typed)
     bounds = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    value = plain_value(kind, given, *bounds) if is_bare else TYPERS_OWN
+    value = plain_value(kind, typed, *bounds) if is_bare else TYPERS_OWN
     if value is not TYPERS_OWN:
         return value
     try:
-        return by_typer(context, given)
+        return by_typer(context, typed)
     except typer.BadParameter as error:
         if kind in (int, float):
-            setattr(error, _NO_NUMBER, _no_number(parameter, kind, given, *bounds))
+            setattr(error, _NO_NUMBER, _no_number(parameter, kind, typed, *bounds))
         raise
 
 
@@ -266,8 +266,8 @@ def usage_error(error: typer.TyperException, command: str) -> UsageError:
     return own or UsageError(error.format_message(), next_step=f"{command} --help")
 
 
-def _no_number(parameter: Any, kind: type, given: object, least: float | None, most: float | None) -> UsageError:
-    names, text = "/".join(parameter.opts), str(given).strip()
+def _no_number(parameter: Any, kind: type, typed: object, least: float | None, most: float | None) -> UsageError:
+    names, text = "/".join(parameter.opts), str(typed).strip()
     expected = "a whole number" if kind is int else "a number"
     if least is not None and most is not None:
         expected = f"{expected} from {least:g} to {most:g}"
@@ -286,27 +286,27 @@ def _no_number(parameter: Any, kind: type, given: object, least: float | None, m
     )
 
 
-def plain_value(kind: Any, given: Any, least: float | None = None, most: float | None = None) -> Any:
-    """The value that typer would make of `given`, a text, several of them, or a default; else TYPERS_OWN.
+def plain_value(kind: Any, typed: Any, least: float | None = None, most: float | None = None) -> Any:
+    """The value that typer would make of `typed`, a text, several of them, or a default; else TYPERS_OWN.
 
     `kind` is the option's type. Numbers are plain in digits alone, within `least` and `most`.
     """
-    if given is None:
+    if typed is None:
         return () if kind == list[str] else None
-    if kind == list[str] and isinstance(given, Sequence) and not isinstance(given, str):
-        return list(given) if all(isinstance(each, str) for each in given) else TYPERS_OWN
-    if kind in (str, bool) and isinstance(given, kind):
-        return given
+    if kind == list[str] and isinstance(typed, Sequence) and not isinstance(typed, str):
+        return list(typed) if all(isinstance(each, str) for each in typed) else TYPERS_OWN
+    if kind in (str, bool) and isinstance(typed, kind):
+        return typed
     if kind in (int, float):
-        return _number(kind, given, least, most)
+        return _number(kind, typed, least, most)
     return TYPERS_OWN
 
 
-def _number(kind: type[int | float], given: Any, least: float | None, most: float | None) -> Any:
+def _number(kind: type[int | float], typed: Any, least: float | None, most: float | None) -> Any:
     form = _INTEGER if kind is int else _NUMBER
-    if isinstance(given, bool) or not (isinstance(given, kind) or (isinstance(given, str) and form.fullmatch(given))):
+    if isinstance(typed, bool) or not (isinstance(typed, kind) or (isinstance(typed, str) and form.fullmatch(typed))):
         return TYPERS_OWN
-    value = kind(given)
+    value = kind(typed)
     is_inside = (least is None or value >= least) and (most is None or value <= most)
     return value if is_inside else TYPERS_OWN
 

@@ -350,7 +350,7 @@ def _any_refusal(run: Circumstances) -> Found:
         access = run.wiring.peer_access(pair)
         if not access.contradicts:
             found.setdefault((run.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
-    seen = {each: [it for it in each.look(run) if isinstance(it, Sighting)] for each in _OF_REFUSALS if found}
+    seen = {rule: [each for each in rule.look(run) if isinstance(each, Sighting)] for rule in _OF_REFUSALS if found}
     touched = {each: _touched(sightings) for each, sightings in seen.items()}
     for (node, refusal, reason), pairs in found.items():
         why = next(

@@ -188,7 +188,7 @@ def _comparison_block(section: Table) -> Listing:
     lines = [
         (
             row.name,
-            *map(word, (row.base_time_us, row.new_time_us, row.base_gb_s, row.new_gb_s)),
+            *map(spelled, (row.base_time_us, row.new_time_us, row.base_gb_s, row.new_gb_s)),
             "" if row.slower_percent is None else format_percent(100 - bandwidth_lost(row.slower_percent)),
             "" if row.noise_percent is None else format_percent(bandwidth_lost(row.noise_percent)),
             row.verdict,
@@ -202,7 +202,7 @@ def _comparison_block(section: Table) -> Listing:
 
 def _value_words(column: str, value: Any) -> str:
     if not column.endswith((_BYTES, "bytes")) or not isinstance(value, int):
-        return word(value)
+        return spelled(value)
     return format_size(value) if column == "size_bytes" else format_memory(value)
 
 
@@ -246,15 +246,15 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
 
 def _cell_words(value: object) -> str:
     if isinstance(value, Mapping):
-        return " / ".join(word(each) or "?" for key, each in value.items() if key != "reason")
-    return word(value)
+        return " / ".join(spelled(each) or "?" for key, each in value.items() if key != "reason")
+    return spelled(value)
 
 
 def _share(value: object, best: float) -> float | None:
     return value / best if isinstance(value, float) and best else None
 
 
-def word(value: Any) -> str:
+def spelled(value: Any) -> str:
     """A value as a person reads it: four digits, nothing for what is unknown."""
     if value is None:
         return ""
@@ -263,9 +263,9 @@ def word(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
     if isinstance(value, (list, tuple)):
-        return some_of([word(each) for each in value], 8)
+        return some_of([spelled(each) for each in value], 8)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {word(each)}" for key, each in value.items())
+        return ", ".join(f"{key}: {spelled(each)}" for key, each in value.items())
     return str(value)
 
 
@@ -316,7 +316,7 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Cha
             best = min(row.step_us for row in of_size)
             lines[format_size(size)] = {
                 cap_name(row.ctas): GridCell(
-                    word(row.step_us), best / row.step_us, verdict_of(row.verdict), is_relative=True
+                    spelled(row.step_us), best / row.step_us, verdict_of(row.verdict), is_relative=True
                 )
                 for row in of_size
             }
@@ -344,12 +344,21 @@ def _overlap(rows: Sequence[OverlapRow]) -> Listing:
     )
     lines = [
         (
-            *(row.partner, format_size(row.size_bytes), cap_name(row.ctas), word(row.channels)),
-            *(word(row.communication_alone_us), word(row.communication_together_us), word(row.communication_slowdown)),
-            *(word(row.waiting_slowdown), word(row.sharing_slowdown), word(row.partner_count)),
-            *(word(row.partner_alone_us), word(row.partner_together_us), word(row.compute_slowdown), word(row.step_us)),
+            *(row.partner, format_size(row.size_bytes), cap_name(row.ctas), spelled(row.channels)),
+            *(
+                spelled(row.communication_alone_us),
+                spelled(row.communication_together_us),
+                spelled(row.communication_slowdown),
+            ),
+            *(spelled(row.waiting_slowdown), spelled(row.sharing_slowdown), spelled(row.partner_count)),
+            *(
+                spelled(row.partner_alone_us),
+                spelled(row.partner_together_us),
+                spelled(row.compute_slowdown),
+                spelled(row.step_us),
+            ),
             "" if row.hidden_share is None else format_percent(100 * row.hidden_share),
-            *(word(row.sm_clock_mhz), word(row.power_w), row.note or ""),
+            *(spelled(row.sm_clock_mhz), spelled(row.power_w), row.note or ""),
             row.verdict or Verdict.SKIP.value,
         )
         for row in rows
@@ -448,9 +457,9 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
     lines = [
         (
             *(format_size(row.size_bytes), " ".join(filter(None, (row.dtype, row.op)))),
-            *(row.placement.replace("_", " "), word(row.time_us), word(row.algbw_gb_s), word(row.busbw_gb_s)),
-            *(format_percent(row.expected_percent), word(row.expected_gb_s), format_percent(row.limit_percent)),
-            *(row.transport or "", word(row.wrong), row.verdict or Verdict.SKIP.value),
+            *(row.placement.replace("_", " "), spelled(row.time_us), spelled(row.algbw_gb_s), spelled(row.busbw_gb_s)),
+            *(format_percent(row.expected_percent), spelled(row.expected_gb_s), format_percent(row.limit_percent)),
+            *(row.transport or "", spelled(row.wrong), row.verdict or Verdict.SKIP.value),
         )
         for row in rows
     ]
@@ -478,7 +487,7 @@ def _copy_blocks(rows: Sequence[PairRow]) -> Iterator[Block]:
         lines = [
             (
                 *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
-                *(word(row.bandwidth_gb_s), word(row.latency_us), format_percent(row.expected_percent)),
+                *(spelled(row.bandwidth_gb_s), spelled(row.latency_us), format_percent(row.expected_percent)),
                 *(
                     format_percent(row.limit_percent),
                     row.path_class or "",
@@ -504,7 +513,7 @@ def _grid_of(rows: Sequence[PairRow]) -> Grid:
         for row in members:
             value = values[row.source, row.destination]
             share = None if not value or not best else best / value if is_latency else value / best
-            cell = GridCell(word(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict), not expected)
+            cell = GridCell(spelled(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict), not expected)
             lines.setdefault(row.source, {})[row.destination] = cell
     ordered = list(rows)
     if len(lines) > MOST_COLUMNS:  # what does not pass has its place on the page

@@ -132,9 +132,9 @@ def _curves_figure(chart: Chart) -> Iterator[str]:
         if points:
             yield _path(points, scale, kind)
             for size, value in points:
-                told = html_text(f"{kind}: {format_size(size)}, {value:.4g} {chart.unit}")
+                title = html_text(f"{kind}: {format_size(size)}, {value:.4g} {chart.unit}")
                 yield f'<circle class="hit" cx="{scale.x(size):.1f}" cy="{scale.y(value):.1f}" r="{_HIT}">'
-                yield f"<title>{told}</title></circle>"
+                yield f"<title>{title}</title></circle>"
     for number, line in enumerate(chart.lines):
         kind = f"k{number % _KINDS}"
         yield _path(line.points, scale, f"curve {kind}")
@@ -286,8 +286,8 @@ def trend_figure(trend: Trend) -> Iterator[str]:
     at = [(x, _y(point.gb_s, low, high)) for x, point in zip(_xs(trend.points), trend.points, strict=True)]
     yield f'<polyline class="curve k0" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>'
     for (x, y), point in zip(at, trend.points, strict=True):
-        told = f"{point.started_at}: {point.gb_s:.4g} GB/s, {point.verdict}"
-        yield _mark(point.verdict, x, y, told)
+        title = f"{point.started_at}: {point.gb_s:.4g} GB/s, {point.verdict}"
+        yield _mark(point.verdict, x, y, title)
     yield '</svg><ul class="legend">'
     seen = {point.verdict for point in trend.points}
     for verdict in reversed(WORST_FIRST):
@@ -464,8 +464,8 @@ def _advice(words: str) -> str:
     """The command that an advice begins with, and those in its sentences, as code; a click selects one."""
     command = first_command(words)
     pieces = words[len(command) :].split("`")
-    told = [f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in enumerate(pieces)]
-    return (f"<code>{html_text(command)}</code>" if command else "") + "".join(told)
+    parts = [f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in enumerate(pieces)]
+    return (f"<code>{html_text(command)}</code>" if command else "") + "".join(parts)
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -137,14 +137,16 @@ def matrix_lines(
 ) -> Iterator[str]:
     """A matrix with its title in the corner, in as many blocks of columns as the width asks for."""
     lead = max(map(len, (title, *rows)))
-    cell = max(len(word) for word in (*columns, *(cells[row].get(column, "X") for row in rows for column in columns)))
+    cell = max(
+        len(cell_text) for cell_text in (*columns, *(cells[row].get(column, "X") for row in rows for column in columns))
+    )
     per_block = max(1, (width - lead) // (cell + _GAP_OF_MATRICES))
     for start in range(0, len(columns), per_block):
         block = columns[start : start + per_block]
         yield title.ljust(lead) + "".join(column.rjust(cell + _GAP_OF_MATRICES) for column in block)
         for row in rows:
             words = (cells[row].get(column, "X") for column in block)
-            yield row.ljust(lead) + "".join(word.rjust(cell + _GAP_OF_MATRICES) for word in words)
+            yield row.ljust(lead) + "".join(cell_text.rjust(cell + _GAP_OF_MATRICES) for cell_text in words)
 
 
 _HEIGHT = 15
@@ -459,13 +461,13 @@ def _method(metadata: Metadata) -> str:
 
 
 def _loop(options: Mapping[str, Any]) -> str:
-    alone = options.get("mode") == Mode.LATENCY
+    is_latency = options.get("mode") == Mode.LATENCY
     if "budget_s" in options:
-        what = "operations, each alone," if alone else "iterations"
+        what = "operations, each alone," if is_latency else "iterations"
         return f"{what} until the mean is within {INTERVAL:.0%} (95 %) or for {options['budget_s']:g} s a row"
     if options["iters"] is None:
         return "how many iterations is not said"
-    if alone:
+    if is_latency:
         return f"{options['iters']} operations, each alone,"
     return f"{options['iters']} iterations{_why_counted(options)}"
 

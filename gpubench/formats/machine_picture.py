@@ -68,7 +68,7 @@ class MachinePart:
     link: str = ""
     reach: Reach = Reach()
     verdict: Verdict | None = None
-    told: str = ""
+    title: str = ""
 
     @property
     def is_gpu(self) -> bool:
@@ -84,7 +84,7 @@ class Wire:
     path: str
     reach: Reach
     verdict: Verdict | None = None
-    told: str = ""
+    title: str = ""
 
     @property
     def is_nvlink(self) -> bool:
@@ -129,7 +129,7 @@ def _machine(
     odd = _named_in_findings(findings, node, {row.element for row in tree}, several=several)
     host_reach = _with_host(own, names)
     parts = [
-        replace(part, reach=host_reach.get(part.name, Reach()), verdict=found[0], told=found[1])
+        replace(part, reach=host_reach.get(part.name, Reach()), verdict=found[0], title=found[1])
         for part in _parts(tree)
         for found in [odd.get((part.name, ""), (None, ""))]
     ]
@@ -205,15 +205,15 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
         path = members[0].path_class or "?"
         if slowest is not None:
             reach = _reach(slowest)
-            told = f"{slowest.source}{_ARROW}{slowest.destination}, {format_size(largest)}: {reach.words}"
+            title = f"{slowest.source}{_ARROW}{slowest.destination}, {format_size(largest)}: {reach.words}"
             verdict = _worse(*(Verdict(row.verdict) for row in measured if row.verdict))
         else:
             limit = members[0].limit_gb_s
             reach = Reach(limit, best if path.startswith("NV") else None, "possible")
-            told, verdict = f"{_ARROW.join(ends)}: {reach.words}", None
+            title, verdict = f"{_ARROW.join(ends)}: {reach.words}", None
         found = odd.get(ends)
         verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))
-        yield Wire(ends, path, reach, verdict, f"{path}; {told}")
+        yield Wire(ends, path, reach, verdict, f"{path}; {title}")
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
@@ -231,7 +231,7 @@ def _named_in_findings(
             words = re.split(r"[\s,]+", subject.replace(_ARROW, " "))
             if finding.severity in _GOOD or (several and node not in words and node not in finding.subject.split()):
                 continue
-            named = [word for word in words if word in devices]
+            named = [device for device in words if device in devices]
             key = tuple(sorted(named[:2], key=_number)) if _ARROW in subject and len(named) > 1 else (*named[:1], "")
             if len(key) == 2 and key[0]:
                 one: Pair = (key[0], key[1])
@@ -339,9 +339,9 @@ def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
             continue
         up = spots[part.above]
         bend = up.right + _SWITCH_GAP / 2
-        told = "; ".join(filter(None, (f"PCIe {part.link}" if part.link else "", _host_words(part))))
+        title = "; ".join(filter(None, (f"PCIe {part.link}" if part.link else "", _host_words(part))))
         path = f"M{up.right:.0f} {up.y:.1f}H{bend:.0f}V{spot.y:.1f}H{spot.left:.0f}"
-        yield f'<path class="w {_class(part.reach)}" d="{path}"><title>{html_text(told)}</title></path>'
+        yield f'<path class="w {_class(part.reach)}" d="{path}"><title>{html_text(title)}</title></path>'
 
 
 def _host_words(part: MachinePart) -> str:
@@ -353,9 +353,9 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     top, bottom = gpus[0][1].y - _BOX / 2, gpus[-1][1].y + _BOX / 2
     for part, spot in gpus:
         reach = machine.of_gpu(part.name)
-        told = f"{part.name} with the others, in the middle: {reach.words}"
+        title = f"{part.name} with the others, in the middle: {reach.words}"
         yield f'<path class="w {_class(reach)}" d="M{spot.right:.0f} {spot.y:.1f}H{_FABRIC}">'
-        yield f"<title>{html_text(told)}</title></path>"
+        yield f"<title>{html_text(title)}</title></path>"
         if reach.gb_s is not None:
             yield f'<text class="f" x="{_FABRIC - 5}" y="{spot.y - 4:.1f}" text-anchor="end">{reach.gb_s:.3g}</text>'
     middle = (top + bottom) / 2
@@ -394,7 +394,7 @@ def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: b
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
     )
     kind = f"w {_class(wire.reach)}" + (" odd" if odd else "")
-    yield f'<path class="{kind}" d="{path}"><title>{html_text(wire.told)}</title></path>'
+    yield f'<path class="{kind}" d="{path}"><title>{html_text(wire.title)}</title></path>'
     if odd and lines and wire.verdict is not None:
         x, y = one.right + 0.75 * (away - one.right), (one.y + other.y) / 2
         if any(abs(y - line) < _ROW / 2 for line in lines):
@@ -407,10 +407,10 @@ def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: b
 def _part(part: MachinePart, spot: _Spot) -> Iterator[str]:
     kind = "gpu" if part.is_gpu else "nic" if part.is_device else "box"
     mark = f" {part.verdict} odd" if part.verdict else ""
-    told = "; ".join(filter(None, (part.name, part.what, _host_words(part), part.told)))
+    title = "; ".join(filter(None, (part.name, part.what, _host_words(part), part.title)))
     sign = f" {_SIGNS[part.verdict]}" if part.verdict else ""
     name = _short(part, spot)
-    yield f"<g><title>{html_text(told)}</title>"
+    yield f"<g><title>{html_text(title)}</title>"
     yield f'<rect class="{kind}{mark}" x="{spot.left:.0f}" y="{spot.y - _BOX / 2:.1f}" '
     yield f'width="{spot.right - spot.left:.0f}" height="{_BOX}" rx="5"/>'
     x = spot.left + 7

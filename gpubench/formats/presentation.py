@@ -97,8 +97,10 @@ def _cut(text: str, most_bytes: int) -> str:
 def exit_style_in(arguments: Sequence[str]) -> ExitStyle | None:
     """The style that a command line asks for, also one that cannot be read otherwise."""
     words = [*arguments, ""]
-    for word, following in pairwise(words):
-        value = following if word == OPTION else word.partition("=")[2] if word.startswith(f"{OPTION}=") else ""
+    for argument, following in pairwise(words):
+        value = (
+            following if argument == OPTION else argument.partition("=")[2] if argument.startswith(f"{OPTION}=") else ""
+        )
         if value in tuple(ExitStyle):
             return ExitStyle(value)
     return None

@@ -88,8 +88,8 @@ class ProgressLines:
             return
         self._next = now + SECONDS_BETWEEN_LINES
         elapsed = now - self._began
-        told = f"{done} of {total}, {duration(elapsed)}{time_left(done, total, elapsed)}"
-        self._say(f"gpubench: {told}: {printable_line(label)}")
+        progress = f"{done} of {total}, {duration(elapsed)}{time_left(done, total, elapsed)}"
+        self._say(f"gpubench: {progress}: {printable_line(label)}")
 
     def waiting(self, label: str, seconds: float) -> None:
         """Say it where it takes long enough for somebody to wonder."""

@@ -199,8 +199,8 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
     ):
         exposition.add(f"gpubench_{name}", help_text, value, {})
     if report.duration_s is not None:
-        told = "Seconds that the last run took."
-        exposition.add("gpubench_last_run_duration_seconds", told, report.duration_s, {})
+        meaning = "Seconds that the last run took."
+        exposition.add("gpubench_last_run_duration_seconds", meaning, report.duration_s, {})
     versions = {name: metadata.libraries.get(key, "").split(" ")[0] for name, key in _BUILD.items()}
     info = {"version": metadata.gpubench_version, **versions}
     exposition.add("gpubench_build_info", "Versions that the last run was made with.", 1.0, info)

@@ -47,8 +47,8 @@ def _npd(run: DocumentRun) -> Iterator[str]:
 
 def summary(run: DocumentRun) -> str:
     """The report's sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
-    word, _, said = run.report.sentence.partition(": ")
-    return f"{word.removeprefix(run.report.verdict)} {said}".strip()
+    head, _, said = run.report.sentence.partition(": ")
+    return f"{head.removeprefix(run.report.verdict)} {said}".strip()
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:
@@ -133,8 +133,8 @@ def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
             first = found[0]
             seen = first.correctness_seen if conclusion is Conclusion.WRONG else first.selection_seen
             reason = first.by_design or seen or first.measurement_seen
-            told = f"{said} on {len(found)} of {counted(len(paths), 'pair')}: {names}"
-            return f"export {_avoiding(found, paths)}  # {told}{f' ({reason})' if reason else ''}"
+            findings = f"{said} on {len(found)} of {counted(len(paths), 'pair')}: {names}"
+            return f"export {_avoiding(found, paths)}  # {findings}{f' ({reason})' if reason else ''}"
     if not paths:
         return "# P2P: one GPU, which has no other to reach"
     verified = all(path.correctness == State.PRESENT for path in paths)

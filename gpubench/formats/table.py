@@ -115,8 +115,8 @@ def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Ver
     """The pairs of GPUs and the nodes that would fall back, with causes; of those in `said` no cure is told."""
     rows = report.rows(FallbackRow)
     between = list(_lines_between_nodes(report, said))
-    alone = len(rows) == 1
-    return [*((Verdict(row.verdict), _line(row, said, alone=alone, nodes=bool(between))) for row in rows), *between]
+    is_only = len(rows) == 1
+    return [*((Verdict(row.verdict), _line(row, said, is_only=is_only, nodes=bool(between))) for row in rows), *between]
 
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
@@ -129,9 +129,9 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
             yield Verdict(row.verdict), f"{row.subject} {maybe} {row.evidence} ({row.id})"
 
 
-def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) -> str:
-    """A line of pairs inside nodes. `alone` is whether it is of all of them; `nodes` whether others are between."""
-    pairs = f"all {row.count} pairs" if alone and row.count > 1 else _named(row)
+def _line(row: FallbackRow, said: Collection[str], *, is_only: bool, nodes: bool) -> str:
+    """A line of pairs inside nodes. `is_only` is whether it is of all of them; `nodes` whether others are between."""
+    pairs = f"all {row.count} pairs" if is_only and row.count > 1 else _named(row)
     begin = lead(row.origin)
     match Conclusion(row.conclusion):
         case Conclusion.IMPOSSIBLE:
@@ -139,8 +139,8 @@ def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) 
             cure = "" if row.verdict == Verdict.SKIP or row.cause in said or not row.advice else f". Try: {row.advice}"
             return f"{begin}{pairs} would fall back, because {row.cause_seen}: {kind}, {row.cause} ({row.how}){cure}"
         case Conclusion.POSSIBLE:
-            none = f"no pair {'inside a node ' if nodes else ''}would fall back: " if alone else ""
-            where = pairs if alone else "all others"
+            none = f"no pair {'inside a node ' if nodes else ''}would fall back: " if is_only else ""
+            where = pairs if is_only else "all others"
             return f"{begin}{none}direct possible for {where} ({row.how}). Try: gpubench p2p"
         case _:
             return f"{begin}not known{f' for {pairs}' if row.pairs else ''}: {row.how}"

@@ -245,7 +245,7 @@ def opening(runtime: Any) -> Iterator[None]:
     try:
         yield
     except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
-        if any(word in str(error) for word in _REFUSED_BY_MPS) and mps_serves(os.environ):
+        if any(name in str(error) for name in _REFUSED_BY_MPS) and mps_serves(os.environ):
             raise errors.mps_refuses_clients(str(error)) from error
         raise errors.no_gpu(str(error)) from error
     except (RuntimeError, ImportError, OSError) as error:

@@ -149,7 +149,7 @@ _REFUSED_BY_TORCH = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
 def _torch(
-    word: str,
+    library: str,
     summary: str,
     gpus: GpuNeed,
     default_sizes: str,
@@ -161,7 +161,7 @@ def _torch(
     no_log: str = "",
     by_design: str = "",
 ) -> BackendKind:
-    name = f"{TORCH}{word}"
+    name = f"{TORCH}{library}"
     return BackendKind(
         name=name,
         collectives=collectives,

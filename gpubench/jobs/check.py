@@ -93,7 +93,7 @@ class CheckMeasurer(Protocol):
     """A way to measure what a check judges."""
 
     @property
-    def alone(self) -> str:
+    def why_alone(self) -> str:
         """The reason why no collective can be measured, as with a single GPU; else empty."""
 
     def copies(self) -> Measurements:
@@ -122,8 +122,8 @@ def measured(
         pairs = gpus * (gpus - 1)
         waiting(f"copies between {gpus} GPUs", _SECONDS_TO_START + pairs * _SECONDS_A_PAIR[depth])
     parts = [by.copies()]
-    if by.alone:
-        return together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.alone})])
+    if by.why_alone:
+        return together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
     sizes = _sizes_of(depth, on_gpus=any(node.gpus for node in nodes))
     try:
         for collective in map(collective_named, SUMMARIES if depth is Depth.FULL else ("allreduce",)):
@@ -164,7 +164,7 @@ class ChildCommands:
         self._judged_by = () if profile is None else ("--profile", profile)
         self._gpus = _visible(nodes[0])
         self._sharing = () if ranks_per_gpu == 1 else ("--ranks-per-gpu", str(ranks_per_gpu))
-        self.alone = "one GPU: it has nobody to talk to" if self._gpus == 1 and not self._sharing else ""
+        self.why_alone = "one GPU: it has nobody to talk to" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
@@ -192,8 +192,8 @@ class ChildCommands:
         """By that command, over all GPUs of this host, or two CPU ranks. Raises CouldNotMeasureError."""
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
-        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
-        return of_collective(_document([collective.name, *given], self._timeout_s))
+        options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
+        return of_collective(_document([collective.name, *options], self._timeout_s))
 
 
 def _visible(node: Topology) -> int:
@@ -256,9 +256,9 @@ class SimulatedMeasurer:
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
-        self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
+        self.why_alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
         if not self._times.has_network:
-            self.alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
+            self.why_alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
     def copies(self) -> Measurements:
         """Copies on every node, as on the healthy first one unless a spread is given; no data, no host memory."""
@@ -359,14 +359,14 @@ _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
     """The profile of every node. Raises CouldNotMeasureError without any GPU, UsageError for a broken profile."""
-    given = machines.given()
-    has_gpus = any(node.gpus or node.snapshot.failures for node in given.nodes)
+    visible = machines.visible()
+    has_gpus = any(node.gpus or node.snapshot.failures for node in visible.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
     matches = profiles_for(machines.nodes, os.environ, asked)
     is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
     if not has_gpus and not is_host:
         raise no_gpu(machines.why_no_gpu, for_what=NAME)
-    check_any_gpu(given.nodes, plan.expected_gpus, NAME, machines.why_no_gpu)
+    check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu)
     return matches
 
 
@@ -385,8 +385,8 @@ def deliver(
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         with recorded.recording_samples(plan.recording.record, FILE) as write:
             write(measurements)
-    given = machines.given()
-    nodes, hidden = given.nodes, machines.gpus - given.gpus
+    visible = machines.visible()
+    nodes, hidden = visible.nodes, machines.gpus - visible.gpus
     measurements = accounted(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(
@@ -458,7 +458,7 @@ def _as_recorded(origin: str) -> str:
 class RankMeasurer:
     """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
 
-    alone = ""
+    why_alone = ""
     group: mpi.MpiGroup
     progress: RankProgress
     identity: RankIdentity
@@ -524,9 +524,9 @@ class CheckRankJob:
         own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
         machines = group.broadcast(gathered(group, own, own_process(self.identity)))
         matches = agree(group, lambda: _matches_of(plan, machines))
-        given = machines.given().nodes
-        by = RankMeasurer(group, self._progress, self.identity, given, plan)
-        measurements = measured(plan.depth, given, by)
+        nodes = machines.visible().nodes
+        by = RankMeasurer(group, self._progress, self.identity, nodes, plan)
+        measurements = measured(plan.depth, nodes, by)
         if plan.depth not in (Depth.QUICK, Depth.BRIEF):
             before = machines.snapshots[self.identity.node]
             watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])
@@ -559,7 +559,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
         presenter.waiting("reading this machine", SECONDS_TO_READ)
         machines = plan.source.machines()
         matches = _matches_of(plan, machines)
-        measurements = _measured(plan, machines.given(), presenter.waiting if is_here else None)
+        measurements = _measured(plan, machines.visible(), presenter.waiting if is_here else None)
         if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
             watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
             machines = machines.with_snapshots(watched)

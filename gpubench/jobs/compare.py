@@ -22,7 +22,7 @@ from gpubench.model.profiles.learning import learn, samples_of, toml_text
 from gpubench.model.profiles.profile import Expected, Profile, check_expected
 from gpubench.model.results.history import PastFigures
 from gpubench.model.results.report import Metadata, PairRow, Report
-from gpubench.model.results.result_file import ResultFile, Told
+from gpubench.model.results.result_file import ResultFile, UserFacts
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.units import counted, format_size
 from gpubench.model.terms.verdict import Origin, Verdict
@@ -171,12 +171,12 @@ def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Pr
 
 
 def _gpus(file: ResultFile) -> tuple[tuple[str, ...], int]:
-    told = file.circumstances
-    names = tuple(sorted(set(told.gpus or told.models)))
+    known = file.circumstances
+    names = tuple(sorted(set(known.gpus or known.models)))
     if file.rows:
         return names, max(row.ranks // row.nodes for row in file.rows)
     ends = {end for pair in file.pairs for end in (pair.source_bus_id, pair.destination_bus_id) if end}
-    return names, len(told.gpus) or len(ends)
+    return names, len(known.gpus) or len(ends)
 
 
 NAME = "compare"
@@ -225,8 +225,8 @@ class _Sides:
 
 
 def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
-    told = Told(collective=plan.collective)
-    base, new = ([read_results(path, told) for path in paths] for paths in (plan.base, plan.new))
+    user_facts = UserFacts(collective=plan.collective)
+    base, new = ([read_results(path, user_facts) for path in paths] for paths in (plan.base, plan.new))
     if plan.other_machine and have_other_gpus(base, new):
         return [_Sides(None, base, new)], compare_machines(base, new)
     return [_Sides(None, base, new)], compare(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from gpubench.errors import CouldNotMeasureError, no_gpu
-from gpubench.model.facts.health import given
+from gpubench.model.facts.health import without_hidden
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies, with_own_names
@@ -67,10 +67,10 @@ class Machines:
         """The same machines, their nodes read again."""
         return replace(self, nodes=topologies(snapshots))
 
-    def given(self) -> "Machines":
+    def visible(self) -> "Machines":
         """The same without the GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
         snapshots = [
-            given(node, [each for each in self.processes if each.node == number])
+            without_hidden(node, [each for each in self.processes if each.node == number])
             for number, node in enumerate(self.snapshots)
         ]
         changed = any(new is not old for new, old in zip(snapshots, self.snapshots, strict=True))

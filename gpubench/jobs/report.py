@@ -51,7 +51,7 @@ from gpubench.model.results.report import (
     Row,
     made_of,
 )
-from gpubench.model.results.result_file import ResultFile, Told
+from gpubench.model.results.result_file import ResultFile, UserFacts
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
@@ -310,7 +310,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
     """
     try:
-        file = results_in(text, plan.name, _told(plan))
+        file = results_in(text, plan.name, _user_facts(plan))
     except NotSaidError as error:
         raise _what_is_missing(plan, gpus=plan.machine is None, error=error) from None
     if file.pairs and not (file.rows or file.latencies):
@@ -328,12 +328,14 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     return presenter.exit_code
 
 
-def _told(plan: ReportPlan) -> Told:
+def _user_facts(plan: ReportPlan) -> UserFacts:
     """What a person says of the rows, as far as a reader needs it."""
     machine = plan.machine
     if machine is None:
-        return Told(collective=plan.collective)
-    return Told(collective=plan.collective, ranks=machine.nodes * machine.profile.match.visible, nodes=machine.nodes)
+        return UserFacts(collective=plan.collective)
+    return UserFacts(
+        collective=plan.collective, ranks=machine.nodes * machine.profile.match.visible, nodes=machine.nodes
+    )
 
 
 def _run_copies(plan: ReportPlan, file: ResultFile, arguments: Sequence[str]) -> int:
@@ -443,7 +445,7 @@ def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) ->
         raise _what_is_missing(plan, gpus=True)
     per_node, rest = divmod(first.ranks, first.nodes)
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
-    _check_told(plan, first, models)
+    _check_machine(plan, first, models)
     if machine is not None and plan.nics is not None:
         machine = replace(machine, profile=_with_nics(machine.profile, plan.nics))
     names = hosts if len(hosts) == first.nodes else [f"node{number}" for number in range(first.nodes)]
@@ -487,7 +489,7 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
     return None if found is None else SimulatedMachine(found.profile, nodes)
 
 
-def _check_told(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) -> None:
+def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) -> None:
     machine = plan.machine
     if machine is None:
         return

@@ -260,20 +260,20 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
         failed = numbered(coordinator.failed(), numbers)
         folder.found(failed.without(before))
         before = failed.beside(before)
-    first, again = passes
-    local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
+    first, second = passes
+    local: dict[LocalFigure, float] = still_slow(slow_figures(first), second)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)
     findings = [
         *fact_findings(meeting.nodes, profiles),
         *clock_findings(fabric, clocks),
-        *wrong_data_inside(fabric, (*first, *again)),
-        *not_measured_inside(fabric, (first, again), list(local)),
+        *wrong_data_inside(fabric, (*first, *second)),
+        *not_measured_inside(fabric, (first, second), list(local)),
     ]
     if not plan.ranks_as_nodes and meeting.backend != HOST:
         of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
-        findings += below_profile(fabric, (first, again), of_nodes, list(local))
-    folder.phase_0(better_of(first, again), findings)
+        findings += below_profile(fabric, (first, second), of_nodes, list(local))
+    folder.phase_0(better_of(first, second), findings)
     if kept is not None:
         local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
     quick = is_quick(plan.quick, kept)
@@ -392,21 +392,21 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves.leaves, plan.leaves.name)
     fabric = simulated_scan_fabric(machine, named, faults)
     rounds = SimulatedRounds(fabric, simulated_model(machine, faults, fabric), seed)
-    first, again = (
+    first, second = (
         list(simulated_local_figures(machine, faults, range(machine.nodes), seed + repeat)) for repeat in (0, 1)
     )
     stored = StoredFabric.of(fabric, seed, SIMULATED, Origin.SIMULATED)
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.begin(stored)
-    local = still_slow(slow_figures(first), again)
+    local = still_slow(slow_figures(first), second)
     profiles = dict.fromkeys(range(machine.nodes), machine.profile)
     findings = [
         *_facts(simulation),
-        *wrong_data_inside(fabric, (*first, *again)),
-        *below_profile(fabric, (first, again), profiles, list(local)),
+        *wrong_data_inside(fabric, (*first, *second)),
+        *below_profile(fabric, (first, second), profiles, list(local)),
     ]
-    folder.phase_0(better_of(first, again), findings)
+    folder.phase_0(better_of(first, second), findings)
     before = NOTHING_BEFORE
     if kept is not None:
         local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])

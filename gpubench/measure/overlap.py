@@ -208,7 +208,7 @@ AgainSteps = Mapping[tuple[str, int], float]
 """Seconds of a step with NCCL's own number of CTAs once all caps have had their turn, by partner and size in bytes."""
 
 
-def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[ShortestStepRow]:
+def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator[ShortestStepRow]:
     """The shortest step of every partner and size measured under several caps, without rows with wrong data."""
     usable = [row for row in rows if not row.wrong]
     for members in grouped(usable, lambda row: (row.partner, row.size_bytes)).values():
@@ -216,7 +216,7 @@ def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[Sh
             continue
         best = min(members, key=lambda row: row.step_us)
         own = next((row for row in members if row.ctas is None), None)
-        later = again.get((best.partner, best.size_bytes))
+        later = repeated.get((best.partner, best.size_bytes))
         drift = None if own is None or later is None else percent(_us(later) - own.step_us, own.step_us)
         gain = None if own is None else _gain(own.step_us * (1 + (drift or 0.0) / 200), best, own)
         noise = None if own is None else _noise(own, best, drift)
@@ -249,19 +249,19 @@ def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | No
 
 def with_rows(
     report: Report,
-    alone: Sequence[CollectiveRow],
+    undisturbed: Sequence[CollectiveRow],
     rows: Sequence[OverlapRow],
     refused: Sequence[RefusedRow] = (),
-    again: AgainSteps = MappingProxyType({}),
+    repeated: AgainSteps = MappingProxyType({}),
 ) -> Report:
-    """The report on a collective alone, `alone` its rows, as one on a collective beside computation.
+    """The report on a collective alone, `undisturbed` its rows, as one on a collective beside computation.
 
-    `refused` are the caps that NCCL would not take, `again` the steps with its own number once more.
+    `refused` are the caps that NCCL would not take, `repeated` the steps with its own number once more.
     """
-    found = list(shortest_steps(rows, again))
+    found = list(shortest_steps(rows, repeated))
     wrong = list(wrong_data(rows))
     sections = {
-        **Table.by_section({ShortestStepRow: found, CollectiveRow: alone, RefusedRow: refused}),
+        **Table.by_section({ShortestStepRow: found, CollectiveRow: undisturbed, RefusedRow: refused}),
         **report.sections,
     }
     return replace(
@@ -346,17 +346,17 @@ def measure_overlap(
     """
     preparation = VariantPreparation(request, group, identities, observers)
     runs = preparation.prepare([cap.variant for cap in caps])
-    alone = _AloneRows(listener)
-    collector, _ = measure_runs(preparation, runs[:1], alone)
+    undisturbed = _AloneRows(listener)
+    collector, _ = measure_runs(preparation, runs[:1], undisturbed)
     meter = StepMeter(group, means.steps, observers.progress, means.read_load)
     job = job_facts(caps[0].variant.opened, identities)
     bench = _OverlapBench(request, asked, meter, observers, job, collector)
-    own_seconds = {row.size_bytes: row.time_us / MICROSECONDS_PER_SECOND for row in alone.rows}
+    own_seconds = {row.size_bytes: row.time_us / MICROSECONDS_PER_SECOND for row in undisturbed.rows}
     by_variant = {cap.variant.setting: cap for cap in caps if cap.ctas in asked.ctas}
     shown = [run for run in runs if run.variant.setting in by_variant]
     cases = list(runs[0].cases)
     total, done, rows = len(asked.partners) * len(cases) * len(shown), 0, list[OverlapRow]()
-    again: dict[tuple[str, int], float] = {}
+    repeated: dict[tuple[str, int], float] = {}
     for partner in asked.partners:
         operation = bench.learn(partner)
         for case in cases:
@@ -364,16 +364,16 @@ def measure_overlap(
             for run in (each for each in shown if case in each.cases):
                 cap = by_variant[run.variant.setting]
                 listener.progress(done, total, f"{case.label}, {cap_name(cap.ctas)}, {partner}")
-                row = bench.row(_LATER + done, case, run, cap, partner, count, _of_size(alone.rows, case))
+                row = bench.row(_LATER + done, case, run, cap, partner, count, _of_size(undisturbed.rows, case))
                 done += 1
                 if row is not None:
                     rows.append(row)
                     listener.row(row)
             if len(shown) > 1 and shown[0].variant.setting is None:
                 listener.progress(done - 1, total, f"{case.label}, {cap_name(None)} again, {partner}")
-                again[partner, case.size_bytes] = bench.again(case, shown[0], partner, count)
+                repeated[partner, case.size_bytes] = bench.measure_again(case, shown[0], partner, count)
     report = finished(collector, observers)
-    return with_rows(report, alone.rows, rows, preparation.refused, again)
+    return with_rows(report, undisturbed.rows, rows, preparation.refused, repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +394,7 @@ class _OverlapBench:
         (seconds,) = self.meter.group.largest([fmean(step.partner for step in sample.steps)])
         return seconds / _OPERATIONS_TO_LEARN
 
-    def again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
+    def measure_again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
         """Seconds of a step once more, on the slowest rank; every rank has the same."""
         self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {cap_name(None)} again, {partner}")
         phase = StepPhase(StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
@@ -403,7 +403,7 @@ class _OverlapBench:
         return seconds
 
     def row(
-        self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, alone: CollectiveRow
+        self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, own_row: CollectiveRow
     ) -> OverlapRow | None:
         """Measure the phases of a row, and verify the data of its last one; the row, on the first rank."""
         sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
@@ -431,7 +431,7 @@ class _OverlapBench:
         times = overlap_times(computation.steps, communication.steps, first.steps, together.steps)
         periods, load = together.steps.periods, together.load
         computed_wrong = sum(each for _, each in counts)
-        channels = self.collector.channels(replace(case, setting=run.variant.setting), alone)
+        channels = self.collector.channels(replace(case, setting=run.variant.setting), own_row)
         sample = StepSample(
             times=times,
             partner_count=count,

@@ -120,12 +120,14 @@ def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained
     return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
-def prospect_findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[Finding]) -> Iterator[Finding]:
+def prospect_findings(
+    rows: Sequence[FallbackRow], explained: Explained, others: Iterable[Finding]
+) -> Iterator[Finding]:
     """Conditions in the way of paths, in a node or between, that no check reported, nor anything that follows.
 
     Of a node that has to do with no other, its network is nobody's fault: containers for one node have no RDMA.
     """
-    known = {each.id for each in told}
+    known = {each.id for each in others}
     for row in rows:
         cause = _BY_ID.get(row.cause or "")
         if cause is not None and row.verdict == Verdict.FAIL and known.isdisjoint((cause.id, *cause.implies)):

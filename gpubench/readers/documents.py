@@ -380,5 +380,5 @@ def finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text)
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word}, which is no number")
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text}, which is no number")

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from gpubench.errors import UsageError, advising
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
+from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
 from gpubench.records import dataclass
@@ -33,24 +33,24 @@ class FileKind(Generic[T]):
         """True if a text looks like this kind of file."""
         return bool(import_module(self.module).recognises(text))
 
-    def read(self, text: str, name: str, told: Mapping[str, Any]) -> T:
+    def read(self, text: str, name: str, user_facts: Mapping[str, Any]) -> T:
         """The value in a text of the file `name`; of what a person told, the module is given what it takes."""
-        value: T = import_module(self.module).read(text, name, **{key: told.get(key) for key in self.takes})
+        value: T = import_module(self.module).read(text, name, **{key: user_facts.get(key) for key in self.takes})
         return value
 
 
-def _read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted, **told: Any) -> T:
-    """The value in a file, read by the first of `kinds` that recognises it; `told` is what a person says of it.
+def _read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted, **user_facts: Any) -> T:
+    """The value in a file, read by the first of `kinds` that recognises it; `user_facts` is what a person says of it.
 
     Raises UsageError where there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
     """
-    return _read_text_of(kinds, read_text(path, wanted), str(path), wanted, **told)
+    return _read_text_of(kinds, read_text(path, wanted), str(path), wanted, **user_facts)
 
 
-def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **told: Any) -> T:
+def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **user_facts: Any) -> T:
     for kind in kinds:
         if kind.recognises(text):
-            return kind.read(text, name, told)
+            return kind.read(text, name, user_facts)
     raise wanted.unknown(text, name)
 
 
@@ -80,11 +80,11 @@ def read_file(path: Path) -> Snapshot:
 RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.gpubench_json", "gpubench's JSON, or its JSON Lines"),
     FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
-    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("told",)),
-    FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("told",)),
+    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("user_facts",)),
+    FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("user_facts",)),
     FileKind("gpubench.readers.results.nccl_inspector", "the JSON of NCCL's Inspector"),
     FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON"),
-    FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("told",)),
+    FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("user_facts",)),
 )
 
 _LOOKED_AT_BYTES = 2**18  # Of a file whose kind is asked for: a table stands at its beginning
@@ -96,18 +96,18 @@ WANTED = Wanted(
 )
 
 
-def read_results(path: Path, told: Told = NOTHING_TOLD) -> ResultFile:
-    """The rows of a file; `told` is what a person says of rows that do not say it.
+def read_results(path: Path, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+    """The rows of a file; `user_facts` is what a person says of rows that do not say it.
 
     Raises UsageError where there is no such file, no reader knows it, or the one that does finds it wrong.
     """
-    return results_in(read_text(path, WANTED), str(path), told)
+    return results_in(read_text(path, WANTED), str(path), user_facts)
 
 
-def results_in(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
+def results_in(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
     """The rows of a text that was read already; raises as `read_results`."""
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
-        file = _read_text_of(RESULT_READERS, text, name, WANTED, told=told)
+        file = _read_text_of(RESULT_READERS, text, name, WANTED, user_facts=user_facts)
         count = file.count
         if count > limits.MOST_ROWS:
             raise UsageError(

@@ -119,12 +119,12 @@ def _loaded(text: str, path: Path, name: str) -> dict[str, Any]:
 def _values(plain: Mapping[str, Any], name: str, *, is_config: bool) -> dict[str, Any]:
     names = {alias: key for key, aliases in _KEYS.items() for alias in (*aliases, key)}
     values: dict[str, Any] = {}
-    for given, value in plain.items():
-        key = names.get(given)
+    for spelling, value in plain.items():
+        key = names.get(spelling)
         if key is None and not is_config:
-            near = difflib.get_close_matches(given, list(names), 1)
+            near = difflib.get_close_matches(spelling, list(names), 1)
             raise UsageError(
-                f"{name} has an unknown key {given!r}",
+                f"{name} has an unknown key {spelling!r}",
                 expected=f"keys among {', '.join(_KEYS)}",
                 reason=f"{near[0]!r} was meant" if near else "it is a file of another kind",
                 next_step="docs/plan.md has an example",

@@ -387,8 +387,8 @@ def test_a_check_of_one_gpu_reduces_between_ranks_that_share_it(monkeypatch: pyt
     monkeypatch.setattr(check, "module_command", command)
     node = Topology(snapshots(parse_machine("hgx-h100-8/1"), [])[0])
     by = check.ChildCommands([node], Depth.DEFAULT, 20.0, ranks_per_gpu=2)
-    assert check.ChildCommands([node], Depth.DEFAULT, 20.0).alone
-    assert not by.alone
+    assert check.ChildCommands([node], Depth.DEFAULT, 20.0).why_alone
+    assert not by.why_alone
     found = by.collective(collective_named("allreduce"), (1024,))
     assert "--ranks-per-gpu 2" in " ".join(asked[0])
     report = judge(Facts([node], measurements=found))

@@ -135,7 +135,7 @@ def test_one_slow_pair_is_an_arc_with_its_figure() -> None:
     (machine,) = drawn(rows, [finding("GPU0 → GPU2")])
     (odd,) = [wire for wire in machine.wires if wire.verdict]
     assert (odd.ends, odd.reach.gb_s) == (("GPU0", "GPU2"), 39.0)
-    assert "GPU0 → GPU2, 256M: 39 of 390 GB/s expected" in odd.told
+    assert "GPU0 → GPU2, 256M: 39 of 390 GB/s expected" in odd.title
     assert not [part for part in machine.parts if part.verdict]
     text = svg(machine)
     assert re.search(r'class="w s0 odd" d="M[\d. ]+C', text)

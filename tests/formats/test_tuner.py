@@ -9,7 +9,7 @@ import pytest
 from gpubench.formats.registry import TUNER, Style, Target
 from gpubench.model.results.backends import WinnerRow, winners
 from gpubench.model.results.report import CollectiveRow, Report, Table
-from gpubench.model.terms.settings import AGAIN, again
+from gpubench.model.terms.settings import AGAIN, repeated_name
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, ROW
 
@@ -39,7 +39,7 @@ def swept(setting: str, *, algorithm: str = "TREE", channels: int | None = 4) ->
     for size in SIZES:
         rows += [row(size, None, 10.0, "RING", 24), row(size, AGAIN, 10.1, "RING", 24)]
         time_us = 20.0 if size < MIDDLE else 5.0
-        rows += [row(size, name, time_us, algorithm, channels) for name in (setting, again(setting))]
+        rows += [row(size, name, time_us, algorithm, channels) for name in (setting, repeated_name(setting))]
     return rows
 
 

@@ -173,26 +173,26 @@ class VariantOptions:
             ALGORITHM_VARIABLE: ("--algo", parse_choices("--algo", self.algo or (), Algorithm)),
             PROTOCOL_VARIABLE: ("--proto", parse_choices("--proto", self.proto or (), Protocol)),
         }
-        given: dict[str, Sequence[str]] = {name: values for name, (_, values) in by_option.items() if values}
-        for variable in (each for each in given if each in by_set):
+        chosen: dict[str, Sequence[str]] = {name: values for name, (_, values) in by_option.items() if values}
+        for variable in (each for each in chosen if each in by_set):
             raise exclusive((f"{SET_OPTION} {variable}", by_option[variable][0]), "one of them: both set one variable")
         requests = {
             REGISTER: parse_choices("--register", self.register or (), Registration),
             CTA_POLICY: parse_choices("--cta-policy", self.cta_policy or (), CtaPolicy),
             MAX_CTAS: _parse_counts("--max-ctas", self.max_ctas or ()),
         }
-        given |= {name: values for name, values in requests.items() if values}
-        settings = tuple(every_combination({**given, **by_set}))
+        chosen |= {name: values for name, values in requests.items() if values}
+        settings = tuple(every_combination({**chosen, **by_set}))
         return AskedVariants(settings, self.hierarchical, backends if len(backends) > 1 else (), tuple(by_set))
 
 
 def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
     """The numbers in texts with commas, each once. Raises UsageError: one is none, or zero."""
-    words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
-    for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise UsageError(f"{option} {word}", expected="a number of 1 or more", next_step=f"{option} 8")
-    return tuple(str(int(word)) for word in words)
+    words = dict.fromkeys(count.strip() for text in texts for count in text.split(","))
+    for count in words:
+        if not count.isdecimal() or int(count) < 1:
+            raise UsageError(f"{option} {count}", expected="a number of 1 or more", next_step=f"{option} 8")
+    return tuple(str(int(count)) for count in words)
 
 
 def _parse_backends(text: str | None) -> tuple[str, ...]:
@@ -200,10 +200,10 @@ def _parse_backends(text: str | None) -> tuple[str, ...]:
 
     Raises UsageError: a word is none of them.
     """
-    words = [] if text is None else [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in BACKENDS:
-            raise unknown_choice("--backend", word, BACKENDS)
+    words = [] if text is None else [asked.strip() for asked in text.split(",")]
+    for asked in words:
+        if asked not in BACKENDS:
+            raise unknown_choice("--backend", asked, BACKENDS)
     return tuple(name for name in BACKENDS if name in words)
 
 
@@ -467,11 +467,11 @@ def app(command: Command) -> typer.Typer:
 def help_of(collective: "Collective") -> HelpPage:
     """The help of a collective: its size and bus bandwidth, and commands to start from."""
     if collective.reduces:
-        told, own = "Measure another data type, and two reductions", "--dtype bfloat16 --op sum,max"
+        example, own = "Measure another data type, and two reductions", "--dtype bfloat16 --op sum,max"
     elif collective.rooted:
-        told, own = "Measure with another root", "--root 1"
+        example, own = "Measure with another root", "--root 1"
     else:
-        told, own = "Time ten replays of a CUDA graph", "--graph 10"
+        example, own = "Time ten replays of a CUDA graph", "--graph 10"
     return HelpPage(
         (
             (
@@ -479,7 +479,7 @@ def help_of(collective: "Collective") -> HelpPage:
                 f"gpubench {collective.name} --sizes 1K:4G --output result.json",
             ),
             ("Measure on two nodes of eight GPUs", f"mpirun -n 16 gpubench {collective.name}"),
-            (told, f"gpubench {collective.name} {own}"),
+            (example, f"gpubench {collective.name} {own}"),
             ("Write CSV", f"gpubench {collective.name} --format csv > result.csv"),
             (
                 "Try it without a GPU",

@@ -48,9 +48,9 @@ def _run(plan: TrainingPlan, shown: PresentationOptions) -> int:
 def _check(plan: TrainingPlan) -> None:
     """Raise UsageError for options that exclude each other, or that lack one."""
     if (plan.model_file is None) == (plan.parameters is None):
-        given = "neither MODEL nor --parameters" if plan.parameters is None else "MODEL and --parameters"
+        seen = "neither MODEL nor --parameters" if plan.parameters is None else "MODEL and --parameters"
         raise UsageError(
-            given,
+            seen,
             expected="one of them: a file with the model, or its number of parameters",
             next_step="gpubench plan --parameters 7B --simulate hgx-h200-8",
         )

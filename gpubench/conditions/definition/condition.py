@@ -280,7 +280,7 @@ def of_every_node(
 
 def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
     """A detector that examines each process alone."""
-    return lambda run: (of_ranks(run, [it], found, confidence) for it in run.facts if (found := seen(it)))
+    return lambda run: (of_ranks(run, [rank], found, confidence) for rank in run.facts if (found := seen(rank)))
 
 
 def of_every_gpu(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:

@@ -116,8 +116,8 @@ def fabric(facts: Facts) -> str:
 def fabric_health(facts: Facts) -> str:
     """The health of a fabric, which older drivers and virtual machines do not report."""
     joined = [gpu.fabric for gpu in _gpus(facts) if gpu.fabric is not None and gpu.fabric.state == "completed"]
-    told = joined and all(fabric.health_mask for fabric in joined)
-    return "" if told else "joined; the driver does not report the fabric's health of every GPU"
+    all_reported = joined and all(fabric.health_mask for fabric in joined)
+    return "" if all_reported else "joined; the driver does not report the fabric's health of every GPU"
 
 
 def several_gpus(facts: Facts) -> str:

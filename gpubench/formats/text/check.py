@@ -53,8 +53,8 @@ class CheckView(ReportView):
                 alike.setdefault((row.verdict, row.note), []).append(row.check)
         for (verdict, note), names in alike.items():
             if verdict == Verdict.PASS:
-                told = f": {note}" if note else ""
-                self._page.wrap(f"{'PASS':<13} {', '.join(names)}{told}", hanging=14)
+                reason = f": {note}" if note else ""
+                self._page.wrap(f"{'PASS':<13} {', '.join(names)}{reason}", hanging=14)
         for row in rows:
             if row.verdict != Verdict.PASS and not row.note:
                 found = counted(row.findings, "finding") + (", by design" if row.verdict == Verdict.SKIP else "")
@@ -216,9 +216,9 @@ def _health_words(report: Report) -> Iterator[str]:
     verdicts = report.rows(VerdictRow)
     for scope, name in _SCOPES_IN_BRIEF.items():
         fare = Counter(row.verdict for row in verdicts if row.scope == scope)
-        told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(fare.items(), key=_passed_first))
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(fare.items(), key=_passed_first))
         if fare:
-            yield f"{counted(sum(fare.values()), name)}: {told}"
+            yield f"{counted(sum(fare.values()), name)}: {counts}"
     checks = Counter(row.verdict for row in report.rows(CheckRow))
     skipped = f"{checks[Verdict.SKIP]} skipped" + ("" if report.rows(GpuRow) else " (no GPU)")
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
@@ -248,9 +248,9 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
         yield "copies", _copies(with_host), _verdict_of(with_host)
     rows = report.rows(CollectiveRow)
     if rows:
-        told = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
+        rates = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
         by = f"; {rows[0].ranks} CPU ranks, by MPI" if rows[0].backend == HOST else ""
-        yield "allreduce", told + by, _verdict_of(rows)
+        yield "allreduce", rates + by, _verdict_of(rows)
     missing = [row.note for row in report.rows(CheckRow) if row.verdict == Verdict.ERROR and row.note]
     left_out = [row.note for row in report.rows(CheckRow) if row.check == "collective_bandwidth"]
     if quick:

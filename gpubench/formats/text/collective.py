@@ -25,7 +25,7 @@ from gpubench.model.results.backends import BackendRow, MpiTrialRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
 from gpubench.model.terms.ranks import why_not_judged
-from gpubench.model.terms.settings import again, taken_name
+from gpubench.model.terms.settings import repeated_name, taken_name
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import format_share, format_size, grouped
 from gpubench.model.terms.verdict import Verdict, gravity
@@ -165,7 +165,7 @@ class CollectiveView:
         self._hears_choices = bool(self._ways) and tells and _has_algorithms(metadata)
         names = metadata.options.get("groups") or self._ways
         if "turns" in metadata.options:
-            names = [again(name) for name in names[1:-1]]
+            names = [repeated_name(name) for name in names[1:-1]]
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, self._figures = self._fitting()
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1

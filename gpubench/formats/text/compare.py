@@ -41,14 +41,14 @@ class CompareView(ReportView):
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
             self._page.defaults(metadata)
             rows = report.by_column(ComparisonRow)
-            told = list(enumerate(map(_Told._make, rows.cells(*_Told._fields))))
+            judged = list(enumerate(map(_Told._make, rows.cells(*_Told._fields))))
             circumstances = report.rows(CircumstanceRow)
             changes = report.rows(FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
                 self._header(series, [row for row in circumstances if row.series == series])
-                own = [each for each in told if each[1].series == series]
+                own = [each for each in judged if each[1].series == series]
                 found = [row for row in changes if row.series == series]
                 if own:
                     self._comparison(own, rows)
@@ -85,9 +85,9 @@ class CompareView(ReportView):
         compared = [each for each in own if each[1].status == Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")
-        for line in _summary([told for _, told in compared]):
+        for line in _summary([judged for _, judged in compared]):
             self._page.wrap(line)
-        added = sum(told.status == Status.ADDED for _, told in own)
+        added = sum(judged.status == Status.ADDED for _, judged in own)
         if added:
             self._page.print(f"{counted(added, 'row')} only in the new results")
 
@@ -153,9 +153,9 @@ class CompareView(ReportView):
 
     def _table(self, compared: "Sequence[tuple[int, _Told]]", rows: RowsByColumn[ComparisonRow]) -> None:
         """The rows that got worse, then those that got faster; the rest is summed up."""
-        worse = [number for number, told in compared if told.verdict != Verdict.PASS]
+        worse = [number for number, judged in compared if judged.verdict != Verdict.PASS]
         is_faster = (Change.FASTER, Verdict.PASS)
-        faster = [number for number, told in reversed(compared) if (told.change, told.verdict) == is_faster]
+        faster = [number for number, judged in reversed(compared) if (judged.change, judged.verdict) == is_faster]
         shown = rows.made([*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]])
         if not shown:
             return
@@ -248,9 +248,9 @@ def _summary(compared: Sequence[_Told]) -> Iterator[str]:
     for kind, rows in grouped(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
         counts = Counter(row.change for row in rows)
-        told = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
+        counted_changes = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
         figures = ""
         if changes:
             least, middle, most = (_of_before(each) for each in (max(changes), median(changes), min(changes)))
             figures = f"; bandwidth {middle} of before (median), from {least} to {most}"
-        yield f"{kind}: {counted(len(rows), 'row')} in common: {told or 'without times'}{figures}"
+        yield f"{kind}: {counted(len(rows), 'row')} in common: {counted_changes or 'without times'}{figures}"

@@ -42,8 +42,8 @@ def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: 
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
-    for head, word in _FACTS.items():
-        words = {row.gpu: word(row) for row in gpus if not row.lost}
+    for head, fact_of in _FACTS.items():
+        words = {row.gpu: fact_of(row) for row in gpus if not row.lost}
         known = Counter(each for each in words.values() if each != _UNKNOWN)
         if head in heads or not words:
             continue
@@ -51,14 +51,14 @@ def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: 
         for gpu, each in words.items():
             if each not in (common[head], _UNKNOWN, ""):
                 peculiar.setdefault(gpu, []).append(_phrase(head, each))
-    told = [_phrase(head, word) for head, word in common.items() if word not in ("", _UNKNOWN)]
-    if told:
-        yield f"{'usual' if peculiar else 'all' if len(gpus) > 1 else gpus[0].gpu}: {'; '.join(told)}"
+    facts = [_phrase(head, value) for head, value in common.items() if value not in ("", _UNKNOWN)]
+    if facts:
+        yield f"{'usual' if peculiar else 'all' if len(gpus) > 1 else gpus[0].gpu}: {'; '.join(facts)}"
     for phrases, names in grouped(peculiar, lambda gpu: tuple(peculiar[gpu])).items():
         yield f"but {compress_names(names)}: {'; '.join(phrases)}"
     if verbose and "UUID" not in heads and any(row.uuid for row in gpus):
         yield "; ".join(f"{row.gpu} {row.uuid}" for row in gpus if row.uuid)
-    yield from _unknown_sentences(gpus, [head for head, word in common.items() if word == _UNKNOWN])
+    yield from _unknown_sentences(gpus, [head for head, value in common.items() if value == _UNKNOWN])
 
 
 def _unknown_sentences(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterator[str]:
@@ -79,8 +79,8 @@ def _unknown_sentences(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterato
         yield f"not known ({reason}): {', '.join(everywhere + some).replace('_', ' ')}"
 
 
-def _phrase(head: str, word: str) -> str:
-    return word if head == "name" else f"{head} {word}"
+def _phrase(head: str, value: str) -> str:
+    return value if head == "name" else f"{head} {value}"
 
 
 def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
@@ -368,10 +368,10 @@ class TopoView(ReportView):
 
     def _peer_access(self, kind: KindRow, gpus: Sequence[str]) -> None:
         words = {
-            source: {destination: _access(cell).word for destination, cell in row.items()}
+            source: {destination: _access(cell).label for destination, cell in row.items()}
             for source, row in kind.peer_access.items()
         }
-        seen = {word for row in words.values() for word in row.values()}
+        seen = {status for row in words.values() for status in row.values()}
         cell = next(cell for row in kind.peer_access.values() for cell in row.values())
         if len(seen) > 1:
             self._page.print("")

@@ -246,8 +246,8 @@ class WatchView(ReportView):
         origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
         seconds = max((each.last.seconds for each in self._means.values()), default=0.0)
         options = metadata.options
-        told = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {told}{origin}")
+        extent = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {extent}{origin}")
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         self._page.defaults(metadata)
@@ -353,7 +353,7 @@ class LiveScreen:
 
     def __init__(self, stream: TextIO, header: Callable[[float], str], *, color: bool) -> None:
         self._stream, self._header = stream, header
-        self._codes = _CODES if color else {word: _CODES[word] for word in _WITHOUT_COLOR}
+        self._codes = _CODES if color else {name: _CODES[name] for name in _WITHOUT_COLOR}
         self._shown: WatchFrame | None = None
 
     def show(self, frame: WatchFrame) -> None:
@@ -380,7 +380,7 @@ class LiveScreen:
         return shutil.get_terminal_size()
 
     def _styled(self, line: str, style: str) -> str:
-        codes = ";".join(self._codes[word] for word in style.split() if word in self._codes)
+        codes = ";".join(self._codes[name] for name in style.split() if name in self._codes)
         return f"\x1b[{codes}m{printable_line(line)}\x1b[0m" if codes else printable_line(line)
 
 

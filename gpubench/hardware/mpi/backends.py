@@ -345,16 +345,16 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
     counted = (line for line in end.lines if "size_bytes" in line)
     wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
     badly = _ended_badly(end) if wrong.keys() >= set(SIZES_BYTES) else ""
-    told = False
+    is_announced = False
     for size_bytes in SIZES_BYTES:
         if size_bytes in wrong:
             outcome = TrialOutcome.WRONG if wrong[size_bytes] else TrialOutcome.RIGHT
             said = f"{wrong[size_bytes]} wrong elements" if wrong[size_bytes] else badly
-        elif told:
+        elif is_announced:
             outcome, said = TrialOutcome.UNKNOWN, ""
         else:
             outcome, said = _outcome(end)
-            told = True
+            is_announced = True
         yield OperationTrial(
             operation=operation,
             size_bytes=size_bytes,

@@ -390,16 +390,16 @@ class MpiCalls:
         """`MPI_Allreduce`, an average divided by hand."""
         how = self._types[dtype].handle, self._ops[op]
         launches = [
-            self._bind("MPI_Allreduce", self._in_place if given == taken else given, taken, elements, *how)
-            for elements, given, taken in self._pieces(count, dtype.size_bytes, send, receive)
+            self._bind("MPI_Allreduce", self._in_place if source == taken else source, taken, elements, *how)
+            for elements, source, taken in self._pieces(count, dtype.size_bytes, send, receive)
         ]
         return mpi_in_order([*launches, *self._divide(receive, count, dtype, op)])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`MPI_Allgather`."""
         block = self._blocks(count, dtype)
-        given = self._in_place if send == _behind(receive, self._rank * count * dtype.size_bytes) else send
-        return self._bind("MPI_Allgather", given, *block, receive, *block)
+        source = self._in_place if send == _behind(receive, self._rank * count * dtype.size_bytes) else send
+        return self._bind("MPI_Allgather", source, *block, receive, *block)
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`MPI_Reduce_scatter_block`; where all blocks pass the count limit, one `MPI_Reduce` a block and piece."""
@@ -434,8 +434,8 @@ class MpiCalls:
         is_root = self._rank == root
         how = self._types[dtype].handle, self._ops[op], root
         launches = [
-            self._bind("MPI_Reduce", self._in_place if is_root and given == taken else given, taken, elements, *how)
-            for elements, given, taken in self._pieces(count, dtype.size_bytes, send, receive)
+            self._bind("MPI_Reduce", self._in_place if is_root and source == taken else source, taken, elements, *how)
+            for elements, source, taken in self._pieces(count, dtype.size_bytes, send, receive)
         ]
         return mpi_in_order([*launches, *(self._divide(receive, count, dtype, op) if is_root else ())])
 
@@ -448,11 +448,11 @@ class MpiCalls:
         """`MPI_Alltoallv`, in blocks of as many bytes as `MPI_Alltoall` takes; its nine arguments are Python's."""
         whole = [count * dtype.size_bytes // _BLOCK_BYTES for count in counts]
         own = [whole[self._rank]] * self._ranks
-        given = _array(send, sum(counts) * dtype.size_bytes)
+        source = _array(send, sum(counts) * dtype.size_bytes)
         taken = _array(receive, counts[self._rank] * self._ranks * dtype.size_bytes)
         return partial(
             self._communicator.Alltoallv,
-            (given, (whole, [*accumulate(whole, initial=0)][:-1]), self._block),
+            (source, (whole, [*accumulate(whole, initial=0)][:-1]), self._block),
             (taken, (own, [*accumulate(own, initial=0)][:-1]), self._block),
         )
 
@@ -460,8 +460,8 @@ class MpiCalls:
         """`MPI_Gather`."""
         block = self._blocks(count, dtype)
         own = _behind(receive, self._rank * count * dtype.size_bytes)
-        given = self._in_place if self._rank == root and send == own else send
-        return self._bind("MPI_Gather", given, *block, receive, *block, root)
+        source = self._in_place if self._rank == root and send == own else send
+        return self._bind("MPI_Gather", source, *block, receive, *block, root)
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`MPI_Scatter`."""
@@ -478,9 +478,9 @@ class MpiCalls:
         return in_order(
             [
                 partial(
-                    send_and_receive, (_array(given, size), self._bytes), recvbuf=(_array(taken, size), self._bytes)
+                    send_and_receive, (_array(outgoing, size), self._bytes), recvbuf=(_array(into, size), self._bytes)
                 )
-                for size, given, taken in self._pieces(count * dtype.size_bytes, 1, send, receive)
+                for size, outgoing, into in self._pieces(count * dtype.size_bytes, 1, send, receive)
             ]
         )
 
@@ -510,8 +510,8 @@ class MpiCalls:
         return MpiLaunch(((address, *words, self._communicator.handle),), memories, then)
 
     def _copy(self, source: Region, destination: Region, count: int, dtype: DataType) -> Launch:
-        given, taken = (_array(region, count * dtype.size_bytes) for region in (source, destination))
-        return in_order([partial(taken.__setitem__, slice(None), given), *self._settle])
+        origin, taken = (_array(region, count * dtype.size_bytes) for region in (source, destination))
+        return in_order([partial(taken.__setitem__, slice(None), origin), *self._settle])
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
         """The division of a sum for `ReduceOp.AVG`, nothing for any other; integers are rounded down."""

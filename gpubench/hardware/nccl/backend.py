@@ -88,8 +88,8 @@ class NcclCalls:
         own, size = counts[self._rank], dtype.size_bytes
         entries: list[Entry] = []
         for peer, (count, start) in enumerate(zip(counts, accumulate(counts, initial=0), strict=False)):
-            given = Region(send.memory, send.offset_bytes + start * size)
-            entries += [self._send(given, 0, count, dtype, peer)] if count else []
+            part = Region(send.memory, send.offset_bytes + start * size)
+            entries += [self._send(part, 0, count, dtype, peer)] if count else []
             entries += [self._receive(receive, peer, own, dtype, peer)] if own else []
         return self._group(entries)
 

@@ -76,8 +76,8 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
         if file:
             return LogPlan(LogAccess.USERS_FILE, no_tuning=no_tuning)
         # A level from a configuration file is set again: NCCL may open its log before it has read those files.
-        again = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
-        return LogPlan(LogAccess.FORWARDED, again, no_tuning=no_tuning)
+        repeated = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
+        return LogPlan(LogAccess.FORWARDED, repeated, no_tuning=no_tuning)
     return LogPlan(LogAccess.NOT, why_not=why_not)
 
 

@@ -182,10 +182,10 @@ def _conf_compute(form: Any, multi_gpu: str | None) -> ConfidentialComputing:
 
 def _bandwidth_mode(library: Any, unknown: dict[str, str]) -> str | None:
     mode = _answer(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
-    word = word_of(_BANDWIDTH_MODES, mode)
-    if mode is not None and word is None:
+    name = word_of(_BANDWIDTH_MODES, mode)
+    if mode is not None and name is None:
         unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
-    return word
+    return name
 
 
 def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dict[str, str]) -> tuple[str, ...] | None:
@@ -213,7 +213,7 @@ MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
 
 _IDLE = 0x1
-_THROTTLE_REASONS = {0x04 << position: word for position, word in enumerate(THROTTLE_REASONS)}
+_THROTTLE_REASONS = {0x04 << position: reason for position, reason in enumerate(THROTTLE_REASONS)}
 """nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
 
 _UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded
@@ -339,7 +339,7 @@ def is_idle(reasons: int | None) -> bool | None:
 
 def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
     """The words for what lowers clocks, of NVML's bits."""
-    return None if reasons is None else tuple(word for bit, word in _THROTTLE_REASONS.items() if reasons & bit)
+    return None if reasons is None else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if reasons & bit)
 
 
 def _remapped_rows(answers: Answers) -> RemappedRows | None:

@@ -224,10 +224,10 @@ def _found(file: int, identity: int) -> int | None:
 
 
 def _whole_word(file: int, offset: int) -> int:
-    word = _word(file, offset)
-    if word is None:
+    value = _word(file, offset)
+    if value is None:
         raise _UnreadableError("config: it ends in the middle of the list of capabilities")
-    return word
+    return value
 
 
 def _names(bits: int) -> tuple[str, ...]:

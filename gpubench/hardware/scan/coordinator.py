@@ -204,14 +204,14 @@ class Coordinator:
             for rank, own in seats(rings, self._rank_by_rail).items()
         }
         replies = self._ask(orders, MessageType.REPLY, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)
-        told: dict[NodeRail, tuple[float, int, str]] = {}
+        figures: dict[NodeRail, tuple[float, int, str]] = {}
         for rank, body in replies.items():
             with contextlib.suppress(struct.error):
                 reply = RoundReply.of(body)
                 node = self._node_by_rank[rank]
                 if reply.number == number:
-                    told |= {NodeRail(node, rail): (gb_s, out, reply.remark) for rail, gb_s, out in reply.figures}
-        return [self._ring_outcome(ring, told, replies) for ring in rings]
+                    figures |= {NodeRail(node, rail): (gb_s, out, reply.remark) for rail, gb_s, out in reply.figures}
+        return [self._ring_outcome(ring, figures, replies) for ring in rings]
 
     def collective(self, nodes: Sequence[int]) -> float | RingFailure:
         """GB/s that pass a node in rings of these nodes, one a rail: the slowest of every ring, summed over rails."""
@@ -319,17 +319,17 @@ class Coordinator:
                 supervised.connection.close()
 
     def _ring_outcome(
-        self, ring: Sequence[NodeRail], told: Mapping[NodeRail, tuple[float, int, str]], replies: Mapping[int, bytes]
+        self, ring: Sequence[NodeRail], figures: Mapping[NodeRail, tuple[float, int, str]], replies: Mapping[int, bytes]
     ) -> RingOutcome:
         failures: dict[NodeRail, RingFailure] = {}
         for cell in ring:
-            if cell not in told:
+            if cell not in figures:
                 seen = _NO_FIGURE if self._rank_by_rail[cell] in replies else self._gone.get(cell.node, _SILENT)
                 failures[cell] = RingFailure(cell.node, seen, is_own=True)
-            elif told[cell][1]:
-                _, outcome, remark = told[cell]
+            elif figures[cell][1]:
+                _, outcome, remark = figures[cell]
                 failures[cell] = RingFailure(cell.node, _words(Outcome(outcome), remark), outcome in OWN_FAULT)
-        return RingOutcome(0.0 if failures else min(told[cell][0] for cell in ring), failures)
+        return RingOutcome(0.0 if failures else min(figures[cell][0] for cell in ring), failures)
 
     def _samples(
         self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[NodeRail, str]
@@ -341,11 +341,11 @@ class Coordinator:
             for rail in rails:
                 if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
                     continue
-                said, told = one.get(rail), other.get(rail)
-                if said is not None and told is not None and not said[2] and not told[2]:
-                    yield PairSample(first, second, rail, (said[1] + told[1]) / 2)
+                ours, theirs = one.get(rail), other.get(rail)
+                if ours is not None and theirs is not None and not ours[2] and not theirs[2]:
+                    yield PairSample(first, second, rail, (ours[1] + theirs[1]) / 2)
                 else:
-                    ends = ((first, said), (second, told))
+                    ends = ((first, ours), (second, theirs))
                     own = {node: remarks.get(NodeRail(node, rail), "") for node in (first, second)}
                     yield PairSample(first, second, rail, 0.0, *self._failure(ends, own))
 

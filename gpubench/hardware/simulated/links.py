@@ -68,9 +68,9 @@ def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
     return NodeLinks(gpus, _nics_gb_s(profile, on_nics))
 
 
-def _check_index(fault: Fault, index: int | None, count: int, word: str) -> None:
+def _check_index(fault: Fault, index: int | None, count: int, part: str) -> None:
     if index is not None and index >= count:
-        raise wrong_value(fault, f"there is no {word} {index}", f"an index below {count}")
+        raise wrong_value(fault, f"there is no {part} {index}", f"an index below {count}")
 
 
 def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLinks:
@@ -128,8 +128,8 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
     """Of its part of the port or its slot, whichever carries less; None where the machine does not tell the rate."""
     rate, generation, width = nic.rate_gbit_s, nic.pcie_generation, nic.pcie_width
     for fault in faults:
-        given = fault.get("rate")
-        rate = rate if given is None else float(given)
+        broken_rate = fault.get("rate")
+        rate = rate if broken_rate is None else float(broken_rate)
         generation = int(fault.get("generation") or generation or 0)
         width = int(fault.get("width") or width or 0)
     if rate is None:

@@ -74,10 +74,10 @@ def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
     return UsageError(f"--fault {str(fault)!r}: {seen}", expected=expected)
 
 
-def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFacts], word: str) -> int:
+def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFacts], part: str) -> int:
     if index is None or index >= len(devices):
-        have = f"{word}s 0 to {len(devices) - 1}" if devices else f"no {word}"
-        raise wrong_value(fault, f"there is no {word} {index}", f"the machine has {have}")
+        have = f"{part}s 0 to {len(devices) - 1}" if devices else f"no {part}"
+        raise wrong_value(fault, f"there is no {part} {index}", f"the machine has {have}")
     return index
 
 

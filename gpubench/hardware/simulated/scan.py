@@ -175,8 +175,8 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
     for fault in (each for each in faults if each.subject in _OF_LEAVES):
         leaf, rails = _leaf(fault, names), _rails(fault, fabric)
         for key, shares in (("bandwidth", leaf_rails), ("uplink", uplinks)):
-            given = fault.get(key)
-            shares |= {(leaf, rail): float(given) for rail in rails if given is not None}
+            value = fault.get(key)
+            shares |= {(leaf, rail): float(value) for rail in rails if value is not None}
     usual = nic_gb_s(machine.profile.nic[0], ()) or 0.0
     return SimulatedFabric(
         usual * NIC_EFFICIENCY * BOTH_WAYS,
@@ -185,7 +185,7 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
         uplinks,
         dies=dict(_of_nodes(faults, "dies")),
         hangs=dict(_of_nodes(faults, "hangs")),
-        dips={fault.node_number: float(given) for fault in faults if (given := fault.get("dips")) is not None},
+        dips={fault.node_number: float(value) for fault in faults if (value := fault.get("dips")) is not None},
     )
 
 
@@ -293,9 +293,9 @@ def _rails(fault: Fault, fabric: ScanFabric) -> Sequence[int]:
 
 def _of_nodes(faults: Sequence[Fault], key: str) -> Iterator[tuple[int, int]]:
     for fault in faults:
-        given = fault.get(key)
-        if given is not None:
-            yield fault.node_number, int(given.removeprefix("round"))
+        value = fault.get(key)
+        if value is not None:
+            yield fault.node_number, int(value.removeprefix("round"))
 
 
 def host_names(machine: SimulatedMachine) -> tuple[str, ...]:

@@ -179,8 +179,8 @@ class _Model:
         self._faulty = faulty
         self._kinds = kinds
         # One rank of a node has nobody to talk to there: all its time is the network's.
-        alone = Curve(((1, 0.0),), machine.profile.link_gb_s)
-        self._curve = alone if local == 1 else curve(machine.profile, collective, local, self.ranks)
+        single = Curve(((1, 0.0),), machine.profile.link_gb_s)
+        self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
         self._inside_node = Inside.of(machine.profile, collective, local) if machine.nodes > 1 else Inside()
         staged = machine.profile.find("p2p.staged_gb_s")
@@ -313,10 +313,10 @@ class OverlapModel:
         own = max(self._times.seconds(name, size_bytes, row=0, ranks_per_node=self._per_node))
         operation = self.operation_seconds(partner, gemm_side)
         operations = partner_operations(own, operation) if count is None else count
-        alone = self._capped(name, size_bytes, own, ctas) * _noise(source)
+        undisturbed = self._capped(name, size_bytes, own, ctas) * _noise(source)
         partner_alone = operations * operation * _noise(source)  # of both: a GPU's clock is what varies
         waiting = min(partner_alone, _WAITS[partner] * operation)
-        first = alone * _SHARING[partner] * _noise(source)
+        first = undisturbed * _SHARING[partner] * _noise(source)
         taken = min(self.own_ctas, ctas or self.own_ctas) / self._machine.profile.gpu.multiprocessors
         if partner is Partner.CHAIN:
             taken = _CHAIN_LOSES
@@ -329,7 +329,7 @@ class OverlapModel:
         return StepSample(
             times=OverlapTimes(
                 partner_alone=partner_alone,
-                communication_alone=alone,
+                communication_alone=undisturbed,
                 communication_first=first,
                 partner_together=partner_together,
                 communication_together=communication_together,

@@ -89,7 +89,7 @@ class TorchCalls:
         self._settle = () if settle is None else (settle,)
         self._rank: int = group.rank()
         self._ranks: int = group.size()
-        self._is_gloo = found.word == "gloo"
+        self._is_gloo = found.backend == "gloo"
         # Roots and peers are ranks of the whole job to torch, also in a part of it.
         self._in_job = [found.distributed.get_global_rank(group, rank) for rank in range(self._ranks)]
         operations = found.distributed.ReduceOp
@@ -106,13 +106,13 @@ class TorchCalls:
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`all_gather_into_tensor`."""
-        into, given = self._tensors.of(receive, count * self._ranks, dtype), self._tensors.of(send, count, dtype)
-        return self._launch([partial(self._gather_into, into, given, group=self._group)])
+        into, source = self._tensors.of(receive, count * self._ranks, dtype), self._tensors.of(send, count, dtype)
+        return self._launch([partial(self._gather_into, into, source, group=self._group)])
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`reduce_scatter_tensor`."""
-        into, given = self._tensors.of(receive, count, dtype), self._tensors.of(send, count * self._ranks, dtype)
-        call = partial(self._scatter_from, into, given, self._op(op, dtype), group=self._group)
+        into, source = self._tensors.of(receive, count, dtype), self._tensors.of(send, count * self._ranks, dtype)
+        call = partial(self._scatter_from, into, source, self._op(op, dtype), group=self._group)
         return self._launch([call, *self._divided(into, op, dtype)])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
@@ -134,21 +134,21 @@ class TorchCalls:
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`all_to_all_single`."""
-        into, given = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
-        return self._launch([partial(self._distributed.all_to_all_single, into, given, group=self._group)])
+        into, source = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
+        return self._launch([partial(self._distributed.all_to_all_single, into, source, group=self._group)])
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
         """`all_to_all_single` with the elements for and from each rank."""
         own = [counts[self._rank]] * self._ranks
-        into, given = self._tensors.of(receive, sum(own), dtype), self._tensors.of(send, sum(counts), dtype)
+        into, source = self._tensors.of(receive, sum(own), dtype), self._tensors.of(send, sum(counts), dtype)
         call = self._distributed.all_to_all_single
-        return self._launch([partial(call, into, given, own, list(counts), group=self._group)])
+        return self._launch([partial(call, into, source, own, list(counts), group=self._group)])
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`gather` into the blocks of the root's receive buffer."""
         blocks = self._blocks(receive, count, dtype) if self._rank == root else None
-        given = self._tensors.of(send, count, dtype)
-        return self._launch([partial(self._distributed.gather, given, blocks, self._in_job[root], group=self._group)])
+        source = self._tensors.of(send, count, dtype)
+        return self._launch([partial(self._distributed.gather, source, blocks, self._in_job[root], group=self._group)])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`scatter` of the blocks of the root's send buffer."""
@@ -162,18 +162,18 @@ class TorchCalls:
         """`batch_isend_irecv` of one send and one receive; a rank that is its own neighbour copies."""
         if destination == self._rank == source:
             return self._launch(self._copied(send, receive, count, dtype))
-        given, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
-        if self._is_gloo and given.is_cuda:
+        outgoing, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
+        if self._is_gloo and outgoing.is_cuda:
             # Gloo writes a CUDA tensor to its socket as if it were the host's, which ends the process.
-            on_host = [each.to("cpu") for each in (given, into)]
+            on_host = [each.to("cpu") for each in (outgoing, into)]
             exchange = self._exchange(on_host[0], destination, on_host[1], source)
-            return self._launch([partial(on_host[0].copy_, given), exchange, partial(into.copy_, on_host[1])])
-        return self._launch([self._exchange(given, destination, into, source)])
+            return self._launch([partial(on_host[0].copy_, outgoing), exchange, partial(into.copy_, on_host[1])])
+        return self._launch([self._exchange(outgoing, destination, into, source)])
 
-    def _exchange(self, given: Any, destination: int, into: Any, source: int) -> Launch:
+    def _exchange(self, outgoing: Any, destination: int, into: Any, source: int) -> Launch:
         distributed, group = self._distributed, self._group
         operations = [
-            distributed.P2POp(distributed.isend, given, self._in_job[destination], group),
+            distributed.P2POp(distributed.isend, outgoing, self._in_job[destination], group),
             distributed.P2POp(distributed.irecv, into, self._in_job[source], group),
         ]
 
@@ -192,8 +192,8 @@ class TorchCalls:
     def _copied(self, send: Region, receive: Region, count: int, dtype: DataType) -> tuple[Launch, ...]:
         if send == receive:
             return ()
-        into, given = self._tensors.of(receive, count, dtype), self._tensors.of(send, count, dtype)
-        return (partial(into.copy_, given),)
+        into, source = self._tensors.of(receive, count, dtype), self._tensors.of(send, count, dtype)
+        return (partial(into.copy_, source),)
 
     def _blocks(self, region: Region, count: int, dtype: DataType) -> list[Any]:
         return list(self._tensors.of(region, count * self._ranks, dtype).chunk(self._ranks))

@@ -122,10 +122,10 @@ _LINKED_IN = "libtorch_cuda.so"
 
 @dataclass(frozen=True, slots=True)
 class TorchDistributed:
-    """torch with one of the backends of torch.distributed; `word` is the name that torch has for it."""
+    """torch with one of the backends of torch.distributed; `backend` is the name that torch has for it."""
 
     torch: Any
-    word: str
+    backend: str
 
     @property
     def distributed(self) -> Any:
@@ -201,19 +201,19 @@ _CARRIED_BY = {"rccl": "nccl", "symm": "gloo"}
 """torch's names of the process groups; Gloo only makes ranks of symmetric memory known to each other."""
 
 
-def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
+def load_torch(backend: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
     """Torch with that backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raises CouldNotMeasureError."""
     torch = import_torch()
-    found = TorchDistributed(torch, _CARRIED_BY.get(word, word))
+    found = TorchDistributed(torch, _CARRIED_BY.get(backend, backend))
     if not torch.distributed.is_available():
         raise torch_without(found.version, "torch.distributed")
     if for_cuda:
         _check_cuda(found, driver_cuda)
-    if word == "rccl" and not torch.version.hip:
+    if backend == "rccl" and not torch.version.hip:
         raise torch_without(found.version, "RCCL")
-    available = getattr(torch.distributed, f"is_{found.word}_available", lambda: False)
+    available = getattr(torch.distributed, f"is_{found.backend}_available", lambda: False)
     if not available():
-        raise torch_without(found.version, f"the {found.word} backend of torch.distributed")
+        raise torch_without(found.version, f"the {found.backend} backend of torch.distributed")
     return found
 
 
@@ -399,8 +399,8 @@ class TorchGroup:
         return ClockOffset(answer - (asked + arrived) / 2, (arrived - asked) / 2)
 
     def _send(self, seconds: float, peer: int) -> None:
-        given = self._torch.tensor([seconds], dtype=self._torch.float64)
-        self._distributed.send(given, self.members[peer], group=self._process_group)
+        tensor = self._torch.tensor([seconds], dtype=self._torch.float64)
+        self._distributed.send(tensor, self.members[peer], group=self._process_group)
 
     def _receive(self, peer: int) -> float:
         taken = self._torch.zeros(1, dtype=self._torch.float64)
@@ -454,9 +454,9 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
         if distributed.is_initialized():
             if isinstance(group, TorchGroup) and group.size < distributed.get_world_size():
                 return open_part(found, group.members)
-            return distributed.new_group(backend=found.word, timeout=_HOURS)
+            return distributed.new_group(backend=found.backend, timeout=_HOURS)
         distributed.init_process_group(
-            found.word,
+            found.backend,
             store=_store(distributed, group, one_node=one_node),
             rank=group.rank,
             world_size=group.size,
@@ -464,13 +464,14 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
             device_id=device,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise torch_refused(found.word, first_line(error)) from error
+        raise torch_refused(found.backend, first_line(error)) from error
     return distributed.group.WORLD
 
 
 def open_part(found: TorchDistributed, ranks: Sequence[int]) -> Any:
     """A process group of some of the ranks; only they call this."""
-    return found.distributed.new_group(list(ranks), backend=found.word, timeout=_HOURS, use_local_synchronization=True)
+    new_group = found.distributed.new_group
+    return new_group(list(ranks), backend=found.backend, timeout=_HOURS, use_local_synchronization=True)
 
 
 def close(found: TorchDistributed, process_group: Any) -> None:

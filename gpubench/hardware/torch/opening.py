@@ -19,8 +19,8 @@ _DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 
 def load(name: str, driver_cuda: int) -> TorchDistributed:
     """Torch with a backend by gpubench's name; load it first, as a process has one libnccl. `driver_cuda` 0: CPUs."""
-    word = name.removeprefix(TORCH)
-    found = load_torch(word, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
+    backend = name.removeprefix(TORCH)
+    found = load_torch(backend, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
     if name == TORCH_SYMM:
         distributed.import_symmetric_memory(found)
         check_operations(found)
@@ -40,13 +40,13 @@ def open_backend(
     groups = TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
     if device is not None and name == TORCH_SYMM:
         return TorchSymmetric(groups, found, device, group, progress)
-    if device is not None and found.word == "gloo":
+    if device is not None and found.backend == "gloo":
         return TorchGlooOnCuda(groups, found, device, group, progress)
     if device is not None:
         opened = TorchNccl(groups, found, device, group, progress)
         progress.answer_watchdog(opened.trouble, opened.abort)
         return opened
-    if found.word == "gloo":
+    if found.backend == "gloo":
         return TorchOnCpu(groups, group, ranks_on_node, progress)
     kind = _DEVICES[name.removeprefix(TORCH)]
     of_kind = getattr(found.torch, kind)

@@ -81,8 +81,8 @@ class SymmetricCalls(TorchCalls):
         if send == receive:
             held = self._tensors.of(Region(self._workspace[0], 0), count, dtype)
             return partial(self._operations.one_shot_all_reduce_copy_out, held, into, *how, into)
-        given = self._tensors.of(send, count, dtype)
-        return partial(self._operations.one_shot_all_reduce_out, given, *how, into)
+        source = self._tensors.of(send, count, dtype)
+        return partial(self._operations.one_shot_all_reduce_out, source, *how, into)
 
 
 class TorchSymmetric(EnqueuedOnCuda):

@@ -102,8 +102,8 @@ def collective_metadata(
         described = {"allocator": options.allocator, "timeout_s": options.timeout_s} | beside
         described |= {"settings": list(options.settings), "split": options.split}
         described |= {"groups": [part.name for part in found.parts]}
-        alone, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
-        if gated((found.backend, *options.settings), alone=alone, graph=graph):
+        one_by_one, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
+        if gated((found.backend, *options.settings), one_by_one=one_by_one, graph=graph):
             described |= {"clock": GATE}
     return metadata_of(
         arguments,

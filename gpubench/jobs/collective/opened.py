@@ -82,7 +82,7 @@ def open_kind(
     """A backend on this rank; with `connect`, connected. Raises AgreedError: it cannot reduce a type, or begin."""
     request = plan.request
     ops = request.ops if request.collective.reduces else None
-    alone, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
+    one_by_one, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
     agree(rank.group, lambda: _check_mpi(kind, rank.group))
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
     setup = BackendSetup(
@@ -93,7 +93,7 @@ def open_kind(
         library=library,
         allocator=plan.allocator,
         local_rank=rank.identity.local_rank,
-        gated=bool(gated((kind.name, *plan.variants.backends), alone=alone, graph=graph)),
+        gated=bool(gated((kind.name, *plan.variants.backends), one_by_one=one_by_one, graph=graph)),
     )
     if not kind.refusals:
         return kind.open(setup)

@@ -62,7 +62,7 @@ def open_on_gpu(
         watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
         path_watch = stack.enter_context(watch)
     rank.progress.enter(Phase.OPENING)
-    alone = _asked_alone(kinds, plan, group)
+    answer = _asked_alone(kinds, plan, group)
     if plan.nccl_library is None:
         agree(group, lambda: [each.load(driver.cuda) for each in _torch_first(kinds)], place=str(rank.identity))
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver, shared=True)
@@ -87,7 +87,7 @@ def open_on_gpu(
         backend=open_kind(kind, rank, plan, device, library),
         device=device,
         mpi_support=support,
-        nccl_alone=group.broadcast(alone()),
+        nccl_alone=group.broadcast(answer()),
         identity=identity,
         machines=path_watch.machines if path_watch is not None else lambda: machines,
         library=library,

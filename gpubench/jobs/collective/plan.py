@@ -300,14 +300,14 @@ class CollectivePlan(RankOptions):
     @property
     def _nccl_options(self) -> tuple[str, ...]:
         """Those options that were given and that not every backend has."""
-        given = {
+        options = {
             "--graph": self.request.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL and REGISTER not in self.variants.requests,
             **{option: True for option in self.variants.options if option in _TO_NCCL},
         }
-        return tuple(name for name, is_given in given.items() if is_given)
+        return tuple(name for name, is_given in options.items() if is_given)
 
 
 _TO_NCCL = ("--algo", "--proto", SET_OPTION, *(f"--{name}" for name in REQUESTS))

@@ -319,8 +319,8 @@ def run_simulated_overlap(
             overlap_metadata(found.described, plan.collective, asked, arguments, topology=topology),
             OverlapRow.columns(),
         )
-        alone = ReportCollector()
-        report = found.report(alone, plan, lambda _seconds: None)
+        undisturbed = ReportCollector()
+        report = found.report(undisturbed, plan, lambda _seconds: None)
         rows: list[OverlapRow] = []
         every_case = tuple(cases(request, len(found.identities)))
         for case in overlap_cases(every_case, plan.collective.name, asked):
@@ -334,5 +334,5 @@ def run_simulated_overlap(
             )
             rows.append(row_of(case, job, sample))
             presenter.row(rows[-1])
-        presenter.end(with_rows(report, alone.collectives, rows))
+        presenter.end(with_rows(report, undisturbed.collectives, rows))
     return presenter.exit_code

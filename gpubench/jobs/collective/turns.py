@@ -16,7 +16,7 @@ from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.measure.collective.variants import with_winners
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
-from gpubench.model.terms.settings import AGAIN, NcclSetting, again
+from gpubench.model.terms.settings import AGAIN, NcclSetting, repeated_name
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.records import dataclass
 
@@ -40,7 +40,7 @@ class Turn:
         """What a row of the job is called in the sweep; `in_job` is what it is called there."""
         words = [in_job, self.setting.name if self.setting.values else None]
         name = " ".join(filter(None, words)) or None
-        return again(name) if self.is_second else name
+        return repeated_name(name) if self.is_second else name
 
 
 def _turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:

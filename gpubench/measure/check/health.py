@@ -113,8 +113,8 @@ def accounted(measured: Measurements) -> Measurements:
         Need.HOST_COPIES: any(HOST in each and len(each) > 1 for each in ends),
         Need.ALL_REDUCE: bool(measured.collectives),
     }
-    told = {*measured.left_out, *measured.failed}
-    silent = {need: "nothing of it was found" for need, found in there.items() if not found and need not in told}
+    excused = {*measured.left_out, *measured.failed}
+    silent = {need: "nothing of it was found" for need, found in there.items() if not found and need not in excused}
     return replace(measured, failed={**measured.failed, **silent})
 
 
@@ -232,37 +232,37 @@ def _first_choice(root: _FindingPlace, place: _FindingPlace) -> tuple[bool, int,
 
 
 def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> bool:
-    cause, told = root.finding, place.finding
-    if cause.severity not in _ROOT_VERDICTS or told.severity in (Verdict.SKIP, Verdict.ERROR):
+    cause, effect = root.finding, place.finding
+    if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
         return False
     condition = _BY_ID.get(cause.id)
-    if condition is not None and told.id in condition.implies:
+    if condition is not None and effect.id in condition.implies:
         return True
-    if told.id not in FIGURES or cause.id == told.id:
+    if effect.id not in FIGURES or cause.id == effect.id:
         return False
-    if cause.id == "p2p-slow" and told.id in (SLOW_UNEXPLAINED, STRAGGLER):
+    if cause.id == "p2p-slow" and effect.id in (SLOW_UNEXPLAINED, STRAGGLER):
         return True
     if cause.id in FIGURES:
-        return cause.id == HOST_STAGED and _is_nccl_s(cause) == (told.id in _OF_NCCL) and told.id != HOST_STAGED
+        return cause.id == HOST_STAGED and _is_nccl_s(cause) == (effect.id in _OF_NCCL) and effect.id != HOST_STAGED
     return _does(cause.id, place, nvlinked=nvlinked)
 
 
 def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
-    told, family = place.finding, _FAMILY.get(id_, "")
+    effect, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()
-    if told.id == HOST_STAGED:
-        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(told)
+    if effect.id == HOST_STAGED:
+        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(effect)
         return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
     slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
     if not slows or id_ in _WEAK:
         return False
     if family in _NCCL_SETTINGS:
-        return told.id in _OF_NCCL
+        return effect.id in _OF_NCCL
     if family == _PCIE and nvlinked:
-        return told.id == "host-copies-slow"
+        return effect.id == "host-copies-slow"
     if family in _BETWEEN_NODES:
-        return told.id in _OF_NCCL and len(place.hosts) > 1
-    return told.id != "host-copies-slow" or family in (_PCIE, "gpu")
+        return effect.id in _OF_NCCL and len(place.hosts) > 1
+    return effect.id != "host-copies-slow" or family in (_PCIE, "gpu")
 
 
 def _is_nccl_s(staged: Finding) -> bool:
@@ -319,8 +319,8 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     passed = any(row.verdict is Verdict.PASS for row in check_rows if row.check != "measured")
     at_best = Verdict.PASS if passed else Verdict.SKIP
     verdict = overall([at_best, *(finding.severity for finding in found)])
-    told = {each.id for each in found}
-    own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in told]
+    ids = {each.id for each in found}
+    own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in ids]
     verdict_rows = tuple(_verdict_rows(facts, own))
     measured = facts.measurements
     sections = Table.by_section(
@@ -336,12 +336,12 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
 
 
 def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
-    told = [
+    named = [
         node
         for node in facts.nodes
         if len(facts.nodes) > 1 and any(node.snapshot.host in each.subject.split() for each in found)
     ]
-    return list(dict.fromkeys((*told[: _MOST_TREES - 1], *facts.nodes[:1])))
+    return list(dict.fromkeys((*named[: _MOST_TREES - 1], *facts.nodes[:1])))
 
 
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
@@ -484,12 +484,12 @@ def _unanswered_findings(node: Topology, by_subject: Mapping[str, Sequence[Findi
 
 def _node_findings(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     host = node.snapshot.host
-    alone = len(facts.nodes) == 1
+    is_only = len(facts.nodes) == 1
     return [
         finding
         for subject, found in by_subject.items()
         for finding in found
-        if alone or subject == host or subject.startswith((f"{host} ", f"{host},")) or f" on {host}" in subject
+        if is_only or subject == host or subject.startswith((f"{host} ", f"{host},")) or f" on {host}" in subject
     ]
 
 

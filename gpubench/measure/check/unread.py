@@ -120,7 +120,7 @@ def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
 
 def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterator[Finding]:
     for number, node in run.nodes.items():
-        told = {each.error for each in node.snapshot.failures}
+        errors = {each.error for each in node.snapshot.failures}
         for scope, names in wanted.items():
             subjects = list(_subjects(scope, run, number, node))
             yield from _gaps(scope, names, subjects, node)
@@ -130,7 +130,7 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
                     refused = {
                         name: each
                         for name, each in reasons.items()
-                        if each not in told and not _is_not_there(name, each, subject, node)
+                        if each not in errors and not _is_not_there(name, each, subject, node)
                     }
                     yield from _findings(scope, subject.name, refused)
 
@@ -145,15 +145,15 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
     answered = scope == "pair" and any(gpu.uuid for gpu in node.gpus) and not node.snapshot.failures
     for name in names:
         parts = name.split("|")
-        told = {_kind(each) for each in subjects if each.facts is not None and _tells_any(each.facts, parts)}
+        readable = {_kind(each) for each in subjects if each.facts is not None and _tells_any(each.facts, parts)}
         if parts == [_NVLINKS] and any(pair.nvlink == "OK" for pair in node.snapshot.pairs):
-            told |= {_kind(each) for each in subjects}  # the driver says that copies can take them
+            readable |= {_kind(each) for each in subjects}  # the driver says that copies can take them
         for subject in subjects:
             if subject.facts is None:
                 absent = answered
             else:
                 known = _reasons(subject.unknown, (name, *_READ_WITH.get(name, ()))) or _tells_any(subject.facts, parts)
-                absent = not known and (_kind(subject) in told or (bool(told) and _kind(subject) == (None,)))
+                absent = not known and (_kind(subject) in readable or (bool(readable) and _kind(subject) == (None,)))
             if absent:
                 what = "the pair" if subject.facts is None else name.replace("|", " or ")
                 yield Finding(

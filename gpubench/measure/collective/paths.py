@@ -355,8 +355,8 @@ class _Paths:
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
             pairs = {pair for pair in pairs if self._wiring.together(pair)}
             if not self._observed.by_design:
-                told = {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
-                pairs &= self._chosen.keys() | told
+                measured = {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
+                pairs &= self._chosen.keys() | measured
         return [self._path(pair) for pair in sorted(pairs)]
 
     def _path(self, pair: Pair) -> KnownPath:

@@ -458,8 +458,8 @@ class RecordedRows:
 
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
     """A recording from its lines, each with its place; `name` is what to call it. Raises UsageError."""
-    again = f"record it again: gpubench {collective.name} --record DIR"
-    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=again):
+    command = f"record it again: gpubench {collective.name} --record DIR"
+    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
         if not lines:
             file = file_of(collective.name)
             raise UsageError(f"{name}, {file}: empty", expected=f"a recorded run of {collective.name}")

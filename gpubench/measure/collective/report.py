@@ -139,8 +139,8 @@ class SpeedJudge:
         slowness = Slowness.of(self.slow)
         staged = next((each for each in found if each.id == HOST_STAGED and each.severity is Verdict.FAIL), None)
         if staged is not None:
-            told = replace(staged, consequences=(*staged.consequences, str(slowness)))
-            return tuple(told if each is staged else each for each in found)
+            with_slowness = replace(staged, consequences=(*staged.consequences, str(slowness)))
+            return tuple(with_slowness if each is staged else each for each in found)
         return (*found, self._finding(slowness, explained))
 
     def _finding(self, slowness: Slowness, explained: "Explained | None") -> Finding:

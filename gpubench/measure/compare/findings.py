@@ -121,8 +121,8 @@ def _of_rows(
     held: dict[str, list[tuple[ComparisonRow, Reason]]] = {}
     paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
     of_paths: dict[int, list[Reason]] = {}
-    told = [number for number, each in enumerate(judged) if each.reasons]
-    for place, row in zip(told, compared.made(told), strict=True):
+    numbers = [number for number, each in enumerate(judged) if each.reasons]
+    for place, row in zip(numbers, compared.made(numbers), strict=True):
         ids = {reason.finding for reason in judged[place].reasons}
         pair = " → ".join(map(str, row.ends))
         number = paths.get(pair) if row.collective is None else 0 if evidence else None
@@ -227,13 +227,13 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
             yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
 
 
-def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], told: Iterable[Finding]) -> Iterator[Finding]:
+def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], others: Iterable[Finding]) -> Iterator[Finding]:
     """A finding for a new result with verdict FAIL or ERROR, if the old results passed and no finding says why."""
     before = min((gravity(each.verdict) for each in base if each.verdict), default=gravity(Verdict.PASS))
     worst = min((each for each in new if each.verdict), key=lambda each: gravity(each.verdict or ""), default=None)
     if worst is None or worst.verdict is None or gravity(worst.verdict) > gravity(Verdict.ERROR):
         return
-    if gravity(worst.verdict) < min((before, *(gravity(each.severity) for each in told))):
+    if gravity(worst.verdict) < min((before, *(gravity(each.severity) for each in others))):
         yield Finding(
             id=WORSE,
             severity=Verdict(worst.verdict),

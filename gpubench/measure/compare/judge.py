@@ -125,9 +125,9 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
         bound = NoiseBound(rules.threshold_percent / (100 - rules.threshold_percent), "--threshold")
     way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
     no_hiccup = slower > _NO_HICCUP and _lasts(base, is_last=noise.is_largest(key) and key.backend != _ON_CPUS)
-    alone = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
+    isolated = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
     if slower > min(bound.share, UNSURE_FROM):
-        reasons += _time(slower, bound, rules, alone=alone)
+        reasons += _time(slower, bound, rules, isolated=isolated)
     return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
 
 
@@ -151,8 +151,8 @@ def _beside_time(base: Runs, new: Runs) -> Iterator[Reason]:
         yield Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified")
 
 
-def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Iterator[Reason]:
-    """The verdict on a time that is longer by a part of `slower`; `alone`: its neighbours are not longer."""
+def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> Iterator[Reason]:
+    """The verdict on a time that is longer by a part of `slower`; `isolated`: its neighbours are not longer."""
     is_within = slower <= bound.share
     if is_within and (rules.threshold_percent is not None or slower <= UNSURE_FROM):
         return
@@ -164,7 +164,7 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Ite
             yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
     elif rules.threshold_percent is not None:
         yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")
-    elif alone:
+    elif isolated:
         # A run hiccups at times, by any factor: what one row alone shows in few runs is to be repeated.
         yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, and runs are few")
     else:

@@ -122,10 +122,10 @@ def _of_latency(row: LatencyRow) -> RunFigures:
 
 
 def _of_pairs(rows: Iterable[PairRow]) -> Iterator[RunFigures]:
-    for latency, gb_s, size, engine, is_staged_, verified, source, to, origin, transport, verdict, *told in cells_of(
+    for latency, gb_s, size, engine, is_staged_, verified, source, to, origin, transport, verdict, *rest in cells_of(
         rows, *_FIGURES
     ):
-        path_class, limit, note = told
+        path_class, limit, note = rest
         yield RunFigures(
             latency if latency is not None else size / gb_s / 1e3 if size and gb_s else None,
             gb_s,

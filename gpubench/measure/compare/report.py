@@ -386,12 +386,12 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
     return files
 
 
-def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
+def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
     """A result that has nothing to be compared with: say in what it differs from the one that is nearest to it.
 
     Where its own machine ran the same command before, something changed, which is a doubt.
     """
-    name, head = alone
+    name, head = result
     others = [each for kind in kinds for other, each in kind if other != name and each.command == head.command]
     nearest = min(others, key=lambda each: (each.machine != head.machine, each.models != head.models), default=None)
     if nearest is None:
@@ -443,12 +443,12 @@ def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
     for name, report in reports.items():
         for finding in report.findings:
             subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
-            again = (
+            command = (
                 f"Run the same command again with --output {folder}/"
                 if "--new " in finding.next_command
                 else finding.next_command
             )
-            yield replace(finding, subject=subject, next_command=again)
+            yield replace(finding, subject=subject, next_command=command)
 
 
 def _doubts(chosen: HistorySelection) -> Iterator[Finding]:

@@ -168,8 +168,8 @@ class P2pRequest:
 
     def steps(self, gpus: int) -> int:
         """The number of copies, each of which is a step of the progress."""
-        alone = len(list(self.host_copies(gpus))) + len(list(self.managed_copies(gpus)))
-        return alone + len(self.series) * len(self.pairs) + len(self.pattern_copies)
+        single = len(list(self.host_copies(gpus))) + len(list(self.managed_copies(gpus)))
+        return single + len(self.series) * len(self.pairs) + len(self.pattern_copies)
 
 
 class Bench(Protocol):

@@ -162,8 +162,8 @@ def _parts_gb_s(
 ) -> float | None:
     """The bandwidths of the pairs one at a time, added up; None where one was not measured."""
     wanted = Series(Engine.CE, direction, peer=True, size_bytes=request.pattern_bytes)
-    alone = next((each.gb_s for each in matrices if each.series == wanted), {})
-    return sum(alone[pair] for pair in pairs) if all(pair in alone for pair in pairs) else None
+    undisturbed = next((each.gb_s for each in matrices if each.series == wanted), {})
+    return sum(undisturbed[pair] for pair in pairs) if all(pair in undisturbed for pair in pairs) else None
 
 
 HOST = "host"

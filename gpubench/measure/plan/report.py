@@ -155,8 +155,8 @@ def _fault_row(case: FaultCase, shown: StepPrediction, healthy: StepPrediction) 
 def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | None:
     if _slower(faulty, healthy) > 0:
         return None
-    alone = healthy.communication_seconds
-    ratio = faulty.communication_seconds / alone if alone else 1.0
+    healthy_seconds = healthy.communication_seconds
+    ratio = faulty.communication_seconds / healthy_seconds if healthy_seconds else 1.0
     if ratio < 1 + _SAME_PERCENT / 100:
         return (
             f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or all are as slow already"

@@ -303,10 +303,10 @@ def slow_figures(figures: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
     return found
 
 
-def still_slow(first: Iterable[LocalFigure], again: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
+def still_slow(first: Iterable[LocalFigure], second: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
     """The figures that fall behind in both of two measurements, as the second one has them."""
     before = {each.place for each in first}
-    return {each: share for each, share in slow_figures(again).items() if each.place in before}
+    return {each: share for each, share in slow_figures(second).items() if each.place in before}
 
 
 def slowest_of(*measurements: Mapping[LocalFigure, float]) -> dict[LocalFigure, float]:
@@ -319,10 +319,10 @@ def slowest_of(*measurements: Mapping[LocalFigure, float]) -> dict[LocalFigure, 
     return dict(found.values())
 
 
-def better_of(first: Sequence[LocalFigure], again: Sequence[LocalFigure]) -> list[LocalFigure]:
+def better_of(first: Sequence[LocalFigure], second: Sequence[LocalFigure]) -> list[LocalFigure]:
     """Of two measurements the better figures, which are slow where both are; damaged data where either has them."""
     found: dict[tuple[int, int, LocalQuantity, int | None], LocalFigure] = {}
-    for each in (*first, *again):
+    for each in (*first, *second):
         known = found.setdefault(each.place, each)
         if (each.failure.startswith(WRONG_DATA_ARRIVED), each.gb_s) > (
             known.failure.startswith(WRONG_DATA_ARRIVED),

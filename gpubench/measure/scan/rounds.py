@@ -187,10 +187,10 @@ def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
     left = {cell: met - found.keys() for cell, met in partners.items() if cell not in found}
     while True:
         candidates = [cell for cell, met in left.items() if len(met) >= FAILURES_THAT_RETIRE]
-        alone = [cell for cell in candidates if any(len(left[each]) == 1 for each in left[cell])]
+        sole_suspects = [cell for cell in candidates if any(len(left[each]) == 1 for each in left[cell])]
         if not candidates:
             return list(found)
-        worst = max(alone or candidates, key=lambda cell: (len(left[cell]), -cell.node, -cell.rail))
+        worst = max(sole_suspects or candidates, key=lambda cell: (len(left[cell]), -cell.node, -cell.rail))
         found[worst] = None
         for each in left.pop(worst):
             left[each] = left[each] - {worst}

@@ -289,10 +289,10 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
     return found
 
 
-def slow_levels(course: ScanCourse, told: Set[int]) -> Mapping[int, RailLevel]:
-    """Levels clearly below or above the NICs' rate, without the rails `told`: reported as slow, or without a level."""
+def slow_levels(course: ScanCourse, without: Set[int]) -> Mapping[int, RailLevel]:
+    """Levels clearly below or above the NICs' rate, of rails that are not `without`: reported as slow, or no level."""
     levels = rail_levels(course)
-    return {rail: each for rail, each in levels.items() if rail not in told and each.severity is not Verdict.PASS}
+    return {rail: each for rail, each in levels.items() if rail not in without and each.severity is not Verdict.PASS}
 
 
 def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
@@ -306,10 +306,10 @@ def all_rates_known(course: ScanCourse) -> bool:
     return len(rail_levels(course)) == course.fabric.rails
 
 
-def rate_findings(course: ScanCourse, told: Set[int]) -> Iterator[Finding]:
-    """Findings for rails below or above the rate of their NICs on all nodes; `told` as in `slow_levels`."""
+def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
+    """Findings for rails below or above the rate of their NICs on all nodes; `without` as in `slow_levels`."""
     by_severity: dict[Verdict, dict[int, RailLevel]] = {}
-    for rail, level in slow_levels(course, told).items():
+    for rail, level in slow_levels(course, without).items():
         by_severity.setdefault(level.severity, {})[rail] = level
     for severity, levels in by_severity.items():
         if severity is Verdict.ERROR:

@@ -260,9 +260,9 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
     facts = []
     host = node.snapshot.host
     owners = [_owner(job, position) for position in range(len(job.gpus))]
-    alone = len({task.pid for task in owners if task is not None}) == len(job.gpus)
+    one_process_a_gpu = len({task.pid for task in owners if task is not None}) == len(job.gpus)
     for position, (gpu, task) in enumerate(zip(job.gpus, owners, strict=True)):
-        if alone and task is not None:
+        if one_process_a_gpu and task is not None:
             places.append(
                 RankIdentity(rank=position, host=host, node=0, local_rank=position, pid=task.pid, gpu_bus_id=gpu.bus_id)
             )
@@ -270,7 +270,7 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
                 facts.append(replace(task.facts, rank=position, host=host, node=0, local_rank=position))
         else:
             places.append(GpuPlace(host, 0, gpu.bus_id))
-    if not alone:
+    if not one_process_a_gpu:
         known = (task.facts for task in job.tasks if task.facts is not None)
         facts = [replace(each, rank=number, host=host, node=0) for number, each in enumerate(known)]
     return Circumstances(wiring=Wiring(places, {0: node}), facts=facts, settings=users_settings(facts))

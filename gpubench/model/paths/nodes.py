@@ -310,6 +310,6 @@ def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     named = []
     for snapshot in snapshots:
         seen[snapshot.host] += 1
-        again = seen[snapshot.host] > 1
-        named.append(replace(snapshot, host=f"{snapshot.host}~{seen[snapshot.host]}") if again else snapshot)
+        is_repeated = seen[snapshot.host] > 1
+        named.append(replace(snapshot, host=f"{snapshot.host}~{seen[snapshot.host]}") if is_repeated else snapshot)
     return named

@@ -274,10 +274,10 @@ def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
     """'0-1,3-5' as ordered pairs of driver indices, each once. Raises ValueError with the message."""
     found: dict[Pair, None] = {}
-    for word in (word.strip() for text in texts for word in text.split(",")):
-        first, dash, second = word.partition("-")
+    for pair in (pair.strip() for text in texts for pair in text.split(",")):
+        first, dash, second = pair.partition("-")
         if not (dash and first.isdecimal() and second.isdecimal() and int(first) != int(second)):
-            raise ValueError(word)
+            raise ValueError(pair)
         found[int(first), int(second)] = None
     return tuple(found)
 

@@ -190,7 +190,7 @@ class PeerAccess:
         return True if True in answers else None
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """One word for a matrix: OK, the driver's refusal, `no` where only CUDA refuses, `?`."""
         if self.contradicts:
             return f"{self.nvml}!"
@@ -290,8 +290,8 @@ class Topology:
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
         """Peer access from one GPU to another, as CUDA and NVML report it."""
         facts = self._stated(source, destination)
-        said = [word for word in (facts.read, facts.write) if word not in (None, NOT_SAID)]
-        nvml = next((word for word in said if word != "OK"), said[0] if said else None)
+        said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
+        nvml = next((status for status in said if status != "OK"), said[0] if said else None)
         silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
         if nvml is not None:
             access = PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
@@ -524,8 +524,8 @@ _MOST_GPUS_ON_AMD = 2
 
 def level(setting: str) -> str | None:
     """The type of path that a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL names."""
-    word = _NUMBERED.get(setting, setting.upper())
-    return word if word in _LEVELS else None
+    name = _NUMBERED.get(setting, setting.upper())
+    return name if name in _LEVELS else None
 
 
 def is_within(path: str, limit: str = DEFAULT_LEVEL) -> bool:

@@ -350,8 +350,8 @@ def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
     known = [each for each in carried if each is not None]
     rdma = all(nic.rdma for position in range(len(wiring.gpus)) for nic in wiring.near_nics(position))
     if len(positions) == 1:
-        alone = NodeNetwork(1, len(wiring.gpus), 0.0, 0.0)
-        return alone, alone
+        single = NodeNetwork(1, len(wiring.gpus), 0.0, 0.0)
+        return single, single
     if len(known) < len(carried):
         return None
     found = [NodeNetwork(len(positions), len(wiring.gpus), node, nic, rdma) for node, nic in known]

@@ -275,19 +275,19 @@ class Profile:
         """The profile of a machine that shows only the first `gpus` of these GPUs."""
         if not 0 < gpus < self.match.visible:
             return self
-        alone = gpus == 1
+        single = gpus == 1
         pairs = tuple(pair for pair in self.nvlink.pairs if max(pair[:2]) < gpus) if self.nvlink else ()
         return replace(
             self,
             match=replace(self.match, visible=gpus, board_gpus=self.match.board),
             gpu=replace(self.gpu, places=self.gpu.places[:gpus]),
-            nvlink=None if alone or self.nvlink is None else replace(self.nvlink, pairs=pairs),
+            nvlink=None if single or self.nvlink is None else replace(self.nvlink, pairs=pairs),
             expected=tuple(
                 replace(each, gpus=self.gpus_of(each))
                 for each in self.expected
-                if not alone or each.quantity.startswith(_HOST_COPIES)
+                if not single or each.quantity.startswith(_HOST_COPIES)
             ),
-            curve=() if alone else tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
+            curve=() if single else tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
         )
 
     @property
@@ -480,9 +480,9 @@ def _check_gpus(profile: Profile, where: str) -> None:
             f"{where}.gpu.compute_capability is {profile.gpu.compute_capability!r}", expected="a version: '9.0'"
         )
     status = profile.peer_access.status
-    for key, word in (("status", status), ("unlinked", profile.peer_access.unlinked or P2P_OK)):
-        if word not in P2P_STATUSES:
-            raise UsageError(f"{where}.peer_access.{key} is {word!r}", expected=f"one of {', '.join(P2P_STATUSES)}")
+    for key, value in (("status", status), ("unlinked", profile.peer_access.unlinked or P2P_OK)):
+        if value not in P2P_STATUSES:
+            raise UsageError(f"{where}.peer_access.{key} is {value!r}", expected=f"one of {', '.join(P2P_STATUSES)}")
     if status != P2P_OK and not profile.peer_access.reason:
         raise UsageError(f"{where}.peer_access has no reason", expected="why a healthy machine refuses peer access")
 

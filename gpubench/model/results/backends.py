@@ -311,7 +311,7 @@ class _Place:
 
     ways: Mapping[str, CollectiveRow]
     own: CollectiveRow
-    again: CollectiveRow | None
+    repeated: CollectiveRow | None
     own_way: str | None
     seconds: Mapping[str, CollectiveRow]
 
@@ -319,12 +319,12 @@ class _Place:
     def own_time_us(self) -> float:
         """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
-        return median(_time_of_way_us(row) for row in (self.own, self.again, chosen) if row is not None)
+        return median(_time_of_way_us(row) for row in (self.own, self.repeated, chosen) if row is not None)
 
     @property
     def drift(self) -> float | None:
         """By how much the own choice was slower the second time, as a part of the first."""
-        return None if self.again is None else _drift(self.own, self.again)
+        return None if self.repeated is None else _drift(self.own, self.repeated)
 
     @property
     def drifts(self) -> Mapping[str, float]:
@@ -379,7 +379,7 @@ def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
     for here in grouped(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
         others = [row for row in here if row is not own]
-        again = next((row for row in others if row.setting == AGAIN and not row.wrong), None)
+        repeated = next((row for row in others if row.setting == AGAIN and not row.wrong), None)
         true = [row for row in others if not row.wrong and not took_another(row)]
         right = [row for row in true if row.setting == first_time(row.setting)]
         twice = {first_time(row.setting): row for row in true if row.setting not in (AGAIN, first_time(row.setting))}
@@ -389,7 +389,7 @@ def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
             names = {_name(row, several=several): row for row in ways}
             own_way = None if chosen is None else _name(chosen, several=several)
             seconds = {name: twice[row.setting] for name, row in names.items() if row.setting in twice}
-            found.append(_Place(names, own, again, own_way, seconds))
+            found.append(_Place(names, own, repeated, own_way, seconds))
     return sorted(found, key=lambda place: place.own.size_bytes)
 
 
@@ -467,7 +467,7 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
     noises = (noise, _noise_of_jobs(near) if place.seconds else None)
     of_mean = [Noise(math.sqrt(1.5 / 2) * each.deviation, each.freedom) for each in noises if each is not None]
     bounds = [each.bound(len(place.ways)) for each in of_mean]
-    owns = [row.ci95_percent for row in (place.own, place.again) if row is not None]
+    owns = [row.ci95_percent for row in (place.own, place.repeated) if row is not None]
     if fastest.ci95_percent is not None and None not in owns:
         own = math.hypot(*(each for each in owns if each is not None)) / len(owns)
         bounds.append(math.hypot(own, fastest.ci95_percent) / 100)

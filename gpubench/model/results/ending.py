@@ -129,13 +129,13 @@ def last_line(verdict: Verdict, origin: str, parts: Sequence[LinePart], command:
     A part has its fullest wording that fits, the most important part first. What does not fit is left out: no part and
     no command is cut, except a first part that is too long by itself, which ends after a word.
     """
-    word = f"{verdict} (simulated)" if origin == Origin.SIMULATED else str(verdict)
+    head = f"{verdict} (simulated)" if origin == Origin.SIMULATED else str(verdict)
     parts = [each for each in parts if each.wordings]
     chosen = {index: each.wordings[-1] for index, each in enumerate(parts) if each.importance == ALWAYS}
 
     def line(chosen: dict[int, str]) -> str:
         said = ", ".join(chosen[index] for index in sorted(chosen))
-        return f"{word}: {said}" + (f". Try: {command}" if command else "") if said else word
+        return f"{head}: {said}" + (f". Try: {command}" if command else "") if said else head
 
     if len(line(chosen)) > MOST_CHARACTERS:
         command = ""

@@ -94,8 +94,8 @@ class SpeedFigures:
     @property
     def lost_in_noise(self) -> SpeedFigure | None:
         """A collective's best figure, or that of its largest size, that nobody judged and whose interval reaches 0."""
-        told = (*self._best.values(), *self._largest.values())
-        unjudged = (each for each in told if not each.is_judged)
+        figures = (*self._best.values(), *self._largest.values())
+        unjudged = (each for each in figures if not each.is_judged)
         return next((each for each in unjudged if (each.interval_percent or 0.0) >= _WHOLE_PERCENT), None)
 
     def all(self) -> Iterator[SpeedFigure]:

@@ -337,12 +337,12 @@ class PastFigures:
             return f"this machine's past is not known: {self.problem}"
         if not self.used and not self.left_out:
             return ""
-        told = f"this machine's past: {counted(self.used, 'result')} of {self.folder}"
+        text = f"this machine's past: {counted(self.used, 'result')} of {self.folder}"
         if self.used < LEAST_RESULTS:
-            told += f", and {LEAST_RESULTS} are the least that a row is judged by"
+            text += f", and {LEAST_RESULTS} are the least that a row is judged by"
         if self.wired_otherwise:
-            told += f"; since {self.wired_otherwise} of them links or NICs came or went (another topology)"
-        return told + (f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else "")
+            text += f"; since {self.wired_otherwise} of them links or NICs came or went (another topology)"
+        return text + (f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else "")
 
 
 def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
@@ -431,8 +431,8 @@ def _with_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
         for key in family:
             near = [noise[each] for each in family if _is_near(each, key)]
             deviation = max(noise[key].deviation, median(each.deviation for each in near))
-            told = _MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
-            found[key] = Noise(deviation, max(noise[key].freedom, told))
+            freedom = _MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
+            found[key] = Noise(deviation, max(noise[key].freedom, freedom))
     return found
 
 

@@ -90,11 +90,11 @@ def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
 
 @cache
 def _in_common(
-    kind: type, sources: tuple[type, ...], given: tuple[str, ...]
+    kind: type, sources: tuple[type, ...], left_out: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]], ...]:
     """The fields that each source has before the others, but for those that are given, and what reads them."""
     names = dict.fromkeys(getattr(kind, "_fields", ()) or kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    wanted = [name for name in names if name not in given]
+    wanted = [name for name in names if name not in left_out]
     found = []
     for source in sources:
         has = {*dir(source), *getattr(source, "__dataclass_fields__", ())}

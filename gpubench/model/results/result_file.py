@@ -87,7 +87,7 @@ SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class UserFacts:
     """What a person says of rows that do not say it themselves: the collective, by gpubench's name, ranks and nodes."""
 
     collective: str | None = None
@@ -95,7 +95,7 @@ class Told:
     nodes: int = 1
 
 
-NOTHING_TOLD = Told()
+NO_USER_FACTS = UserFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,7 @@ def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
     """
     cells = enumerate(rows.cells("status", "change", "verdict"))
     compared = [each for each in cells if each[1][0] == Status.COMPARED]
-    slower = rows.made(number for number, told in compared if told[1:] == (Change.SLOWER, Verdict.FAIL))
+    slower = rows.made(number for number, judged in compared if judged[1:] == (Change.SLOWER, Verdict.FAIL))
     if not slower:
         return ""
     worst = max(slower, key=lambda row: row.slower_percent or 0.0)
@@ -321,8 +321,8 @@ def _beside(metadata: Metadata, report: Report) -> list[str]:
             f"with the same libnccl {own}" if own == library else f"with another libnccl: {own}, not {library}"
         )
         words.append(path_words(of_it))
-        alone = metadata.libraries.get(NCCL_ALONE)
-        words.append(f"though without torch gpubench loads {alone}" if alone else "")
+        version = metadata.libraries.get(NCCL_ALONE)
+        words.append(f"though without torch gpubench loads {version}" if version else "")
     return words
 
 

@@ -153,10 +153,10 @@ def watch_part(report: Report) -> LinePart:
     for row in rows:
         main.setdefault((row.node, row.job), row)
     busy = sorted((row for row in main.values() if row.way != Way.IDLE), key=lambda row: -row.seconds)
-    told = [_told(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
-    if told:
+    sentences = [_told(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
+    if sentences:
         unjudged = "" if report.verdict is Verdict.PASS else "no path between GPUs was seen: "
-        return part(*(unjudged + some_of(told, most) for most in range(min(len(told), _MOST_JOBS), 0, -1)))
+        return part(*(unjudged + some_of(sentences, most) for most in range(min(len(sentences), _MOST_JOBS), 0, -1)))
     return part("all jobs are idle, no traffic between GPUs was seen" if rows else "no process uses a GPU")
 
 

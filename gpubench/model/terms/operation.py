@@ -430,12 +430,12 @@ _ENQUEUED = (NCCL, TORCH_NCCL, TORCH_SYMM)  # They wait in a stream, so that a g
 GATE = "gate"  # In the metadata, the clock of a table in which operations that can wait behind a gate do so
 
 
-def gated(backends: Sequence[str], *, alone: bool = False, graph: bool = False) -> tuple[str, ...]:
+def gated(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = False) -> tuple[str, ...]:
     """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others.
 
-    Operations `alone` are timed with their launch, and replays of a `graph` need no host to issue operations.
+    Operations `one_by_one` are timed with their launch, and replays of a `graph` need no host to issue operations.
     """
-    if alone or graph or {TORCH_NCCL, TORCH_SYMM}.isdisjoint(backends):
+    if one_by_one or graph or {TORCH_NCCL, TORCH_SYMM}.isdisjoint(backends):
         return ()
     return tuple(each for each in _ENQUEUED if each in backends)
 

@@ -47,15 +47,15 @@ class OverlapAsked:
 
 def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
     """Caps of --ctas, each once, in their order: 'own,16,8'. UsageError for what is no number of CTAs."""
-    words = list(dict.fromkeys(word.strip().lower() for text in texts for word in text.split(",")))
-    for word in words:
-        if word != OWN_CTAS and not (word.isascii() and word.isdecimal() and 1 <= int(word) <= MOST_CTAS):
+    words = list(dict.fromkeys(cap.strip().lower() for text in texts for cap in text.split(",")))
+    for cap in words:
+        if cap != OWN_CTAS and not (cap.isascii() and cap.isdecimal() and 1 <= int(cap) <= MOST_CTAS):
             raise UsageError(
-                f"--ctas {word or repr(word)}",
+                f"--ctas {cap or repr(cap)}",
                 expected=f"numbers from 1 to {MOST_CTAS}, and {OWN_CTAS} for NCCL's own",
                 next_step="--ctas own,16,8,4,2",
             )
-    return tuple(None if word == OWN_CTAS else int(word) for word in words)
+    return tuple(None if cap == OWN_CTAS else int(cap) for cap in words)
 
 
 def cap_name(ctas: int | None) -> str:
@@ -298,11 +298,11 @@ def overlap_times(
     together: StepsOfRanks,
 ) -> OverlapTimes:
     """The times of a row from its phases; `together` are the steps in which computation gets SMs first."""
-    alone = communication_alone.communication
-    is_met = communication_first is not None and alone >= _LEAST_MET * HOLD_SECONDS
+    undisturbed = communication_alone.communication
+    is_met = communication_first is not None and undisturbed >= _LEAST_MET * HOLD_SECONDS
     return OverlapTimes(
         partner_alone=partner_alone.partner,
-        communication_alone=alone,
+        communication_alone=undisturbed,
         communication_first=communication_first.communication if communication_first is not None and is_met else None,
         partner_together=together.partner,
         communication_together=together.communication,

@@ -154,7 +154,7 @@ def taken_name(algorithm: str | None, protocol: str | None) -> str | None:
     return "/".join(_plain(each) for each in (algorithm, protocol) if each) or None
 
 
-def again(name: str | None) -> str:
+def repeated_name(name: str | None) -> str:
     """The name of the rows that measure a way for the second time."""
     return AGAIN if name is None else f"{name} {AGAIN}"
 

@@ -356,10 +356,10 @@ def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequenc
     """The rank, or all ranks of a node, that is late as a rule; a row is entry times and seconds an operation."""
     if not rows or len(nodes) < 2:
         return None
-    alone = [(rank,) for rank in range(len(nodes))]
+    by_rank = [(rank,) for rank in range(len(nodes))]
     members = grouped(range(len(nodes)), lambda rank: nodes[rank])
     together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
-    for groups in (alone, together):
+    for groups in (by_rank, together):
         found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]
         if found:
             return max(found, key=lambda each: each.last)

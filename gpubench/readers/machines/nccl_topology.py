@@ -364,7 +364,7 @@ def _nic_kind(parent: Element, name: str) -> NicKind:
 
 def _cpu_model(cpu: Element) -> str | None:
     parts = [cpu.text("vendor") or cpu.text("arch") or ""]
-    parts += [f"{word} {cpu.text(f'{word}id')}" for word in ("family", "model") if cpu.text(f"{word}id")]
+    parts += [f"{key} {cpu.text(f'{key}id')}" for key in ("family", "model") if cpu.text(f"{key}id")]
     return " ".join(parts).strip() or None
 
 

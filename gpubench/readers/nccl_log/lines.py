@@ -295,11 +295,11 @@ def parse_tuning(message: bytes) -> Tuning | None:
     )
 
 
-def _named(word: bytes | None, names: tuple[str, ...]) -> str | None:
+def _named(value: bytes | None, names: tuple[str, ...]) -> str | None:
     """A name, also where NCCL prints its number; None for a number that has none."""
-    if word is None or not word.isdigit():
-        return None if word is None else word.decode()
-    return names[int(word)] if int(word) < len(names) else None
+    if value is None or not value.isdigit():
+        return None if value is None else value.decode()
+    return names[int(value)] if int(value) < len(names) else None
 
 
 def bus_id(number: int) -> str:

@@ -398,8 +398,8 @@ class NcclLogReader:
             self._unreadable += is_damaged
             self._known_lines.remember(b"" if is_damaged else line)
             return
-        word, _, number = channel.partition(b" ")
-        if word == b"Channel":
+        kind, _, number = channel.partition(b" ")
+        if kind == b"Channel":
             self._channel_codes[number] = channel_code(*place)
         self._unreadable += not self._attribution.add_connection(thread, place, text, cut=cut)
 

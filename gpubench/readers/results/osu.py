@@ -11,7 +11,7 @@ from dataclasses import field
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import NOTHING_TOLD, FileCircumstances, LatencyRow, ResultFile, Told
+from gpubench.model.results.result_file import NO_USER_FACTS, FileCircumstances, LatencyRow, ResultFile, UserFacts
 from gpubench.model.terms.operation import (
     DataType,
     Placement,
@@ -77,12 +77,12 @@ def recognises(text: str) -> bool:
     return re.search(r"# OSU (?:MPI|NCCL|RCCL)\S* ", text) is not None
 
 
-def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
-    """The rows of every run in a text; `told` is what a person says of runs that do not say it.
+def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+    """The rows of every run in a text; `user_facts` is what a person says of runs that do not say it.
 
     Raises UsageError where it has none, or none of a program that is read.
     """
-    parser = _OsuText(told.ranks)
+    parser = _OsuText(user_facts.ranks)
     for line in lines_of(text, name):
         for tag, piece in pieces(line):
             parser.line(piece, tag)
@@ -142,7 +142,7 @@ class _OsuRun:
 
 @dataclass(slots=True)
 class _OsuText:
-    told_ranks: int | None = None
+    users_ranks: int | None = None
     tool: str = "OSU"
     latencies: list[LatencyRow] = field(default_factory=list)
     pairs: list[PairRow] = field(default_factory=list)
@@ -174,7 +174,7 @@ class _OsuText:
         backend = _BACKENDS[found["library"]]
         if backend == "host" and found["device"]:
             backend = "mpi"
-        self._run = _OsuRun(found["name"], backend, ranks=self._ranks or self.told_ranks, ends=self._ends)
+        self._run = _OsuRun(found["name"], backend, ranks=self._ranks or self.users_ranks, ends=self._ends)
         self._ranks = self._ends = None
         if found["version"]:
             self.tool = f"OSU {found['version']}"

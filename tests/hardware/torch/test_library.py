@@ -125,7 +125,7 @@ def test_symmetric_memory_is_opened_on_the_gpu_where_this_torch_has_it(monkeypat
     with pytest.raises(CouldNotMeasureError, match=r"without torch\.distributed\._symmetric_memory"):
         kind.load(13000)
     monkeypatch.setitem(sys.modules, "torch.distributed._symmetric_memory", torch.ops.symm_mem)
-    assert cast("Any", kind.load(13000)).word == "gloo", "which only makes ranks known to each other"
+    assert cast("Any", kind.load(13000)).backend == "gloo", "which only makes ranks known to each other"
     device = open_device(0, 1, "n0", Driver(version="580", cuda=13000))
     given = cast("Any", {"group": ThreadGroup(World(1), 0), "progress": FakeProgress(), "device": device})
     opened = kind.open(BackendSetup(ranks_on_node=1, **given))

@@ -389,7 +389,7 @@ def test_peer_access_in_one_word_and_in_several(
 ) -> None:
     topology = node([gpu(0), gpu(1)], pairs=[PairFacts(source="GPU0", destination="GPU1", **facts)])
     access = topology.peer_access(*topology.gpus)
-    assert (access.word, access.possible, access.contradicts, access.reason) == (word, possible, contradicts, reason)
+    assert (access.label, access.possible, access.contradicts, access.reason) == (word, possible, contradicts, reason)
 
 
 def test_a_lost_gpu_is_the_reason_why_access_is_not_known() -> None:

@@ -235,7 +235,7 @@ def test_what_can_wait_behind_a_gate_does_so_where_one_of_a_table_has_to() -> No
     assert gated(("torch:nccl",)) == ("torch:nccl",)
     assert gated(("nccl", "host")) == (), "nccl-tests' clock, which both can be timed by"
     assert gated(("nccl",)) == ()
-    assert gated(four, alone=True) == (), "operations alone are timed with their launch"
+    assert gated(four, one_by_one=True) == (), "operations alone are timed with their launch"
     assert gated(four, graph=True) == (), "a graph is replayed without a host that issues operations"
     assert gated(("nccl", "torch:symm", "host")) == ("nccl", "torch:symm")
 

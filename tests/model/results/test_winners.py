@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpubench.model.results.backends import WinnerRow, crossings, took_another, winners
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, again
+from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, repeated_name
 from tests.formats.sample import ROW
 
 SIZES = tuple(2**power for power in range(10, 26))
@@ -198,7 +198,7 @@ def jobs(seconds: Callable[[str | None, bool, int], float]) -> list[CollectiveRo
     there = [(None, False), *((name, False) for name in JOBS)]
     order = [*there, *((name, True) for name, _ in reversed(there))]
     return [
-        row(size, again(name) if second else name, seconds(name, second, size))
+        row(size, repeated_name(name) if second else name, seconds(name, second, size))
         for name, second in order
         for size in SIZES
     ]

@@ -11,10 +11,10 @@ from gpubench.model.terms.settings import (
     Algorithm,
     NcclSetting,
     Protocol,
-    again,
     every_combination,
     first_time,
     parse_sets,
+    repeated_name,
     taken_name,
 )
 
@@ -46,8 +46,8 @@ def test_other_rows_ask_for_nothing(name: str | None) -> None:
 
 @given(st.none() | SETTINGS.filter(lambda each: bool(each.values)).map(lambda each: each.name))
 def test_the_second_time_of_a_way_is_told_from_the_first(name: str | None) -> None:
-    assert first_time(again(name)) == name == first_time(name)
-    assert again(name) != name
+    assert first_time(repeated_name(name)) == name == first_time(name)
+    assert repeated_name(name) != name
 
 
 def test_every_combination_once() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
+from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers.documents import load_json
 from gpubench.readers.results.nccl_tests.run import (
@@ -48,8 +48,8 @@ def recognises(text: str) -> bool:
     return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
 
 
-def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
-    """The rows of the run in a text; `told` is what a person says of a run that does not say it.
+def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+    """The rows of the run in a text; `user_facts` is what a person says of a run that does not say it.
 
     Raises UsageError where it is damaged, of a version that is not known, or has no rows.
     """
@@ -74,7 +74,7 @@ def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
             reason="it was edited by hand, or damaged",
         ) from None
     remarks = [] if whole else ["the file has no end: the run was killed"]
-    return result_file([run], name, "JSON", remarks, environment, told=told)
+    return result_file([run], name, "JSON", remarks, environment, user_facts=user_facts)
 
 
 def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:

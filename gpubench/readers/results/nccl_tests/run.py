@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 from gpubench.errors import NotSaidError, UsageError
 from gpubench.model.paths.transport import Transport, is_staged, names, parse_transport
 from gpubench.model.results.report import CollectiveRow, Verified
-from gpubench.model.results.result_file import CPU_TIME, NOTHING_TOLD, FileCircumstances, ResultFile, Told
+from gpubench.model.results.result_file import CPU_TIME, NO_USER_FACTS, FileCircumstances, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 from gpubench.model.terms.verdict import Origin
@@ -129,11 +129,11 @@ _SHAPES: Mapping[str, tuple[bool | None, bool, bool | None]] = {
 the first reduction, which it does not use."""
 
 _FACTOR_OF_THREE_RANKS = 1.2  # allreduce's busbw is 4/3 of algbw with three ranks; sendrecv's is algbw
-_MOST_TOLD = 4096  # Ranks that busbw over algbw is tried for; from some hundred on several fit
+_MOST_TRIED = 4096  # Ranks that busbw over algbw is tried for; from some hundred on several fit
 
 
-def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, where: str) -> str:
-    """The collective of rows that do not name it; `told` is what a person says, `where` names the file.
+def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, where: str) -> str:
+    """The collective of rows that do not name it; `named` is what a person says, `where` names the file.
 
     Raises UsageError where several have such rows and nobody says which, or where none with that name has.
     """
@@ -145,9 +145,9 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, whe
             reason="a column was moved or edited, or another number of ranks took part",
             next_step="give the whole output of nccl-tests",
         )
-    if told is None and len(possible) == 1:
+    if named is None and len(possible) == 1:
         return possible[0]
-    if told is None:
+    if named is None:
         error = NotSaidError(
             f"{where}: nothing says which collective this is",
             expected="a line such as '# Collective test starting: all_gather_perf', the command, or --collective",
@@ -156,14 +156,14 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, told: str | None, whe
         )
         error.collectives = possible
         raise error
-    if told not in possible:
+    if named not in possible:
         raise UsageError(
-            f"{where}: its rows are not of {told}, as --collective says",
+            f"{where}: its rows are not of {named}, as --collective says",
             expected=f"one that has such rows: {', '.join(possible)}",
             reason="another collective ran",
             next_step=f"the same command with --collective {possible[0]}, if that is what ran",
         )
-    return told
+    return named
 
 
 def _possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
@@ -198,7 +198,7 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
     """
     line = max(lines, key=lambda each: each.placed[0].algbw_gb_s)
     if _SHAPES.get(collective, (None, None, None))[2]:
-        return _blocks(line) if _blocks(line) < _MOST_TOLD else None
+        return _blocks(line) if _blocks(line) < _MOST_TRIED else None
     figures = line.placed[0]
     if collective != "allreduce" or figures.algbw_gb_s < 1:
         return None
@@ -207,7 +207,7 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
         (figures.busbw_gb_s - off) / (figures.algbw_gb_s + off),
         (figures.busbw_gb_s + off) / (figures.algbw_gb_s - off),
     )
-    found = [ranks for ranks in range(2, _MOST_TOLD) if low <= ring_allreduce_factor(ranks) <= high]
+    found = [ranks for ranks in range(2, _MOST_TRIED) if low <= ring_allreduce_factor(ranks) <= high]
     return found[0] if len(found) == 1 else None
 
 
@@ -391,17 +391,17 @@ class NcclTestsRun:
         listed = max(len(self.devices), processes * self.ranks_a_process)
         return max((device.rank for device in self.devices), default=-1) >= listed
 
-    def rows(self, where: str, told: Told = NOTHING_TOLD) -> list[CollectiveRow]:
-        """Its lines as rows, one a placement; `told` is what a person says of a run that does not say it.
+    def rows(self, where: str, user_facts: UserFacts = NO_USER_FACTS) -> list[CollectiveRow]:
+        """Its lines as rows, one a placement; `user_facts` is what a person says of a run that does not say it.
 
         Raises NotSaidError where nothing says how many ranks there were, or which collective it was, and UsageError
-        where figures contradict each other or what was told; `where` names the file.
+        where figures contradict each other or `user_facts`; `where` names the file.
         """
         lines = self.measured
         if not (lines or self.cut):
             return []
-        named = self.collective or told.collective
-        shape = self._shape(where, told)
+        named = self.collective or user_facts.collective
+        shape = self._shape(where, user_facts)
         possible = [named] if named else _possible_collectives(lines, None) if lines else _cut_collectives(self.cut)
         if shape is None:
             raise self._not_said(where, possible)
@@ -409,20 +409,22 @@ class NcclTestsRun:
             raise self._not_said(where, possible)
         lines = lines or [each.whole(possible[0], shape[0]) for each in self.cut]
         if (not self.devices or self.lacks_devices) and len(possible) == 1:
-            self._check_told(lines, where, told, possible[0])
+            self._check_user_facts(lines, where, user_facts, possible[0])
         collective = self.collective or (
-            possible[0] if self.cut else collective_of(lines, shape[0], told.collective, where)
+            possible[0] if self.cut else collective_of(lines, shape[0], user_facts.collective, where)
         )
-        how = "--collective" if told.collective else "the shape of its rows"
+        how = "--collective" if user_facts.collective else "the shape of its rows"
         by = None if self.collective else f"{collective} by {how}: nccl-tests did not name it"
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
-    def _check_told(self, lines: Sequence[OutputLine], where: str, told: Told, collective: str) -> None:
+    def _check_user_facts(
+        self, lines: Sequence[OutputLine], where: str, user_facts: UserFacts, collective: str
+    ) -> None:
         likely = likely_ranks(lines, collective)
-        if likely is not None and likely != told.ranks:
-            a_node, rest = divmod(likely, told.nodes)
+        if likely is not None and likely != user_facts.ranks:
+            a_node, rest = divmod(likely, user_facts.nodes)
             raise UsageError(
-                f"{where}: its busbw over algbw is that of {likely} ranks, and --machine has {told.ranks}",
+                f"{where}: its busbw over algbw is that of {likely} ranks, and --machine has {user_facts.ranks}",
                 expected=f"the machine that the table is of{'' if rest else f': {a_node} ranks on each node'}",
                 reason="another number of GPUs or nodes took part",
                 next_step=f"--machine NAME/{a_node} is that part of each node" if not rest and a_node else "",
@@ -440,11 +442,11 @@ class NcclTestsRun:
             error.likely_ranks = likely_ranks(self.measured, collectives[0])
         return error
 
-    def _shape(self, where: str, told: Told) -> tuple[int, int, str | None] | None:
+    def _shape(self, where: str, user_facts: UserFacts) -> tuple[int, int, str | None] | None:
         """Ranks, nodes and part of a communicator; None where nothing says how many ranks there were."""
         if not self.devices or self.lacks_devices:
-            ranks = max((device.rank + 1 for device in self.devices), default=told.ranks)
-            return None if ranks is None or told.ranks is None else (ranks, told.nodes, None)
+            ranks = max((device.rank + 1 for device in self.devices), default=user_facts.ranks)
+            return None if ranks is None or user_facts.ranks is None else (ranks, user_facts.nodes, None)
         groups = sorted({device.group for device in self.devices})
         own = [device for device in self.devices if device.group == self.devices[0].group]
         nodes = len({device.host for device in own})
@@ -554,18 +556,18 @@ def result_file(
     remarks: Sequence[str],
     environment: Mapping[str, str] | None = None,
     *,
-    told: Told = NOTHING_TOLD,
+    user_facts: UserFacts = NO_USER_FACTS,
     damaged: int = 0,
 ) -> ResultFile:
     """The rows of all runs, with the circumstances of the first that has rows; `kind` is text or JSON.
 
-    `told` is what a person says of runs that do not say it; `damaged` lines were left out. Raises UsageError where
+    `user_facts` is what a person says of runs that do not say it; `damaged` lines were left out. Raises UsageError if
     nothing was measured, and NotSaidError where nothing says of how many ranks, or of which collective, rows are.
     """
     measured = [run for run in runs if run.measured or run.cut]
     if not measured:
         _refuse(runs, name, damaged)
-    rows = tuple(row for run in measured for row in run.rows(name, told))
+    rows = tuple(row for run in measured for row in run.rows(name, user_facts))
     left_out = [f"{damaged} damaged lines left out"] if damaged else []
     unfinished = sum(not run.complete for run in measured)
     more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []

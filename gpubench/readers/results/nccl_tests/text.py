@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Self
 
 from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.results.result_file import NOTHING_TOLD, ResultFile, Told
+from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers import limits
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape, unquoted
@@ -252,8 +252,8 @@ def _has_row(text: str) -> bool:
     return any(_is_of_table(unquoted(line)) for line in islice(text.splitlines(), limits.MOST_RESULT_LINES))
 
 
-def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
-    """The rows of every run in a text; `told` is what a person says of runs that do not say it.
+def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+    """The rows of every run in a text; `user_facts` is what a person says of runs that do not say it.
 
     Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
     """
@@ -262,7 +262,9 @@ def read(text: str, name: str, told: Told = NOTHING_TOLD) -> ResultFile:
         parser.line(line)
     parser.end()
     environment = parser.environment or None
-    return result_file(parser.runs, name, "text", parser.remarks, environment, told=told, damaged=parser.damaged)
+    return result_file(
+        parser.runs, name, "text", parser.remarks, environment, user_facts=user_facts, damaged=parser.damaged
+    )
 
 
 class _Parser:

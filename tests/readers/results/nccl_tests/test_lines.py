@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.result_file import Told
+from gpubench.model.results.result_file import UserFacts
 from gpubench.readers.results.nccl_tests.text import TORN, read, without_nccl
 from tests.fakes.old_nccl_tests import old_output
 
@@ -60,7 +60,7 @@ def test_a_host_that_begins_with_a_digit_is_no_wrong_element(host: str) -> None:
     assert len(whole.rows) == 4
     for place in range(1, 9):
         torn = re.sub(rf"(33554432 .* sum(?: +\S+){{{place}}})", rf"\g<1>{host}:26:26 [0] {SAID}\n", plain)
-        found = read(torn, "x", Told(collective="allreduce"))
+        found = read(torn, "x", UserFacts(collective="allreduce"))
         assert {row.wrong for row in found.rows} == {0}
         if host == "38ab0":
             assert without_paths([replace(found.rows[-1], note=None)]) == (replace(whole.rows[-1], note=None),)
@@ -74,4 +74,4 @@ def test_a_line_behind_a_launchers_prefix_goes_on_with_a_row_of_the_same_prefix_
     labelled = "\n".join(f"0: {line}" for line in torn.split("\n"))
     assert without_paths(read(labelled, "x").rows) == read(TEXT, "x").rows
     foreign = torn.replace(SAID + "\n", SAID + "\nprogress ")
-    assert "1 damaged lines left out" in read(foreign, "x", Told(collective="allreduce")).remarks
+    assert "1 damaged lines left out" in read(foreign, "x", UserFacts(collective="allreduce")).remarks

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.results.result_file import ResultFile, Told
+from gpubench.model.results.result_file import ResultFile, UserFacts
 from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
@@ -14,7 +14,7 @@ VALUES = "    60.00   17.48    8.74      0"
 
 
 def rows_of(text: str, collective: str | None = None) -> ResultFile:
-    return read(text, "out.txt", Told(collective=collective))
+    return read(text, "out.txt", UserFacts(collective=collective))
 
 
 @pytest.mark.parametrize("program", COLUMNS)
@@ -113,6 +113,6 @@ def test_a_number_of_elements_that_is_not_whole_is_another_column() -> None:
     ],
 )
 def test_a_row_without_any_header_has_the_columns_that_fit(row: str, collective: str, wrong: int | None) -> None:
-    found = read(row, "out.txt", Told(collective=collective, ranks=8))
+    found = read(row, "out.txt", UserFacts(collective=collective, ranks=8))
     assert [each.wrong for each in found.rows] == [wrong, 0]
     assert (found.rows[0].time_us, found.rows[0].algbw_gb_s) == (8142.6, 131.87)
