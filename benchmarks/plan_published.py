@@ -89,7 +89,13 @@ def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
             )
             told = f"{layout}, sequence {sequence}, {batch} of {sequences} {options}".strip()
             machine = f"{table['machine']}*{max(1, gpus // _NODE.get(table['machine'], 8))}"
-            plan = TrainingPlan(simulate=machine, layouts=(layout,), gpus=gpus, global_batch=sequences)
+            plan = TrainingPlan(
+                simulate=machine,
+                layouts=(layout,),
+                gpus=gpus,
+                global_batch=sequences,
+                reduce_fp32="--reduce-fp32" in words,
+            )
             name = f"{table['name']} {series}"
             yield PublishedStep(table["name"], table["set"], name, told, plan, shape, gpus, tokens)
 

@@ -630,6 +630,7 @@ def plan(
     measured_on: int | None = None,
     optimizer: One | None = None,
     bucket_mb: float | None = None,
+    reduce_fp32: Literal[True] | None = None,
     imbalance: float | None = None,
     fault: Several = None,
     faults_from: One | None = None,

@@ -260,11 +260,8 @@ def _above_latency(seconds_of: Callable[[int], float]) -> list[tuple[int, float]
 
     Then they take what they have of its bytes, beyond 50 µs.
     """
-    known = seconds_of(SIZES[0])
-    if known < _MOST_LATENCY_S:
-        return [(size, seconds_of(size)) for size in SIZES]
-    smallest = SIZES[0]
-    while seconds_of(2 * smallest) <= known * 1.01:
+    known, smallest = seconds_of(SIZES[0]), SIZES[0]
+    while known > _MOST_LATENCY_S and seconds_of(2 * smallest) <= known * 1.01:
         smallest *= 2
     return [
         (size, _USUAL_LATENCY_S + known * size / smallest if size < smallest else seconds_of(size)) for size in SIZES

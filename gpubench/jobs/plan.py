@@ -172,6 +172,7 @@ def job_of(plan: TrainingPlan, model: TransformerModel, finder: CurveFinder) -> 
         settings=StepSettings(
             bucket_bytes=None if plan.bucket_mb is None else round(plan.bucket_mb * _MEGABYTE),
             imbalance=plan.imbalance,
+            reduces_fp32=plan.reduce_fp32,
             optimizer_bytes=OPTIMIZER_TRAFFIC if plan.with_optimizer else 0,
         ),
         gpus_per_node=machine.gpus_per_node,

@@ -126,6 +126,7 @@ class TrainingPlan:
         min=0.001,
         max=1e6,
     )
+    reduce_fp32: bool = flag("Gradients are reduced in 32 bits, as by Megatron-LM and torchtitan.")
     imbalance: float = option(
         "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
     )

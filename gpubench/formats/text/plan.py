@@ -48,6 +48,8 @@ class PlanView(ReportView):
             "layouts, the fastest first; a step is forward, backward and optimizer; states are what weights, gradients "
             "and optimizer take on a GPU" + (f", which has {format_memory(memory)}" if memory else "")
         )
+        waits = [f"{row.host_ms:.1f}" for row in rows if row.host_ms is not None]
+        host = [Column("host", waits, 5, right=True)] if waits else []
         columns = [
             Column("", [str(row.place) for row in rows], 3, right=True),
             Column("layout", [row.layout for row in rows]),
@@ -57,7 +59,7 @@ class PlanView(ReportView):
             Column("slowed", [f"{row.slowed_ms:.1f}" for row in rows], 5, right=True),
             Column("exposed", [f"{row.exposed_ms:.1f}" for row in rows], 2, right=True),
             Column("bubble", [f"{row.bubble_ms:.1f}" for row in rows], 3 if rows[0].bubble_ms else 6, right=True),
-            *([] if rows[0].host_ms is None else [_host_column(rows)]),
+            *host,
             Column("microbatches", [str(row.microbatches) for row in rows], 7, right=True),
             Column("states", [format_memory(row.states_bytes) for row in rows], 1, right=True),
         ]
@@ -103,10 +105,6 @@ class PlanView(ReportView):
             if row.note:
                 self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
         self._page.print("")
-
-
-def _host_column(rows: Sequence[LayoutRow]) -> Column:
-    return Column("host", ["?" if row.host_ms is None else f"{row.host_ms:.1f}" for row in rows], 5, right=True)
 
 
 def _span(least: float, most: float) -> str:

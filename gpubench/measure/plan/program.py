@@ -175,13 +175,15 @@ class StepSettings:
 
     `bucket_bytes` of None: 25 MiB in DDP, as in PyTorch; in ZeRO-1 the gradients of 40 M parameters, or of a million a
     rank where that is more, as in Megatron-LM. `imbalance` is the busiest rank's tokens over the average of all, for
-    experts. `optimizer_bytes` is what the optimizer reads and writes a parameter, 0 without one.
+    experts. `optimizer_bytes` is what the optimizer reads and writes a parameter, 0 without one. `reduces_fp32`:
+    gradients are reduced in 32 bits, whatever the type of the parameters.
     """
 
     bucket_bytes: int | None = None
     microbatches: int = 1
     imbalance: float = 1.0
     optimizer_bytes: int = 0
+    reduces_fp32: bool = False
 
 
 MOST_BLOCKS = 24
@@ -225,7 +227,7 @@ class StepJob:
         return [*first, *blocks, *last]
 
     def bytes_of(self, operations: Sequence[Operation]) -> int:
-        """Bytes of a GPU's part of the parameters of these operations, which are those of their gradients."""
+        """Bytes of a GPU's part of the parameters of these operations."""
         return sum(self.tensor_bytes(tensor) for each in operations for tensor in each.tensors)
 
     def tensor_bytes(self, tensor: ParameterTensor) -> int:
@@ -234,11 +236,17 @@ class StepJob:
         return -(-tensor.elements // parts) * self.model.data_type.size_bytes
 
     @property
-    def bucket_bytes(self) -> int:
+    def gradient_share(self) -> float:
+        """Bytes of a gradient that is reduced, over those of its parameter."""
+        return 4 / self.model.data_type.size_bytes if self.settings.reduces_fp32 else 1.0
+
+    @property
+    def bucket_bytes(self) -> float:
         """The cap of a bucket of gradients."""
-        usual = 25 * 2**20
+        usual: float = 25 * 2**20
         if self.layout.sharding is not Sharding.DDP:
-            usual = max(40_000_000, 1_000_000 * self.layout.gradient_ranks) * self.model.data_type.size_bytes
+            parameters = max(40_000_000, 1_000_000 * self.layout.gradient_ranks)
+            usual = parameters * self.model.data_type.size_bytes * self.gradient_share
         return self.settings.bucket_bytes or usual
 
     @property
@@ -323,8 +331,8 @@ class StepProgram:
         size_bytes: float,
         *,
         source: str,
-        stream: str,
-        after: Sequence[int] = (),
+        after: Sequence[int],
+        stream: str = GRADIENTS,
     ) -> tuple[int, ...]:
         """The number of a collective behind these tasks; none where there is nothing to do."""
         seconds = self.job.times.seconds(collective, group, size_bytes)
@@ -373,13 +381,12 @@ class BlockWriter:
 
     def __init__(self, program: StepProgram) -> None:
         self._program = program
-        job = program.job
-        flops = job.model.forward_flops() / job.model.batch * job.layout.tensor * job.layout.context
+        job, layout = program.job, program.job.layout
+        flops = job.model.forward_flops() / job.model.batch * layout.tensor * layout.context
         self._forward_seconds = job.compute.forward_seconds / flops
         self._backward_seconds = job.compute.backward_seconds / flops
-        self._activations = job.model.activation_bytes / job.layout.context
-        self._is_whole = max(job.layout.tensor, job.layout.context, job.layout.expert) == 1
-        layout = job.layout
+        self._activations = job.model.activation_bytes / layout.context
+        self._is_whole = max(layout.tensor, layout.context, layout.expert) == 1
         self._tensor, self._context = job.group(layout.tensor, 1), job.group(layout.context, layout.tensor)
         self._expert = job.group(layout.expert, layout.tensor * layout.context)
 
@@ -437,27 +444,25 @@ class BlockWriter:
 
     def _enter(self, name: str, *, backward: bool = False) -> None:
         """What comes before an operation in the forward pass, and behind it in the backward pass."""
-        layout, part = self._program.job.layout, name.rpartition(".")[2]
-        begins = name.endswith(("attention.in", "mlp.up", "router"))
-        if begins and layout.sequence_parallel:
-            collective = "reducescatter" if backward else "allgather"
-            self._program.synchronous(collective, self._tensor, self._activations, _SEQUENCE_SOURCE)
-        elif begins and backward:
-            self._program.synchronous("allreduce", self._tensor, self._activations, _TENSOR_SOURCE)
+        part = name.rpartition(".")[2]
+        if name.endswith(("attention.in", "mlp.up", "router")):
+            self._join("reducescatter" if backward else "allgather", reduces=backward)
         if part == "up" and "experts" in name:
             self._exchange_tokens()
 
     def _leave(self, name: str, *, backward: bool = False) -> None:
         """What comes behind an operation in the forward pass, and before it in the backward pass."""
-        layout, part = self._program.job.layout, name.rpartition(".")[2]
+        part = name.rpartition(".")[2]
         if part == "down" and "experts" in name:
             self._exchange_tokens()
-        if not name.endswith(("attention.out", "mlp.down", "experts.down")):
-            return
-        if layout.sequence_parallel:
-            collective = "allgather" if backward else "reducescatter"
+        if name.endswith(("attention.out", "mlp.down", "experts.down")):
+            self._join("allgather" if backward else "reducescatter", reduces=not backward)
+
+    def _join(self, collective: str, *, reduces: bool) -> None:
+        """The activations of tensor-parallel ranks: by this collective where each has a part of the sequence."""
+        if self._program.job.layout.sequence_parallel:
             self._program.synchronous(collective, self._tensor, self._activations, _SEQUENCE_SOURCE)
-        elif not backward:
+        elif reduces:
             self._program.synchronous("allreduce", self._tensor, self._activations, _TENSOR_SOURCE)
 
     def _exchange_tokens(self) -> None:
@@ -474,10 +479,8 @@ class BlockWriter:
         for part in range(ranks):
             before, arrived = (*arrived, *program.behind), ()
             if part < ranks - 1:
+                size = 2 * keys * (2 if backward else 1)
                 arrived = program.communicate(
-                    *("sendrecv", self._context, 2 * keys * (2 if backward else 1)),
-                    source="ring attention",
-                    stream=CONTEXT,
-                    after=before,
+                    "sendrecv", self._context, size, source="ring attention", after=before, stream=CONTEXT
                 )
             program.compute(seconds / ranks, before)

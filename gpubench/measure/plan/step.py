@@ -34,15 +34,15 @@ from dataclasses import astuple, field, replace
 
 from gpubench.measure.plan.compute import ComputeTimes
 from gpubench.measure.plan.events import GpuTimes, StreamTask, simulate
-from gpubench.measure.plan.program import GRADIENTS, BlockWriter, StepJob, StepProgram
+from gpubench.measure.plan.program import BlockWriter, StepJob, StepProgram
 from gpubench.model.workload import Operation, ParameterTensor, Sharding, layers_of_stages
 from gpubench.records import dataclass
 
 
-def fill_buckets(sizes: Sequence[int], cap_bytes: int) -> list[list[int]]:
+def fill_buckets(sizes: Sequence[float], cap_bytes: float) -> list[list[int]]:
     """The numbers of the gradients of each bucket; `sizes` in bytes, in the order in which they are ready."""
     found: list[list[int]] = []
-    free = 0
+    free = 0.0
     for number, each in enumerate(sizes):
         if free <= 0:
             found.append([])
@@ -59,7 +59,7 @@ _GATHER_SOURCE = "parameter all-gather"
 
 @dataclass(slots=True)
 class _Bucket:
-    size_bytes: int
+    size_bytes: float
     tensors: int
     missing: int
     task: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class GradientReducer:
         if job.gradient_group(experts=self.experts).ranks == 1:
             return
         tensors = [each for operation in reversed(job.operations) for each in self._own(operation)]
-        sizes = [job.tensor_bytes(each) for each in tensors]
+        sizes = [job.tensor_bytes(each) * job.gradient_share for each in tensors]
         for numbers in fill_buckets(sizes, job.bucket_bytes):
             bucket = _Bucket(sum(sizes[each] for each in numbers), len(numbers), len(numbers))
             self.buckets.append(bucket)
@@ -94,32 +94,33 @@ class GradientReducer:
 
     def ready(self, operation: Operation) -> None:
         """The gradients of an operation are there: copy them, and reduce the buckets that are now full."""
+        job = self.program.job
         for tensor in self._own(operation):
             bucket = self._of_tensor[tensor.name]
-            self.program.copy(self.program.job.tensor_bytes(tensor))
+            self.program.copy(job.tensor_bytes(tensor) * job.gradient_share)
             bucket.missing -= 1
             if bucket.missing:
                 continue
-            if self.program.job.layout.sharding is Sharding.DDP:
-                bucket.task = self._communicate("allreduce", bucket, _DDP_SOURCE)
+            if job.layout.sharding is Sharding.DDP:
+                bucket.task = self._communicate("allreduce", bucket.size_bytes, _DDP_SOURCE)
             else:
-                bucket.task = self._communicate("reducescatter", bucket, _SCATTER_SOURCE)
+                bucket.task = self._communicate("reducescatter", bucket.size_bytes, _SCATTER_SOURCE)
 
     def finish(self) -> None:
         """Behind the backward pass: gradients back from the buckets, or parameters gathered again."""
-        if self.program.job.layout.sharding is Sharding.DDP:
+        job = self.program.job
+        if job.layout.sharding is Sharding.DDP:
             for bucket in self.buckets:
                 self.program.copy(bucket.size_bytes, bucket.task, kernels=bucket.tensors)
             return
         self.program.compute(0.0, [task for bucket in self.buckets for task in bucket.task])
-        gathered = [self._communicate("allgather", bucket, _GATHER_SOURCE) for bucket in self.buckets]
+        parameters = [bucket.size_bytes / job.gradient_share for bucket in self.buckets]
+        gathered = [self._communicate("allgather", each, _GATHER_SOURCE) for each in parameters]
         self.program.compute(0.0, [task for each in gathered for task in each])
 
-    def _communicate(self, collective: str, bucket: _Bucket, source: str) -> tuple[int, ...]:
+    def _communicate(self, collective: str, size_bytes: float, source: str) -> tuple[int, ...]:
         group = self.program.job.gradient_group(experts=self.experts)
-        return self.program.communicate(
-            collective, group, bucket.size_bytes, source=source, stream=GRADIENTS, after=self.program.behind
-        )
+        return self.program.communicate(collective, group, size_bytes, source=source, after=self.program.behind)
 
 
 class _ShardedStep:
@@ -168,18 +169,17 @@ class _ShardedStep:
 
     def _gather(self, size_bytes: int, after: Sequence[int]) -> tuple[int, ...]:
         group = self._program.job.gradient_group()
-        return self._program.communicate(
-            "allgather", group, size_bytes, source=_GATHER_SOURCE, stream=GRADIENTS, after=after
-        )
+        return self._program.communicate("allgather", group, size_bytes, source=_GATHER_SOURCE, after=after)
 
-    def _scatter(self, size_bytes: int) -> None:
+    def _scatter(self, parameter_bytes: int) -> None:
+        program, job = self._program, self._program.job
+        size_bytes = parameter_bytes * job.gradient_share
         if not size_bytes:
             return
-        program, job = self._program, self._program.job
         program.copy(size_bytes, self._scattered)
         group = job.gradient_group()
         self._scattered = program.communicate(
-            "reducescatter", group, size_bytes, source=_SCATTER_SOURCE, stream=GRADIENTS, after=program.behind
+            "reducescatter", group, size_bytes, source=_SCATTER_SOURCE, after=program.behind
         )
         if job.layout.replicas > 1:
             group = job.group(job.layout.replicas, job.layout.tensor * job.layout.shard_ranks)
@@ -189,8 +189,8 @@ class _ShardedStep:
                 group,
                 shard,
                 source=_DDP_SOURCE,
-                stream="replicas",
                 after=self._scattered or program.behind,
+                stream="replicas",
             )
 
 

@@ -219,6 +219,19 @@ def test_hsdp_reduces_shards_between_its_groups() -> None:
     assert reduced.bytes == scattered.bytes / 2
 
 
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "fsdp", "hsdp2", "pp2 fsdp"])
+def test_gradients_of_32_bits_are_twice_the_bytes_and_parameters_stay(layout: str) -> None:
+    sums = []
+    for is_wide in (False, True):
+        settings = StepSettings(bucket_bytes=None, reduces_fp32=is_wide)
+        rows = exposed_rows(predict(job(mlp(), layout, 4, gb_s=10.0, settings=settings)))
+        gathered = sum(row.bytes for row in rows if row.source == "parameter all-gather")
+        sums.append((gathered, sum(row.bytes for row in rows if row.source.startswith("gradient"))))
+    (parameters, gradients), (same, twice) = sums
+    assert same == parameters
+    assert twice == 2 * gradients > 0
+
+
 def test_an_optimizer_takes_what_its_states_take_to_be_read_and_written() -> None:
     """64 MiB of bfloat16 are 33.5 M parameters; ZeRO shares them out."""
     settings = StepSettings(optimizer_bytes=30)
