@@ -323,7 +323,8 @@ class Presenter:
         with self._progress.hidden():
             self._say(f"gpubench: {text}")
 
-    def _say(self, text: str) -> None:
+    @staticmethod
+    def _say(text: str) -> None:
         say(text, to=sys.stderr)
 
     def _write(self, write: Callable[[Writer], None]) -> None:

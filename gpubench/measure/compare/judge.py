@@ -6,10 +6,10 @@ a whole differs from another, no number of its rows shows; there the floor for s
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpubench.measure.compare.noise import (
     FLOOR,
@@ -85,7 +85,7 @@ class JudgedRow(NamedTuple):
     verdict: Verdict
     base: Runs
     new: Runs
-    reasons: Sequence[Reason] = ()
+    reasons: tuple[Reason, ...] = ()
     slower: float | None = None
     bound: NoiseBound | None = None
     change: Change | None = None
@@ -114,10 +114,10 @@ def judge_added(key: RowKey, new: Runs) -> JudgedRow:
 
 def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
     """A row that both sides have."""
-    reasons = [] if _tell_the_same(base, new) else list(_beside_time(base, new))
+    reasons = () if _tell_the_same(base, new) else tuple(_beside_time(base, new))
     change = noise.change(key)
     if change is None:
-        reasons += _unmeasured(base, new)
+        reasons = (*reasons, *_unmeasured(base, new))
         return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons)
     slower = math.expm1(change)
     bound = noise.bound(key)
@@ -127,7 +127,7 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     no_hiccup = slower > _NO_HICCUP and _lasts(base, is_last=noise.is_largest(key) and key.backend != _ON_CPUS)
     isolated = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
     if slower > min(bound.share, UNSURE_FROM):
-        reasons += _time(slower, bound, rules, isolated=isolated)
+        reasons = (*reasons, *_time(slower, bound, rules, isolated=isolated))
     return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
 
 
@@ -259,25 +259,46 @@ def _first(texts: Iterable[str | None]) -> str | None:
     return " or ".join([text for text in found if text is not None]) or None
 
 
-def comparison_rows(judged: Sequence[JudgedRow]) -> RowsByColumn[ComparisonRow]:
-    """The rows as a report has them, by column."""
-    if not judged:
-        return RowsByColumn.of(ComparisonRow, ())
-    keys, statuses, verdicts, bases, news, reasons, slower, bounds, changes = zip(*judged, strict=True)
-    devices = [(new or base)[0].devices or _NO_DEVICES for base, new in zip(bases, news, strict=True)]
-    columns = dict(zip(RowKey._fields, zip(*keys, strict=True), strict=True)) | {
-        "status": statuses,
-        "change": changes,
-        "verdict": verdicts,
-        "slower_percent": [None if each is None else 100 * each for each in slower],
-        "noise_percent": [None if each is None else 100 * each.share for each in bounds],
-        "noise_source": [None if each is None else each.source for each in bounds],
-        "reason": [("; ".join([each.text for each in own]) or None) if own else None for own in reasons],
-    }
-    for names, side in ((_OF_BASE, bases), (_OF_NEW, news), (("source_device", "destination_device"), None)):
-        rows = devices if side is None else map(_columns, side)
-        columns |= zip(names, zip(*rows, strict=True), strict=True)
-    return RowsByColumn(ComparisonRow, [(len(judged), columns)])
+class ComparedRows(RowsByColumn[ComparisonRow]):
+    """The rows as a report has them, of what was judged."""
+
+    def __init__(self, judged: Sequence[JudgedRow]) -> None:
+        super().__init__(ComparisonRow, [(len(judged), {})])
+        self._judged = judged
+
+    def __iter__(self) -> Iterator[ComparisonRow]:
+        return map(_row, self._judged)
+
+    def made(self, numbers: Iterable[int]) -> list[ComparisonRow]:
+        """The rows with these numbers."""
+        return [_row(self._judged[number]) for number in numbers]
+
+    def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """The values of these columns, of those that sum up a comparison."""
+        return zip(*(map(_SUMMED[name], self._judged) for name in names), strict=True)
+
+
+_SUMMED: Mapping[str, Callable[[JudgedRow], Any]] = {
+    "series": lambda _: None,
+    "status": attrgetter("status"),
+    "collective": attrgetter("key.collective"),
+    "verdict": attrgetter("verdict"),
+    "change": attrgetter("change"),
+    "slower_percent": lambda each: None if each.slower is None else 100 * each.slower,
+    "noise_percent": lambda each: None if each.bound is None else 100 * each.bound.share,
+}
+
+
+def _row(judged: JudgedRow) -> ComparisonRow:
+    columns = judged.key._asdict() | {name: value(judged) for name, value in _SUMMED.items()}
+    for names, side in ((_OF_BASE, judged.base), (_OF_NEW, judged.new)):
+        columns |= zip(names, _columns(side), strict=True)
+    columns["source_device"], columns["destination_device"] = (judged.new or judged.base)[0].devices or _NO_DEVICES
+    return ComparisonRow(
+        noise_source=None if judged.bound is None else judged.bound.source,
+        reason="; ".join(each.text for each in judged.reasons) or None,
+        **columns,
+    )
 
 
 _NO_DEVICES = None, None

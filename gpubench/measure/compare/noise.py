@@ -59,6 +59,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
     settings = _swept([*base, *new])
     hosts = [_pair_nodes(files) for files in (base, new)]
     sides: list[RunsByRow] = []
+    known: dict[RowKey, RowKey] = {}  # Both sides of a cluster have the same many keys
     for files, own_hosts in zip((base, new), hosts, strict=True):
         measured: RunsByRow = {}
         places = None if hosts[0] == hosts[1] else {host: place for place, host in enumerate(own_hosts)}
@@ -71,7 +72,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
             for latency in file.latencies:
                 measured.setdefault(made_of(RowKey, latency), []).append(_of_latency(latency))
             for key, figures in zip(pair_keys(file.pairs, places), _of_pairs(file.pairs), strict=True):
-                measured.setdefault(key, []).append(figures)
+                measured.setdefault(known.setdefault(key, key), []).append(figures)
         sides.append(measured)
     return sides[0], sides[1]
 
@@ -122,10 +123,12 @@ def _of_latency(row: LatencyRow) -> RunFigures:
 
 
 def _of_pairs(rows: Iterable[PairRow]) -> Iterator[RunFigures]:
+    known: dict[tuple[str, str], tuple[str, str]] = {}
     for latency, gb_s, size, engine, is_staged_, verified, source, to, origin, transport, verdict, *rest in cells_of(
         rows, *_FIGURES
     ):
         path_class, limit, note = rest
+        ends = source, to
         yield RunFigures(
             latency if latency is not None else size / gb_s / 1e3 if size and gb_s else None,
             gb_s,
@@ -138,7 +141,7 @@ def _of_pairs(rows: Iterable[PairRow]) -> Iterator[RunFigures]:
             limit,
             copies_times_limit(gb_s, limit, engine),
             note,
-            (source, to),
+            known.setdefault(ends, ends),
         )
 
 

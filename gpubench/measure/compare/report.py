@@ -6,15 +6,13 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpubench.conditions.checks import merged
-from gpubench.conditions.registry import ids_now
 from gpubench.errors import UsageError
 from gpubench.measure.compare.circumstances import are_other_hosts, check_same_machine, circumstance_rows
 from gpubench.measure.compare.findings import findings_of, nothing_compared, worse_result
 from gpubench.measure.compare.judge import (
+    ComparedRows,
     JudgedRow,
     Rules,
-    comparison_rows,
     judge,
     judge_added,
     judge_missing,
@@ -59,7 +57,16 @@ def _all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
     """One row for each finding and subject, most severe first; of several runs of a side the most severe counts."""
     before, after = _found(base), _found(new)
-    before = {_key_now(key, after): finding for key, finding in before.items()}
+    if not before and not after:
+        return []
+    from gpubench.conditions.registry import ids_now  # a tenth of what a start takes, and healthy machines need none
+
+    def now(key: tuple[str, str]) -> tuple[str, str]:
+        """The key of an old finding in the new results: some conditions were renamed or split."""
+        ids = ((id_, key[1]) for id_ in ids_now(key[0]))
+        return key if key in after else next((each for each in ids if each in after), key)
+
+    before = {now(key): finding for key, finding in before.items()}
     rows = [_row(before.get(key), after.get(key)) for key in {**after, **before}]
     return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
@@ -72,12 +79,6 @@ def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
             if known is finding or gravity(finding.severity) < gravity(known.severity):
                 found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
     return found
-
-
-def _key_now(key: tuple[str, str], after: _FindingsBySubject) -> tuple[str, str]:
-    """The key of an old finding in the new results: some conditions were renamed or split."""
-    now = ((id_, key[1]) for id_ in ids_now(key[0]))
-    return key if key in after else next((each for each in now if each in after), key)
 
 
 def _key(finding: str, subject: str) -> tuple[str, str]:
@@ -118,9 +119,11 @@ def _health_findings(
 ) -> Iterator[Finding]:
     after = _found(new)
     for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
-        worse = [row for row in rows if row.status == status and row.verdict != Verdict.PASS]
-        for found in merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse):
-            yield replace(found, id=name, subject=f"{found.id}: {found.subject}")
+        if worse := [row for row in rows if row.status == status and row.verdict != Verdict.PASS]:
+            from gpubench.conditions.checks import merged
+
+            for found in merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse):
+                yield replace(found, id=name, subject=f"{found.id}: {found.subject}")
     yield from _devices_gone(base, new)
     yield from _not_looked_at(base, new)
 
@@ -190,7 +193,7 @@ def compare(
     judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
-    rows = comparison_rows(judged)
+    rows = ComparedRows(judged)
     findings = findings_of(judged, rows, ranges, (base, new), circumstances)
     have_findings = _all_have_findings(base, new)
     changes = finding_changes(base, new) if have_findings else []

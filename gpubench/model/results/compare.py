@@ -5,7 +5,7 @@ from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record, Row, cells_of, made_of
 from gpubench.model.terms.operation import HostMemory
@@ -278,12 +278,7 @@ _NOTHING_REDUCED = (None,) * (RowKey._fields.index("setting") - RowKey._fields.i
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    yield from grouped(keys, family_of).values()
-
-
-def family_of(key: RowKey) -> tuple[Any, ...]:
-    """What keys have in common that differ in size and placement alone, or of pairs in the pair alone."""
-    return tuple((_BUT_PAIR if key.collective is None else _BUT_SIZE)(key))
+    yield from grouped(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
 
 
 _BUT_SIZE, _BUT_PAIR = (
