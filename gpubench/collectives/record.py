@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, fields
 
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
+from gpubench.model.terms.plain import Bytes, Count
 from gpubench.model.terms.statistics import Sampling
 from gpubench.ports.backend import CollectiveCalls, Launch, Region
 from gpubench.records import dataclass
@@ -160,17 +161,17 @@ class Asked:
     0 `graph_replays` launches plainly; `ops` is for collectives that reduce; 0 `cycles` have no end of their own.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[Bytes, ...]
     dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
     ops: tuple[ReduceOp, ...] = (ReduceOp.SUM,)
     placements: tuple[Placement, ...] = (Placement.OUT_OF_PLACE,)
     root: int = 0
     sampling: Sampling = field(default_factory=Sampling)
-    warmup: int = 5
-    graph_replays: int = 0
+    warmup: Count = 5
+    graph_replays: Count = 0
     check: bool = True
     skew: float | None = None
-    cycles: int = 1
+    cycles: Count = 1
 
     def request(self, collective: Collective) -> "SweepRequest":
         """The request for one collective, skewed where that is asked for."""

@@ -328,6 +328,17 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
     return from_plain(kind, plain, where)
 
 
+def check_version(version: int, known: int, where: str) -> None:
+    """Raise UsageError for the first line of a recording in a form that is not known here."""
+    if version != known:
+        raise UsageError(
+            f"{where}: schema_version {version}",
+            expected=f"{known}, which this gpubench reads",
+            reason="a newer gpubench recorded it",
+            next_step="pip install --upgrade gpubench",
+        )
+
+
 def load_json(text: str) -> Any:
     """The value of a JSON text, without the NaN and infinity that Python would accept.
 

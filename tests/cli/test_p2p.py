@@ -226,7 +226,7 @@ def edited(line: str, **changes: object) -> str:
             lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [NaN]}}'],
             "line 2: no JSON (NaN, which is no number)",
         ),
-        (lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [0.0]}}'], "line 2: a copy that took no time"),
+        (lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [0.0]}}'], "line 2.cell.seconds[0] is 0"),
         (lambda lines: [edited(lines[0], schema_version=2)], "line 1: schema_version 2"),
         (lambda lines: [edited(lines[0], unreachable=[[0, 9]])], "line 1: the pair [0, 9]"),
         (lambda lines: [edited(lines[0], hosts=["elsewhere"])], "samples of elsewhere"),

@@ -5,6 +5,7 @@ from dataclasses import field
 from itertools import cycle, islice
 from statistics import fmean
 from time import perf_counter
+from typing import Annotated
 
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.process import GpuCondition
@@ -12,6 +13,7 @@ from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified, made_of
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s, composed, kernel_of
+from gpubench.model.terms.plain import Within
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
 from gpubench.model.terms.statistics import (
     FIRST_BATCHES,
@@ -227,7 +229,7 @@ class OwnTimes:
     """A rank's times of a row: seconds an operation, how many, first samples, and what ranks agreed on."""
 
     seconds: float
-    iterations: int
+    iterations: Annotated[int, Within(1)]
     batches: BatchTimes | None = None
     percentiles: Percentiles | None = None
     interval: float | None = None

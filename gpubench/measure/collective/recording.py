@@ -25,7 +25,7 @@ from gpubench.measure.collective.paths import (
     distinct_uses,
     simulated,
 )
-from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector, RowSample, SpeedJudge, middle
+from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample, SpeedJudge, middle
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
 from gpubench.measure.path_outcome import PathOutcome, unwatched
 from gpubench.model.facts.traffic import IdleGpu
@@ -34,13 +34,13 @@ from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.plain import to_plain
-from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity
+from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
 from gpubench.model.terms.statistics import RankTimes, RowTimes
 from gpubench.model.terms.units import MOST_SIZES, counted
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
-from gpubench.readers.documents import leaves, read_json_line
+from gpubench.readers.documents import check_version, leaves, read_json_line
 from gpubench.records import dataclass
 
 
@@ -264,8 +264,6 @@ class RecordedLog:
         return b"".join(line + b"\n" for line in self._kept)
 
 
-_MOST_BYTES = 2**60
-_LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
 _MOST = 1e15  # Of any number with a fraction, so that nothing made of it is infinite
 _MOST_WHOLE = 2**63
 
@@ -275,13 +273,7 @@ CasesByGroup = Mapping[str | None, frozenset[Case]]  # Cases that each group can
 
 def _check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
     """The cases of which there can be rows. Raises UsageError for a first line that no run can have had."""
-    if found.schema_version != RECORDING_VERSION:
-        raise UsageError(
-            f"{where}: schema_version {found.schema_version}",
-            expected=f"{RECORDING_VERSION}, which this gpubench reads",
-            reason="a newer gpubench recorded it",
-            next_step="pip install --upgrade gpubench",
-        )
+    check_version(found.schema_version, RECORDING_VERSION, where)
     if found.collective != collective.name:
         raise UsageError(f"{where}: samples of {found.collective[:40]!a}", expected=f"those of {collective.name}")
     _check_values(found, where, but=("environment", "testimony"))
@@ -312,10 +304,11 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
     ranks = len(found.ranks_of(part))
     if len(row.sample.answers) != ranks:
         raise UsageError(f"{where}: answers of {len(row.sample.answers)} ranks", expected=f"{ranks} ranks")
-    for answer in row.sample.answers:
-        _check_answer(answer, where)
-    if row.sample.own.iterations < 1:
-        raise UsageError(f"{where}: {row.sample.own.iterations} iterations", expected="at least 1")
+    for entries in (each.entries for each in row.sample.answers if each.entries is not None):
+        if entries.last > entries.operations:
+            raise UsageError(
+                f"{where}: a rank that was last in {entries.last} of {entries.operations}", expected="a part"
+            )
 
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
@@ -332,8 +325,7 @@ def _check_ranks(found: RecordedCollective, where: str) -> None:
     count = len(found.ranks)
     if not count or [each.rank for each in found.ranks] != list(range(count)):
         raise UsageError(f"{where}: ranks that are not counted from 0", expected="every rank of the job, in order")
-    if not found.hosts or not all(0 <= each.node < len(found.hosts) for each in found.ranks):
-        raise UsageError(f"{where}: ranks on more nodes than {len(found.hosts)}", expected="a host for each")
+    check_hosts(found.ranks, found.hosts, where)
     if found.parts and not _are_all(found.parts, count):
         raise UsageError(f"{where}: groups that are not made of {count} ranks", expected="every rank in one group")
 
@@ -345,8 +337,8 @@ def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
 
 
 def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -> None:
-    if not 1 <= len(asked.sizes) <= MOST_SIZES or not all(1 <= size <= _MOST_BYTES for size in asked.sizes):
-        raise UsageError(f"{where}: sizes that no sweep has", expected=f"1 to {MOST_SIZES:,} sizes of at least a byte")
+    if not 1 <= len(asked.sizes) <= MOST_SIZES:
+        raise UsageError(f"{where}: {len(asked.sizes)} sizes", expected=f"1 to {MOST_SIZES:,}")
     for words in (asked.dtypes, asked.ops, asked.placements):
         if not words or len(set(words)) < len(words):
             raise UsageError(f"{where}: {', '.join(words) or 'nothing'} asked for", expected="words, each once")
@@ -354,8 +346,6 @@ def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -
         raise UsageError(f"{where}: {collective.name} in place", expected="out of place: it has no other form")
     if not 0 <= asked.root < ranks:
         raise UsageError(f"{where}: root {asked.root} of {ranks} ranks", expected="a rank")
-    if asked.sampling.least_iterations < 1 or min(asked.warmup, asked.graph_replays) < 0:
-        raise UsageError(f"{where}: fewer operations than none", expected="at least 1 that is timed")
 
 
 def _check_paths(found: RecordedCollective, where: str) -> None:
@@ -378,22 +368,6 @@ def _is_of(known: RecordedObservations, ranks: int) -> bool:
         and all(len(each) == 2 and min(each) >= 0 for each in known.due)
         and all(heard.is_of(ranks) for heard in (known.heard, *known.under.values()))
     )
-
-
-def _check_answer(answer: Answer, where: str) -> None:
-    issued = answer.issue_seconds or 0.0
-    if not _LEAST_SECONDS <= answer.seconds <= _MOST_SECONDS or answer.wrong < 0 or not 0 <= issued <= _MOST_SECONDS:
-        raise UsageError(
-            f"{where}: an operation of {answer.seconds:g} s with {answer.wrong} wrong elements",
-            expected="a time above 0, and no fewer than 0 elements",
-        )
-    entries = answer.entries
-    if entries is not None and not (
-        0 <= entries.last <= entries.operations > 0
-        and min(entries.late_seconds, entries.uncertainty) >= 0
-        and max(entries.late_seconds, entries.uncertainty) <= _MOST_SECONDS
-    ):
-        raise UsageError(f"{where}: a rank that was last in {entries.last} of {entries.operations}", expected="a part")
 
 
 SIMULATED_BACKEND = "simulated"

@@ -20,6 +20,7 @@ from gpubench.model.results.speed import (
     times_limit,
 )
 from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, composed
+from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
@@ -198,11 +199,11 @@ def _not_explained(explained: "Explained") -> str:
 class Answer:
     """A rank's part of a row: seconds an operation, when it entered them, wrong elements, its GPU's condition."""
 
-    seconds: float
+    seconds: MeasuredSeconds
     entries: EntryTimes | None = None
-    wrong: int = 0
+    wrong: Count = 0
     condition: GpuCondition | None = None
-    issue_seconds: float | None = None
+    issue_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,12 @@ from gpubench.model.terms.operation import (
     ManagedSupport,
     ManagedWay,
 )
-from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.plain import Bytes
+from gpubench.model.terms.ranks import RankIdentity, check_hosts
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import ProfileMatch
-from gpubench.readers.documents import read_json_line
+from gpubench.readers.documents import check_version, read_json_line
 from gpubench.records import dataclass
 
 _MOST_REPEATS = 100  # Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes
@@ -132,7 +133,7 @@ class P2pRequest:
     series: tuple[Series, ...]
     host_bytes: int | None = None
     patterns: tuple[CopyPattern, ...] = ()
-    pattern_bytes: int
+    pattern_bytes: Bytes
     method: Method
     check: bool
     managed_bytes: int | None = None
@@ -489,8 +490,6 @@ def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP
     samples = []
     for line, where in lines[1:]:
         sample = read_json_line(RecordedCopy, line, where)
-        if not all(seconds > 0 for seconds in sample.cell.seconds):
-            raise UsageError(f"{where}: a copy that took no time", expected="seconds above 0")
         if len(sample.idle) not in (0, len(recorded.gpus or recorded.ranks)):
             raise UsageError(f"{where}: {len(sample.idle)} idle GPUs", expected="those of the first line")
         samples.append(sample)
@@ -498,13 +497,8 @@ def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP
 
 
 def _check(recorded: RecordedP2p, where: str) -> None:
-    if recorded.schema_version != VERSION:
-        raise UsageError(
-            f"{where}: schema_version {recorded.schema_version}",
-            expected=f"{VERSION}, which this gpubench reads",
-            reason="a newer gpubench recorded it",
-            next_step="pip install --upgrade gpubench",
-        )
+    check_version(recorded.schema_version, VERSION, where)
+    check_hosts(recorded.ranks, recorded.hosts, where)
     count = len(recorded.gpus or recorded.ranks)
     pairs: tuple[tuple[int, ...], ...] = (*recorded.request.pairs, *recorded.unreachable)
     for ends in pairs:
@@ -512,11 +506,6 @@ def _check(recorded: RecordedP2p, where: str) -> None:
             raise UsageError(
                 f"{where}: the pair {list(ends)}", expected=f"two different of {count} GPUs, counted from 0"
             )
-    if not recorded.hosts or not all(0 <= rank.node < len(recorded.hosts) for rank in recorded.ranks):
-        raise UsageError(f"{where}: ranks on more nodes than {len(recorded.hosts)}", expected="a host for each")
-    sizes = [each.size_bytes for each in recorded.request.series]
-    if any(size < 1 for size in sizes) or recorded.request.pattern_bytes < 1:
-        raise UsageError(f"{where}: a copy of no bytes", expected="sizes above 0")
 
 
 def _access(pair: Pair) -> str:

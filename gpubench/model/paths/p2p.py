@@ -8,6 +8,7 @@ from statistics import median
 from gpubench.model.facts.traffic import FOREIGN_SHARE
 from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
+from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
@@ -48,7 +49,7 @@ class Series:
     engine: Engine
     direction: Direction
     peer: bool
-    size_bytes: int
+    size_bytes: Bytes
     network: bool = False
 
     @property
@@ -99,8 +100,8 @@ class Cell:
     what NCCL says that it goes over, worst first, where it is NCCL that sends.
     """
 
-    seconds: tuple[float, ...] = ()
-    wrong: int | None = None
+    seconds: tuple[MeasuredSeconds, ...] = ()
+    wrong: Count | None = None
     carried: Carried = Carried()
     error: str | None = None
     transports: tuple[Transport, ...] = ()

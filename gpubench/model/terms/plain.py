@@ -1,16 +1,34 @@
 """Frozen dataclasses as plain data and back: the contents of recordings and of messages between ranks."""
 
+import math
 import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gpubench.errors import UsageError
 
 T = TypeVar("T")
+
+
+class Within(NamedTuple):
+    """Bounds of a number, `Annotated[int, Within(1)]`: data with a smaller or a larger one are refused."""
+
+    least: float
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        return f"{self.least:g} or more" if self.most == math.inf else f"{self.least:g} to {self.most:g}"
+
+
+Count = Annotated[int, Within(0, 2**63)]
+Bytes = Annotated[int, Within(1, 2**60)]
+Seconds = Annotated[float, Within(0, 1e9)]
+MeasuredSeconds = Annotated[float, Within(1e-12, 1e9)]
+"""Of an operation or a copy: none takes no time."""
 
 _LONGEST_SHOWN = 80  # Characters of a value in a message
 _SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -50,7 +68,15 @@ def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    if any(get_origin(each) is not None and "Annotated" in repr(each) for each in hints.values()):
+        bare = get_type_hints(kind)
+        return {name: hint if _is_bounded(hint) else bare[name] for name, hint in hints.items()}
+    return hints
+
+
+def _is_bounded(hint: Any) -> bool:
+    return any(isinstance(each, Within) or _is_bounded(each) for each in get_args(hint))
 
 
 @cache
@@ -59,7 +85,12 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _read(kind: Any, plain: Any, where: str) -> Any:
-    return plain if type(plain) is kind and kind in _SCALARS else _read_other(kind, plain, where)
+    if type(plain) is kind and kind in _SCALARS:
+        return plain
+    origin, arguments = _parts(kind)
+    if origin is Annotated:
+        return _within(arguments[1], _read(arguments[0], plain, where), where)
+    return _read_other(kind, plain, where)
 
 
 def _read_other(kind: Any, plain: Any, where: str) -> Any:
@@ -88,6 +119,12 @@ def _read_other(kind: Any, plain: Any, where: str) -> Any:
         return _read_whole_number(plain, where)
     _expect(kind, plain, where)
     return plain
+
+
+def _within(bounds: Within, value: float, where: str) -> float:
+    if not bounds.least <= value <= bounds.most:
+        raise UsageError(f"{where} is {value:g}", expected=str(bounds))
+    return value
 
 
 def _read_whole_number(plain: int, where: str) -> float:

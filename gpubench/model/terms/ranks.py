@@ -74,6 +74,12 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
     return HOSTS_ARE_SPLIT if any(names > 1 for names in hosts.values()) else ""
 
 
+def check_hosts(ranks: Sequence[RankIdentity], hosts: Sequence[str], where: str) -> None:
+    """Raise UsageError for ranks on nodes that have no host."""
+    if not hosts or not all(0 <= rank.node < len(hosts) for rank in ranks):
+        raise UsageError(f"{where}: ranks on more nodes than {len(hosts)}", expected="a host for each")
+
+
 _Key = Callable[[RankIdentity], tuple[int, str]]  # The number that ranks of a group share, and its name
 _KEYS: Mapping[str, _Key] = {
     "node": lambda rank: (rank.node, f"node {rank.host}"),

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
+from typing import Annotated
 
+from gpubench.model.terms.plain import Count, Seconds, Within
 from gpubench.model.terms.units import grouped
 from gpubench.records import dataclass
 
@@ -41,7 +43,7 @@ class Sampling:
     """The timing of rows. `iterations` of None are as many as it takes, within `budget_seconds` a row."""
 
     mode: Mode = Mode.THROUGHPUT
-    iterations: int | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+    iterations: Annotated[int, Within(1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
     budget_seconds: float = 0.1
 
     @property
@@ -316,10 +318,10 @@ class EntryTimes:
     it entered as the last. Differences below `uncertainty` seconds are those of the clocks.
     """
 
-    operations: int
-    last: int
-    late_seconds: float
-    uncertainty: float
+    operations: Annotated[int, Within(1)]
+    last: Count
+    late_seconds: Seconds
+    uncertainty: Seconds
 
     @classmethod
     def of(
