@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from gpubench.errors import UsageError
+from gpubench.model.terms.plain import Rate, Seconds, Within
 from gpubench.model.terms.verdict import Finding
 from gpubench.records import dataclass
 
@@ -190,7 +191,7 @@ class StoredFabric:
     """The nodes of a scan, its seed, and what moved the data."""
 
     hosts: tuple[str, ...]
-    rails: int
+    rails: Annotated[int, Within(1, MOST_RAILS)]
     leaves: tuple[str | None, ...]
     nics: tuple[str | None, ...]
     seed: int
@@ -206,10 +207,8 @@ class StoredFabric:
     def fabric(self) -> ScanFabric:
         """As it was. Raises UsageError for one that cannot be."""
         fits = len(self.leaves) == len(self.hosts) == len(set(self.hosts)) <= MOST_NODES
-        if not self.hosts or not 1 <= self.rails <= MOST_RAILS or not fits:
-            raise UsageError(
-                f"{len(self.hosts)} nodes with {self.rails} rails and {len(self.leaves)} leaves", expected=_EXPECTED
-            )
+        if not self.hosts or not fits:
+            raise UsageError(f"{len(self.hosts)} nodes with {len(self.leaves)} leaves", expected=_EXPECTED)
         return ScanFabric(self.hosts, self.rails, self.leaves, self.nics, self.rates[: self.rails])
 
 
@@ -222,7 +221,7 @@ class StoredLocal:
 
     places: tuple[tuple[int, ...], ...]
     quantities: tuple[LocalQuantity, ...]
-    gb_s: tuple[float, ...]
+    gb_s: tuple[Rate, ...]
     failures: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
 
@@ -247,7 +246,7 @@ class StoredLocal:
             node, gpu = _checked(place[:2], 2, fabric)
             partner = _checked((node, *place[2:]), 2, fabric)[1] if len(place) > 2 else None
             failure = self.failures.get(str(number), "")
-            figures.append(LocalFigure(node, gpu, quantity, max(gb_s, 0.0), partner, failure))
+            figures.append(LocalFigure(node, gpu, quantity, gb_s, partner, failure))
         return figures
 
 
@@ -255,11 +254,11 @@ class StoredLocal:
 class StoredRound:
     """A round: nodes and rail of every figure, its GB/s, and by place in these lists why there is none."""
 
-    number: int
+    number: Annotated[int, Within(1)]
     phase: ScanPhase
-    seconds: float
+    seconds: Seconds
     places: tuple[tuple[int, ...], ...]
-    gb_s: tuple[float, ...]
+    gb_s: tuple[Rate, ...]
     failures: Mapping[str, str] = field(default_factory=dict)
     culprits: Mapping[str, int] = field(default_factory=dict)
     gone: Mapping[str, str] = field(default_factory=dict)
@@ -285,7 +284,7 @@ class StoredRound:
         for number, (place, gb_s) in enumerate(zip(self.places, self.gb_s, strict=False)):
             first, second, rail = _checked(place, 3, fabric)
             failure, culprit = self.failures.get(str(number), ""), self.culprits.get(str(number))
-            samples.append(PairSample(first, second, rail, max(gb_s, 0.0), failure, culprit))
+            samples.append(PairSample(first, second, rail, gb_s, failure, culprit))
         numbers = {str(node): node for node in range(len(fabric.hosts))}
         gone = {numbers[node]: seen for node, seen in self.gone.items() if node in numbers}
         return RoundOutcome(self.number, self.phase, tuple(samples), self.seconds, gone)

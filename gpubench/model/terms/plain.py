@@ -27,6 +27,7 @@ class Within(NamedTuple):
 Count = Annotated[int, Within(0, 2**63)]
 Bytes = Annotated[int, Within(1, 2**60)]
 Seconds = Annotated[float, Within(0, 1e9)]
+Rate = Annotated[float, Within(0, 1e9)]  # GB/s
 MeasuredSeconds = Annotated[float, Within(1e-12, 1e9)]
 """Of an operation or a copy: none takes no time."""
 

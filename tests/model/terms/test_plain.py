@@ -1,6 +1,6 @@
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.plain import Within, from_plain, to_plain
 from gpubench.model.terms.verdict import Origin
 from tests.examples import examples
 
@@ -219,3 +219,30 @@ def test_mappings_of_lists_of_dataclasses_are_read() -> None:
     assert from_plain(Nested, to_plain(nested)) == nested
     with pytest.raises(UsageError, match=r"Nested\.table\.a\[0\]\.width is 'x4'"):
         from_plain(Nested, {"table": {"a": [{"width": "x4"}]}})
+
+
+@dataclass(frozen=True)
+class Bounded:
+    sizes: tuple[Annotated[int, Within(1, 64)], ...] = ()
+    seconds: Annotated[float, Within(0.5)] | None = None
+    note: Annotated[str, "no bound"] = ""
+
+
+@pytest.mark.parametrize("plain", [{}, {"sizes": [1, 64], "seconds": 1}, {"seconds": None, "note": "x"}])
+def test_numbers_within_their_bounds_are_read(plain: dict[str, Any]) -> None:
+    assert to_plain(from_plain(Bounded, plain)) == {key: held for key, held in plain.items() if held is not None}
+
+
+@pytest.mark.parametrize(
+    ("plain", "seen", "expected"),
+    [
+        ({"sizes": [2, 0]}, "line 3.sizes[1] is 0", "1 to 64"),
+        ({"sizes": [65]}, "line 3.sizes[0] is 65", "1 to 64"),
+        ({"seconds": 0.25}, "line 3.seconds is 0.25", "0.5 or more"),
+        ({"sizes": ["2"]}, "line 3.sizes[0] is '2'", "a value of type int"),
+    ],
+)
+def test_a_number_outside_its_bounds_is_refused_with_its_place(plain: Any, seen: str, expected: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        from_plain(Bounded, plain, "line 3")
+    assert (raised.value.seen, raised.value.expected) == (seen, expected)
