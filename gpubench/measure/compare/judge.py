@@ -15,7 +15,7 @@ from gpubench.measure.compare.noise import (
     FLOOR,
     LARGE_BYTES,
     LEAST_VALUES,
-    OWN_SPREAD,
+    OF_ONE_RUN,
     REPEATED_RUNS,
     TESTS,
     ChangeNoise,
@@ -48,15 +48,15 @@ UNSURE_FROM = 0.1
 """A slowdown of more than this that noise hides, and that is more than half of it, is neither shown nor ruled out."""
 
 UNSURE_AT_MOST = 0.25
-"""So much is never passed for being less than half of the rows' own spread: else the noisier a run, the more passed."""
+"""So much is never passed for being less than half of a run's own noise: else the noisier a run, the more passed."""
 
 _LASTS_US, _NO_HICCUP = 10_000.0, 0.75
 """Neighbouring rows of 1 ms were seen half as long again in one hiccup of a run; an operation of 10 ms and more takes
 most of a row's time, so that a hiccup that nearly doubles its mean would have to last as long as the row."""
 
-_ROW_LASTS_US, _USUAL_ITERATIONS = 20_000.0, 20
-"""That hiccup lasted 10 ms. On GPUs one of twice that, just in the last rows of a sweep, was not seen; CPU ranks wait
-for others much longer. The iterations are nccl-tests', where a file does not tell them."""
+_HICCUP_US, _USUAL_ITERATIONS = 10_000.0, 20
+"""So long that hiccup lasted. The last rows of a sweep on GPUs that take longer by more, all iterations together, are
+slower; CPU ranks wait for others much longer. The iterations are nccl-tests', where a file does not tell them."""
 
 _ON_CPUS = "host"
 _LIMIT_FALLS = 0.99
@@ -124,7 +124,9 @@ def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) 
     if rules.threshold_percent is not None:
         bound = NoiseBound(rules.threshold_percent / (100 - rules.threshold_percent), "--threshold")
     way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
-    no_hiccup = slower > _NO_HICCUP and _lasts(base, is_last=noise.is_largest(key) and key.backend != _ON_CPUS)
+    no_hiccup = slower > _NO_HICCUP and _outlasts_hiccups(
+        base, slower, is_last=noise.is_largest(key) and key.backend != _ON_CPUS
+    )
     isolated = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
     if slower > min(bound.share, UNSURE_FROM):
         reasons = (*reasons, *_time(slower, bound, rules, isolated=isolated))
@@ -159,7 +161,7 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> 
     how_much = f"{bandwidth_lost(100 * slower):.1f} % slower"
     figures = f"{how_much} (noise {bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
     if is_within:
-        most = UNSURE_AT_MOST if bound.source == OWN_SPREAD else math.inf
+        most = UNSURE_AT_MOST if bound.source in OF_ONE_RUN else math.inf
         if slower > min(bound.share / 2, most):
             yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
     elif rules.threshold_percent is not None:
@@ -171,12 +173,12 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> 
         yield Reason(SLOWER, Verdict.FAIL, figures)
 
 
-def _lasts(runs: Runs, *, is_last: bool) -> bool:
-    """True where one operation takes long, or, in the last rows of a sweep, all of them together."""
-    if median(each.time_us or 0.0 for each in runs) >= _LASTS_US:
+def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
+    """True where one operation takes long, or, in the last rows of a sweep, what all take longer together."""
+    if median(each.time_us or 0.0 for each in base) >= _LASTS_US:
         return True
-    whole = median((each.time_us or 0.0) * (each.iterations or _USUAL_ITERATIONS) for each in runs)
-    return is_last and whole >= _ROW_LASTS_US
+    all_iterations = median((each.time_us or 0.0) * (each.iterations or _USUAL_ITERATIONS) for each in base)
+    return is_last and slower * all_iterations > _HICCUP_US
 
 
 def _wrong(new: Runs) -> Iterator[Reason]:

@@ -264,8 +264,9 @@ _USUAL = "what single runs usually differ by"
 _NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
 """A normal deviation over the median distance from its centre, and how much of the figures that median makes use of."""
 
-OWN_SPREAD = "the rows' own spread"
-"""The source of a bound that a run brought along itself; others are of runs that were seen."""
+OWN_SPREAD, _NEIGHBOURS = "the rows' own spread", "differences between neighbours"
+OF_ONE_RUN = OWN_SPREAD, _NEIGHBOURS
+"""The sources of a bound that a run brought along itself; others are of runs that were seen."""
 
 
 class NoiseBound(NamedTuple):
@@ -410,7 +411,7 @@ class ChangeNoise:
         if max(self.runs(key)) < REPEATED_RUNS:
             usual = with_usual_noise(key, changes if runs is None else None)
         if runs is None:
-            return usual or changes, _USUAL if changes is None else "differences between neighbours"
+            return usual or changes, _USUAL if changes is None else _NEIGHBOURS
         share = math.sqrt(sum(map(_part_of_variance, self._times[key].runs)))
         between = Noise(runs.deviation * share, runs.freedom)
         if usual is not None and usual.deviation > between.deviation:
