@@ -200,6 +200,9 @@ CHECKS: tuple[Check, ...] = (
 WIRING = tuple(check for check in CHECKS if check.of_wiring)
 
 
+_OF_CHECK = {check.name: [each for each in CONDITIONS if each.check == check.name] for check in CHECKS}
+
+
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What the conditions of a check found, and what they could not look at."""
@@ -212,11 +215,10 @@ def look(check: Check, facts: Facts) -> Looked:
     """The findings of a check: those that measuring made and that belong to it, then those of its conditions."""
     findings = [each for each in facts.measurements.findings if _check_of(each) == check.name]
     unread: list[Unread] = []
-    for condition in CONDITIONS:
-        if condition.check == check.name:
-            found = tuple(condition.look(facts.circumstances))
-            findings += condition.findings_of(found)
-            unread += (each for each in found if isinstance(each, Unread))
+    for condition in _OF_CHECK[check.name]:
+        found = tuple(condition.look(facts.circumstances))
+        findings += condition.findings_of(found)
+        unread += (each for each in found if isinstance(each, Unread))
     return Looked(tuple(findings), tuple(unread))
 
 

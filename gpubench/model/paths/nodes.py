@@ -102,7 +102,8 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     models = [tuple(sorted({gpu.name or "" for gpu in topology.snapshot.gpus if not gpu.lost})) for topology in nodes]
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
     traits_of: list[Traits] = []
-    known: dict[int, Traits] = {}
+    are_alike = len({id(topology.like) for topology in nodes}) == 1  # Nothing to tell them apart by is looked for
+    known: dict[int, Traits] = {id(nodes[0].like): {}} if are_alike else {}
     for position, topology in enumerate(nodes):
         like = id(topology.like)
         traits = known[like] = known[like] if like in known else node_traits(topology)

@@ -234,6 +234,9 @@ class Topology:
     @_asked_once
     def path(self, source: Device, destination: Device) -> str:
         """The path class: NV#, or one of `PATH_CLASSES`; `?` where nothing tells."""
+        return self._path(source, destination)
+
+    def _path(self, source: Device, destination: Device) -> str:
         if source is destination:
             return SELF
         links = self.nvlinks(source, destination)
@@ -241,7 +244,6 @@ class Topology:
             return f"NV{links}"
         return self.pcie_path(source, destination) or UNKNOWN_PATH
 
-    @_asked_once
     def nvlinks(self, source: Device, destination: Device) -> int | None:
         """Active NVLinks that lead from one GPU to another, directly or through NVSwitch; None where nothing tells."""
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
@@ -274,7 +276,6 @@ class Topology:
                     leads[end] = leads.get(end, 0) + 1
         return counts
 
-    @_asked_once
     def pcie_path(self, source: Device, destination: Device) -> str | None:
         """The path class without NVLink: as somebody stated it, else from both devices' places in the PCI tree."""
         facts = self._stated(source, destination)
@@ -409,7 +410,7 @@ class Topology:
         if self.like is not self:
             return self.like.matrix
         return {
-            source.device: {destination.device: self.path(source, destination) for destination in self.devices}
+            source.device: {destination.device: self._path(source, destination) for destination in self.devices}
             for source in self.devices
         }
 
