@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+def or_dash(value: float | None, form: str) -> str:
+    """A number in a form, '.4g', and '-' for an unknown one."""
+    return "-" if value is None else format(value, form)
+
+
 def line_text(line: str, style: str = "") -> "Text":
     """A line as rich prints it; whatever others wrote into it, it is one line and only shows something."""
     from rich.text import Text
@@ -288,7 +293,7 @@ def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
         Column("size", [format_size(row.size_bytes) for row in rows], right=True),
         Column("fastest", [row.fastest for row in rows]),
         Column("time µs", [_number(row.time_us) for row in rows], right=True),
-        Column("own choice", [_own(row) for row in rows]),
+        Column("own choice", [(taken_name(row.own_algorithm, row.own_protocol) or row.own_backend) for row in rows]),
         Column("time µs", [_number(row.own_time_us) for row in rows], right=True),
         Column("loses", [_loss(row) for row in rows], right=True),
         Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
@@ -310,10 +315,6 @@ def _crossings(rows: Sequence[WinnerRow]) -> str:
         )
         + " on"
     )
-
-
-def _own(row: WinnerRow) -> str:
-    return taken_name(row.own_algorithm, row.own_protocol) or row.own_backend
 
 
 def _loss(row: WinnerRow) -> str:

@@ -49,7 +49,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield f"\n**{finding.severity} {_text(finding.id)}**: {_text(finding.subject)}\n"
     for label, words in finding.details:
         if words:
-            shown = _code(words) if label == "try" else _text(words)
+            shown = f"`{printable_line(words).replace('`', '')}`" if label == "try" else _text(words)
             yield f"- {label}: {shown}\n"
 
 
@@ -84,10 +84,6 @@ def _broken_block(found: re.Match[str]) -> str:
 def _broken_link(found: re.Match[str]) -> str:
     # A backslash breaks a link, but no mention: that is looked for in what is shown, which an invisible space divides.
     return "@&#8203;" if found["at"] else f"{found['before']}\\"
-
-
-def _code(words: str) -> str:
-    return f"`{printable_line(words).replace('`', '')}`"
 
 
 writer = documents(render)

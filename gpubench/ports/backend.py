@@ -102,6 +102,12 @@ class Region:
     memory: Memory
     offset_bytes: int
 
+    @property
+    def address(self) -> int:
+        """The address at which it begins, in memory that has one."""
+        begin: int = self.memory.address  # type: ignore[attr-defined]
+        return begin + self.offset_bytes
+
 
 class OverlapSteps(Protocol):
     """Runs steps, each of which begins when the one before it is done."""

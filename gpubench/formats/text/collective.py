@@ -135,7 +135,7 @@ _EXPECTED: _Figure = ("% exp", 8, lambda row: _share(row))
 _P50: _Figure = ("p50", 9, lambda row: _number(row.p50_us) + _mark(row))
 _P95: _Figure = ("p95", 9, lambda row: _number(row.p95_us))
 _P99: _Figure = ("p99", 9, lambda row: _number(row.p99_us))
-_WRONG: _Figure = ("wrong", 6, lambda row: _wrong(row.wrong))
+_WRONG: _Figure = ("wrong", 6, lambda row: "-" if row.wrong is None else str(row.wrong))
 
 _NARROW_SIZE = 8
 _FOOTER_LABEL = 18
@@ -422,7 +422,3 @@ def _number(value: float | None) -> str:
     if value >= 1_000:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _wrong(wrong: int | None) -> str:
-    return "-" if wrong is None else str(wrong)

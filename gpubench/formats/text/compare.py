@@ -177,7 +177,7 @@ def _described(file: Mapping[str, Any]) -> str:
 def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
     """Old and new figures in the unit that suits a row's size; --format csv has both. Rows without times say why."""
     verdicts = Column("verdict", ["faster" if row.verdict == Verdict.PASS else row.verdict for row in rows])
-    names = Column("row", [_name(row) for row in rows])
+    names = Column("row", [replace(row, size_bytes=None, root=None, group=None).name for row in rows])
     if all(row.slower_percent is None for row in rows):
         return [names, verdicts, Column("because", [row.reason or "" for row in rows], 1)]
     return [
@@ -194,11 +194,6 @@ def _before_and_now(row: ComparisonRow) -> str:
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
         return f"{_figure(row.base_time_us)} → {_figure(row.new_time_us)} µs"
     return f"{_figure(row.base_gb_s)} → {_figure(row.new_gb_s)} GB/s"
-
-
-def _name(row: ComparisonRow) -> str:
-    """The name without the size, which has a column."""
-    return replace(row, size_bytes=None, root=None, group=None).name
 
 
 def _figure(value: float | None) -> str:

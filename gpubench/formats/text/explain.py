@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines
+from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.formats.text.hangs import print_hangs
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
@@ -85,7 +85,7 @@ class ExplainView(ReportView):
             Column("size", [format_size(row.size_bytes) for row in shown], right=True),
             Column("operations", [str(row.operations) for row in shown], right=True),
             Column("time µs", [f"{row.time_us:.1f}" for row in shown], right=True),
-            Column("busbw GB/s", [_gb_s(row.busbw_gb_s) for row in shown], right=True),
+            Column("busbw GB/s", [or_dash(row.busbw_gb_s, ".2f") for row in shown], right=True),
         ]
         self._page.table(fitted_lines(columns, self._page.width))
         if len(rows) > len(shown):
@@ -167,10 +167,6 @@ def _total(transports: Sequence[TransportRow]) -> str:
         return f"through host memory: none of {total}, by NCCL's own word{unknown}"
     by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
     return f"through host memory: {staged} of {total}{by_design}{unknown}"
-
-
-def _gb_s(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _natural(name: str) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, rank_lines, sharing_lines, software_lines
+from gpubench.formats.lines import INDENT, Column, fitted_lines, or_dash, rank_lines, sharing_lines, software_lines
 from gpubench.formats.table import Page
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
@@ -29,8 +29,8 @@ _FIGURES: Sequence[_Figure] = (
     ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
     ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
     ("hidden", 7, 2, lambda row: "-" if row.hidden_share is None else f"{100 * row.hidden_share:.0f}%"),
-    ("MHz", 6, 8, lambda row: _whole(row.sm_clock_mhz)),
-    ("W", 5, 9, lambda row: _whole(row.power_w)),
+    ("MHz", 6, 8, lambda row: or_dash(row.sm_clock_mhz, ".0f")),
+    ("W", 5, 9, lambda row: or_dash(row.power_w, ".0f")),
 )
 _COMMUNICATION, _COMPUTATION = (2, 7), (7, 11)
 _MOST_NOTES = 6
@@ -188,7 +188,3 @@ def _number(value: float) -> str:
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if abs(value) < _TWO_DECIMALS else f"{value:.0f}"
-
-
-def _whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"

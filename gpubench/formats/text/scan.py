@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines
+from gpubench.formats.lines import INDENT, Column, fitted_lines, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow, Tool
@@ -61,8 +61,8 @@ class ScanView(ReportView):
             Column("rail", [str(row.rail) for row in shown], right=True),
             Column("NIC", [row.nic or "?" for row in shown], 3),
             Column("leaf", [row.leaf or "?" for row in shown], 2),
-            Column("% of others", [_percent(row.score_percent) for row in shown], right=True),
-            Column("GB/s both ways", [_gb_s(row.both_ways_gb_s) for row in shown], 1, right=True),
+            Column("% of others", [or_dash(row.score_percent, ".0f") for row in shown], right=True),
+            Column("GB/s both ways", [or_dash(row.both_ways_gb_s, ".4g") for row in shown], 1, right=True),
             Column("rounds", [str(row.figures) for row in shown], 4, right=True),
             Column("failed", [str(row.failures) for row in shown], 5, right=True),
             Column("verdict", [row.verdict for row in shown]),
@@ -94,8 +94,8 @@ class ScanView(ReportView):
 
     def _collectives(self, rows: Sequence[ScanCollectiveRow]) -> None:
         for row in rows:
-            sent = f"each node sends {_gb_s(row.measured_gb_s)} of {_gb_s(row.predicted_gb_s)} GB/s predicted"
-            reached = row.note or sent
+            measured, predicted = or_dash(row.measured_gb_s, ".4g"), or_dash(row.predicted_gb_s, ".4g")
+            reached = row.note or f"each node sends {measured} of {predicted} GB/s predicted"
             share = "" if row.percent is None else f" ({row.percent:.0f} %)"
             self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
 
@@ -115,11 +115,3 @@ class ScanView(ReportView):
 
 def _score(row: ScanCellRow) -> float:
     return -1.0 if row.score_percent is None else row.score_percent
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
-def _gb_s(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

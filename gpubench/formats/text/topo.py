@@ -4,7 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, line_text, matrix_lines, setting_lines
+from gpubench.formats.lines import (
+    INDENT,
+    Column,
+    fitted_lines,
+    fitting,
+    line_text,
+    matrix_lines,
+    or_dash,
+    setting_lines,
+)
 from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
@@ -399,7 +408,9 @@ class TopoView(ReportView):
             said = f"limit        {what} between any two"
             self._page.wrap(said + (f"; per GPU in total {everybody}" if everybody else ""), 13)
             return
-        cells = {source: {name: _gb_s(value) for name, value in row.items()} for source, row in kind.limits.items()}
+        cells = {
+            source: {name: or_dash(value, ".4g") for name, value in row.items()} for source, row in kind.limits.items()
+        }
         self._page.print("")
         self._page.table(matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
         self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
@@ -456,7 +467,3 @@ def _whose(access: PeerAccess) -> str:
 
 def _rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.3g}"
-
-
-def _gb_s(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

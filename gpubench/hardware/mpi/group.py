@@ -505,7 +505,7 @@ class MpiCalls:
         address = mpi_function(name)
         if address is None:
             raise missing_mpi_library(f"{name} is not found in it")
-        words = (_address(each) if isinstance(each, Region) else each for each in arguments)
+        words = (each.address if isinstance(each, Region) else each for each in arguments)
         memories = tuple(each.memory for each in arguments if isinstance(each, Region))
         return MpiLaunch(((address, *words, self._communicator.handle),), memories, then)
 
@@ -528,8 +528,3 @@ def _behind(region: Region, size_bytes: int) -> Region:
 
 def _array(region: Region, size_bytes: int) -> Array:
     return region.memory.array(region.offset_bytes, size_bytes, "uint8")
-
-
-def _address(region: Region) -> int:
-    address: int = region.memory.address + region.offset_bytes  # type: ignore[attr-defined]
-    return address

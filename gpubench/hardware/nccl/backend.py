@@ -116,24 +116,19 @@ class NcclCalls:
         )
 
     def _bind(self, name: str, send: Region, receive: Region, *arguments: int) -> NcclLaunch:
-        return NcclLaunch(((self._library.address(name), _address(send), _address(receive), *arguments, *self._tail),))
+        return NcclLaunch(((self._library.address(name), send.address, receive.address, *arguments, *self._tail),))
 
     def _send(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
-        address = _address(region) + block * count * dtype.size_bytes
+        address = region.address + block * count * dtype.size_bytes
         return (self._library.address("ncclSend"), address, count, self._types[dtype], peer, *self._tail)
 
     def _receive(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
-        address = _address(region) + block * count * dtype.size_bytes
+        address = region.address + block * count * dtype.size_bytes
         return (self._library.address("ncclRecv"), address, count, self._types[dtype], peer, *self._tail)
 
     def _group(self, entries: Sequence[Entry]) -> NcclLaunch:
         begin, end = self._library.address("ncclGroupStart"), self._library.address("ncclGroupEnd")
         return NcclLaunch(((begin,), *entries, (end,)))
-
-
-def _address(region: Region) -> int:
-    address: int = region.memory.address + region.offset_bytes  # type: ignore[attr-defined]
-    return address
 
 
 class AbortedError(Exception):

@@ -243,12 +243,9 @@ def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
             whole *= 0.0 if fault.get("driver_missing") else 1.0
     links = node_links(profile, faults)
     return [
-        whole * _nic_share(profile, faults, rail) * _gpu_share(profile, links, rail) for rail in range(_gpus(profile))
+        whole * _nic_share(profile, faults, rail) * _gpu_share(profile, links, rail)
+        for rail in range(profile.match.visible)
     ]
-
-
-def _gpus(profile: Profile) -> int:
-    return profile.match.visible
 
 
 def _nic_share(profile: Profile, faults: Sequence[Fault], rail: int) -> float:

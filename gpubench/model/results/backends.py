@@ -90,23 +90,19 @@ def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
 
 def _against(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
     first = own[0]
-    time_us = fmean(map(_time_us, own))
+    time_us = fmean(map(_time_of_way_us, own))
     issued = [each.issue_us for each in own if each.issue_us is not None]
     return made_of(
         BackendRow,
         row,
-        time_us=_time_us(row),
+        time_us=_time_of_way_us(row),
         first=first.backend,
         first_time_us=time_us,
         first_issue_us=min(issued, default=None),
-        speed_percent=100 * time_us / _time_us(row),
-        first_drift_percent=100 * (_time_us(own[1]) / _time_us(first) - 1) if len(own) > 1 else None,
+        speed_percent=100 * time_us / _time_of_way_us(row),
+        first_drift_percent=100 * (_time_of_way_us(own[1]) / _time_of_way_us(first) - 1) if len(own) > 1 else None,
         first_transport=first.transport,
     )
-
-
-def _time_us(row: CollectiveRow) -> float:
-    return row.time_us if row.p50_us is None else row.p50_us
 
 
 FRAMEWORK_SLOWER = "framework-slower"  # The finding on a framework that is slower than the library that it calls

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import Annotated
 
-from gpubench.model.facts.traffic import FOREIGN_GB_S
+from gpubench.model.facts.traffic import FOREIGN_GB_S, total
 from gpubench.model.results.ending import LinePart, part
 from gpubench.model.results.fallback import HangRow
 from gpubench.model.results.report import Record, Report
@@ -126,14 +126,9 @@ def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
         if len(alike) <= _MOST_ALIKE:
             yield from alike
             continue
-        rates = {name: _sum([getattr(row, name) for row in alike]) for name in _RATES}
+        rates = {name: total([getattr(row, name) for row in alike]) for name in _RATES}
         gpus = [gpu for row in alike for gpu in row.gpus]
         yield replace(alike[0], job=f"{len(alike)} jobs, {alike[0].job} and others", gpus=gpus, **rates)  # type: ignore[arg-type]
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [each for each in values if each is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _activity(row: JobRow) -> tuple[str, int, str | None]:
