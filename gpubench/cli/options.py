@@ -4,7 +4,7 @@ Those that mean the same are short forms of gpubench's own: -n of --iters, -w of
 """
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -455,9 +455,9 @@ class NcclTestsOptions:
         return bool(self.verified)
 
 
-def parse_dtypes(texts: list[str] | None) -> tuple[DataType, ...]:
+def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
     """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
-    names = [name.strip() for text in texts or ["float32"] for name in text.split(",")]
+    names = [name.strip() for text in texts for name in text.split(",")]
     return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
 
 

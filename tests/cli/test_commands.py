@@ -126,7 +126,7 @@ def test_a_machine_without_gpus_says_so() -> None:
         ({"iters": "auto", "budget": 0.0}, Sampling(Mode.THROUGHPUT, None, 0.0)),
         ({"budget": 2.0}, Sampling(Mode.THROUGHPUT, None, 2.0)),
         ({"backend": "host"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
-        ({"graph": 3}, Sampling(Mode.THROUGHPUT, 20)),
+        ({"graph_replays": 3}, Sampling(Mode.THROUGHPUT, 20)),
         ({"split": "pairs"}, Sampling(Mode.THROUGHPUT, 20)),
         ({"simulate": "hgx-h200-4"}, Sampling(Mode.THROUGHPUT, 20)),
     ],
@@ -145,8 +145,8 @@ def test_how_rows_are_timed(given: dict[str, Any], chosen: Sampling) -> None:
         ({"mode": "fast"}, "--mode 'fast' is not known"),
         ({"iters": "20", "budget": 2.0}, "--budget 2 without --iters auto"),
         ({"mode": "latency", "budget": 2.0}, "--budget 2 without --iters auto"),
-        ({"graph": 3, "budget": 2.0}, "--budget 2 without --iters auto"),
-        ({"iters": "auto", "graph": 3}, "--iters auto with --graph"),
+        ({"graph_replays": 3, "budget": 2.0}, "--budget 2 without --iters auto"),
+        ({"iters": "auto", "graph_replays": 3}, "--iters auto with --graph"),
     ],
 )
 def test_rows_that_cannot_be_timed_so(given: dict[str, Any], said: str) -> None:
@@ -199,7 +199,7 @@ def test_defaults_are_nccl_tests_but_for_the_number_of_iterations() -> None:
 
 
 def test_choices_may_be_listed_or_repeated() -> None:
-    chosen = options(dtype=["int8,float16", "int8"], op=["max", "min, sum"])
+    chosen = options(dtypes=["int8,float16", "int8"], ops=["max", "min, sum"])
     assert chosen.request.dtypes == (DataType.INT8, DataType.FLOAT16)
     assert chosen.request.ops == (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.SUM)
 
@@ -253,7 +253,7 @@ def test_one_rank_a_gpu_else_two(
         ({"backend": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
         ({"backend": "nccl"}, Driver(version="580"), CouldNotMeasureError, "the driver finds none"),
         ({"backend": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),
-        ({"graph": 1}, Driver(), UsageError, "--graph needs GPUs"),
+        ({"graph_replays": 1}, Driver(), UsageError, "--graph needs GPUs"),
         ({"nccl_library": __file__}, Driver(), UsageError, "--nccl-library needs GPUs"),
     ],
 )

@@ -229,16 +229,23 @@ class CollectiveOptions:
         f"(default: {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on CPUs).",
         common=True,
     )
-    dtype: list[str] | None = option(
+    dtypes: tuple[DataType, ...] = option(
         "TYPE",
         f"Data type: {', '.join(DataType)} (default: float32). Several with commas.",
         name="--dtype -d",
+        read=parse_dtypes,
+        several=True,
+        without=(DataType.FLOAT32,),
         completed_as="dtype",
         common=True,
     )
-    op: list[str] | None = option(
+    ops: tuple[ReduceOp, ...] = option(
         "OP",
         f"Reduction: {', '.join(ReduceOp)} (default: sum). Several with commas.",
+        name="--op",
+        read=lambda texts: parse_choices("--op", texts, ReduceOp),
+        several=True,
+        without=(ReduceOp.SUM,),
         completed_as="op",
         common=True,
     )
@@ -264,9 +271,10 @@ class CollectiveOptions:
         min=0,
         show_default=False,
     )
-    graph: int = option(
+    graph_replays: int = option(
         "N",
         "Capture the operations in a CUDA graph and time N replays.",
+        name="--graph",
         default=0,
         min=0,
         show_default=False,
@@ -332,19 +340,16 @@ class CollectiveOptions:
 
         sizes = self.nccl_tests.sizes(self.sizes, by_default)
         asked = Asked(
-            sizes=() if sizes is None else parse_sizes(sizes),
-            dtypes=parse_dtypes(self.dtype),
-            ops=parse_choices("--op", self.op or ["sum"], ReduceOp),
-            root=self.root,
-            placements=self._placements(collective),
-            sampling=self.sampling.parse(
-                graph_replays=self.graph, counted=self.of_ranks.split is not None or self.simulation is not None
-            ),
-            warmup=self.warmup,
-            graph_replays=self.graph,
-            check=self.nccl_tests.check(own=self.check, by_default=by_default),
-            skew=self.skew,
-            cycles=self.cycles,
+            **values_of(Asked, self)
+            | {
+                "sizes": () if sizes is None else parse_sizes(sizes),
+                "placements": self._placements(collective),
+                "sampling": self.sampling.parse(
+                    graph_replays=self.graph_replays,
+                    counted=self.of_ranks.split is not None or self.simulation is not None,
+                ),
+                "check": self.nccl_tests.check(own=self.check, by_default=by_default),
+            }
         )
         return asked.request(collective)
 
@@ -447,7 +452,7 @@ def app(command: Command) -> typer.Typer:
     """The command for typer, with the options that mean something for this collective."""
     collective = collective_named(command.name)
     means_something = {
-        "op": collective.reduces,
+        "ops": collective.reduces,
         "root": collective.rooted,
         "algo": not collective.point_to_point,
         "proto": not collective.point_to_point,

@@ -1,7 +1,7 @@
 """`gpubench overlap`: its options, and the run."""
 
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpubench.cli.options import PresentationOptions, check_profile, parse_dtypes
 from gpubench.cli.signature import HelpPage, app_of
@@ -33,9 +33,6 @@ from gpubench.model.terms.overlap import (
 from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
-if TYPE_CHECKING:
-    from gpubench.collectives.record import SweepRequest
-
 HELP = HelpPage(
     (
         ("Measure all-reduce beside a matrix product, on all GPUs of this host", "gpubench overlap"),
@@ -62,6 +59,19 @@ _LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
 """A smaller one takes the host longer to launch than a GPU to compute."""
 
 
+def _parse_collective(text: str) -> str:
+    if text not in SUMMARIES:
+        raise unknown_choice("--collective", text, tuple(SUMMARIES))
+    return text
+
+
+def _parse_dtype(text: str) -> tuple[DataType, ...]:
+    dtypes = parse_dtypes([text])
+    if len(dtypes) > 1:
+        raise UsageError(f"--dtype {text}", expected="one type", next_step=f"--dtype {dtypes[0]}")
+    return dtypes
+
+
 @dataclass(frozen=True, kw_only=True)
 class OverlapRankOptions(RankOptions):
     """What a rank is asked, with the words of this command where they differ."""
@@ -79,29 +89,40 @@ class OverlapOptions:
 
     help_group: ClassVar = MEASURE
 
-    collective: str = option("NAME", f"Collective: {', '.join(SUMMARIES)}.", default="allreduce", common=True)
-    sizes: str = option(
+    collective: str = option(
+        "NAME", f"Collective: {', '.join(SUMMARIES)}.", default="allreduce", read=_parse_collective, common=True
+    )
+    sizes: tuple[int, ...] = option(
         "SIZES",
         "Sizes in bytes: 1M:1G:4 (each four times the last), 1M:64M:+1M (steps), or 1M,64M.",
         default=DEFAULT_SIZES,
+        read=parse_sizes,
         common=True,
     )
-    ctas: list[str] | None = option(
+    ctas: tuple[int | None, ...] = option(
         "N",
         "Limits on NCCL's CTAs, several with commas; own is NCCL's own choice (default: own,16,8,4,2).",
+        read=parse_ctas,
+        several=True,
+        without=DEFAULT_CTAS,
         group=NCCL,
         common=True,
     )
-    partner: list[str] | None = option(
+    partners: tuple[Partner, ...] = option(
         "|".join(Partner),
         "Computation: gemm (matrix product on Tensor Cores, default), copy (within GPU memory), chain (small kernels). "
         "Several with commas.",
+        name="--partner",
+        read=lambda texts: parse_choices("--partner", texts, Partner),
+        several=True,
+        without=(Partner.GEMM,),
         completed_as="partner",
         common=True,
     )
-    gemm: int = option(
+    gemm_side: int = option(
         "N",
         "Width N of the N × N matrices that gemm multiplies, 16 bits per number.",
+        name="--gemm",
         default=DEFAULT_GEMM_SIDE,
         min=_LEAST_GEMM_SIDE,
         max=_MOST_GEMM_SIDE,
@@ -113,7 +134,9 @@ class OverlapOptions:
         min=1,
         max=100_000,
     )
-    dtype: str = option("TYPE", f"Data type: {', '.join(DataType)}.", name="--dtype -d", default="bfloat16")
+    dtypes: tuple[DataType, ...] = option(
+        "TYPE", f"Data type: {', '.join(DataType)}.", name="--dtype -d", default="bfloat16", read=_parse_dtype
+    )
     root: int = option("RANK", "Root rank of a collective that has one.", name="--root -r", default=0)
     seconds: float = option(
         "S", "Seconds to measure each phase of a row, after it has settled.", default=DEFAULT_SECONDS, min=0.01
@@ -124,44 +147,26 @@ class OverlapOptions:
 
     def plan(self, shown: PresentationOptions) -> tuple[CollectivePlan, OverlapAsked]:
         """The plan of the collective and the computation beside it; UsageError for anything that cannot be."""
+        from gpubench.collectives.record import Asked, SweepRequest
         from gpubench.model.results.overlap import SECTIONS
 
         self.of_ranks.check_evidence()
         check_profile(self.of_ranks.profile)
-        asked = OverlapAsked(
-            partners=parse_choices("--partner", self.partner or [Partner.GEMM], Partner),
-            ctas=parse_ctas(self.ctas) if self.ctas else DEFAULT_CTAS,
-            gemm_side=self.gemm,
-            seconds=self.seconds,
-            partner_count=self.partner_count,
-        )
+        asked = OverlapAsked(**values_of(OverlapAsked, self))
         plan = CollectivePlan(
             **values_of(RankOptions, self.of_ranks)
             | {"backend": None if self.simulation is not None else "nccl", "overlap": asked},
-            request=self._request(),
+            request=SweepRequest(
+                collective=collective_named(self.collective),
+                placements=(Placement.OUT_OF_PLACE,),
+                **values_of(Asked, self),
+            ),
             source=source_of(self.of_ranks.timeout_s, simulation=self.simulation),
             presentation=shown.parse(SECTIONS),
         )
         if self.simulation is not None and plan.ranks_per_gpu > 1:
             plan.refuse_gpu_options("a simulated machine has no real GPUs")
         return plan, asked
-
-    def _request(self) -> "SweepRequest":
-        from gpubench.collectives.record import SweepRequest
-
-        if self.collective not in SUMMARIES:
-            raise unknown_choice("--collective", self.collective, tuple(SUMMARIES))
-        dtypes = parse_dtypes([self.dtype])
-        if len(dtypes) > 1:
-            raise UsageError(f"--dtype {self.dtype}", expected="one type", next_step=f"--dtype {dtypes[0]}")
-        return SweepRequest(
-            collective=collective_named(self.collective),
-            sizes=parse_sizes(self.sizes),
-            dtypes=dtypes,
-            root=self.root,
-            placements=(Placement.OUT_OF_PLACE,),
-            check=self.check,
-        )
 
 
 def _run(options: OverlapOptions, shown: PresentationOptions) -> int:

@@ -140,8 +140,9 @@ def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
 
 
 def values_of(kind: type[object], record: object) -> dict[str, Any]:
-    """The values that a record has for the fields of a dataclass, by their names."""
-    return {each.name: getattr(record, each.name) for each in fields(kind)}  # type: ignore[arg-type]
+    """The values that a record has for fields of a dataclass, by their names."""
+    names = (each.name for each in fields(kind))  # type: ignore[arg-type]
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
 
 def _parse_library(text: str) -> str:
