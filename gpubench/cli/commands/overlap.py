@@ -145,17 +145,19 @@ class OverlapOptions:
     of_ranks: OverlapRankOptions
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
 
-    def plan(self, shown: PresentationOptions) -> tuple[CollectivePlan, OverlapAsked]:
+    def plan(self, shown: PresentationOptions) -> CollectivePlan:
         """The plan of the collective and the computation beside it; UsageError for anything that cannot be."""
         from gpubench.collectives.record import Asked, SweepRequest
         from gpubench.model.results.overlap import SECTIONS
 
         self.of_ranks.check_evidence()
         check_profile(self.of_ranks.profile)
-        asked = OverlapAsked(**values_of(OverlapAsked, self))
         plan = CollectivePlan(
             **values_of(RankOptions, self.of_ranks)
-            | {"backend": None if self.simulation is not None else "nccl", "overlap": asked},
+            | {
+                "backend": None if self.simulation is not None else "nccl",
+                "overlap": OverlapAsked(**values_of(OverlapAsked, self)),
+            },
             request=SweepRequest(
                 collective=collective_named(self.collective),
                 placements=(Placement.OUT_OF_PLACE,),
@@ -166,14 +168,13 @@ class OverlapOptions:
         )
         if self.simulation is not None and plan.ranks_per_gpu > 1:
             plan.refuse_gpu_options("a simulated machine has no real GPUs")
-        return plan, asked
+        return plan
 
 
 def _run(options: OverlapOptions, shown: PresentationOptions) -> int:
     from gpubench.jobs.collective import job
 
-    plan, asked = options.plan(shown)
-    return job.run_overlap(plan, asked, sys.argv[1:])
+    return job.run_overlap(options.plan(shown), sys.argv[1:])
 
 
 app = app_of(HELP, OverlapOptions, _run, without=("allocator", "expected_gpus", "split"))

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,12 +25,12 @@ from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware import launch
 from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan, RankOptions
+from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan, RankOptions, values_of
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import HOST, TORCH
-from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
+from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
@@ -68,7 +67,7 @@ class RankPlan:
             request=self.asked.request(collective_named(self.collective)),
             recording=Recording(record=None if self.record is None else Path(self.record)),
             results_folder=None if self.history is None else Path(self.history),
-            **{each.name: getattr(self.options, each.name) for each in fields(RankOptions)},
+            **values_of(RankOptions, self.options),
         )
 
 
@@ -448,14 +447,14 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     return _run_as_rank(plan, arguments, launch)
 
 
-def run_overlap(plan: CollectivePlan, asked: OverlapAsked, arguments: Sequence[str]) -> int:
+def run_overlap(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """The exit code. Raises GpubenchError: nothing can be measured, the measurement broke, an output not be written."""
     launch, source = launched_by(os.environ), plan.source
     refuse_under_launcher(OVERLAP, source, launch)
-    if isinstance(source, Simulated):
+    if isinstance(source, Simulated) and plan.overlap is not None:
         from gpubench.jobs.collective import simulated
 
-        return simulated.run_simulated_overlap(plan, asked, source, arguments)
+        return simulated.run_simulated_overlap(plan, plan.overlap, source, arguments)
     if launch is None:
         return launch_ranks(plan, arguments)
 
