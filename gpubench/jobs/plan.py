@@ -213,8 +213,7 @@ def microbatches_of(plan: TrainingPlan, model: TransformerModel, layout: Paralle
     count, rest = (whole, rest) if plan.microbatches is None else (plan.microbatches, 0)
     if rest or not count or (layout.stages_per_gpu > 1 and count % layout.pipeline):
         raise UsageError(
-            f"{sequences} sequences a step do not divide by {model.batch} a microbatch with '{layout}' on "
-            f"{layout.gpus} GPUs",
+            f"{sequences} sequences a step are no whole number of microbatches of '{layout}' on {layout.gpus} GPUs",
             expected="a multiple of the data-parallel ranks × --batch, and with vN of the stages",
             next_step=f"--global-batch {model.batch * layout.gpus}",
         )
