@@ -17,6 +17,7 @@ SMALL = {
     "causes": ["--variations", "12"],
     "check_verdicts": ["--seeds", "1", "--fault-seeds", "1", "--only", "hgx-h200-4"],
     "compare_alarms": ["--seeds", "1", "--only", "nothing"],
+    "compare_speed": ["--nodes", "17", "--runs", "1"],
     "evidence_cost": ["--help"],
     "healthy_speed": ["--help"],
     "hostile_files": ["--only", "profiles", "--name", "dotted"],

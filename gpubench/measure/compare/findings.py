@@ -95,6 +95,9 @@ def findings_of(
 
 
 _COMPARE_WIRING = "gpubench topo. Compare its output on both machines"
+_GPUDIRECT = "/GDRDMA"  # As NCCL's log ends the name of a network with GPUDirect RDMA
+_GPUDIRECT_LOST = "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs"
+_SHOW_CAUSES = "gpubench topo --causes. `gpubench explain` on NCCL's log shows the reason too"
 _BY_WIRING = (SLOWER, NARROWER)
 """The findings that a changed wiring explains."""
 
@@ -103,7 +106,10 @@ _FOLDS = {SLOWER: (STAGED, NARROWER), WORSE: (WRONG, ABOVE_LIMIT, STAGED, NARROW
 
 
 def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
-    """The finding of slower rows; where the wiring changed, this is the cause that is looked at first."""
+    """The finding of slower rows with a changed wiring as its cause, and that of staged ones with a lost GPUDirect."""
+    now, _, before = finding.seen.partition(", not ")
+    if finding.id == STAGED and _GPUDIRECT in before and _GPUDIRECT not in now:
+        return replace(finding, cause=_GPUDIRECT_LOST, next_command=_SHOW_CAUSES)
     if finding.id not in _BY_WIRING or not wiring:
         return finding
     changed = f"a device or link changed: topology {wiring[0].base} before, {wiring[0].new} now"

@@ -484,3 +484,24 @@ def test_a_path_that_was_seen_and_is_not_any_more_is_a_doubt() -> None:
         assert report.verdict is (Verdict.WARN if lost else Verdict.PASS)
     without = compare([before], [replace(before, evidence=None)], Rules())
     assert without.verdict is Verdict.PASS, "a file that cannot hold any"
+
+
+def test_a_lost_gpudirect_is_named_as_the_cause_of_slower_rows() -> None:
+    now = "NET/IB+P2P/CUMEM"
+    rows = [
+        collective_row(2**power, time_us=1e4, transport="NET/IB/GDRDMA+P2P/CUMEM", host_staged=False)
+        for power in range(24, 30)
+    ]
+    new = [replace(row, time_us=1.6e4, transport=now, host_staged=True) for row in rows]
+    (finding,) = (each for each in compare([file(*rows)], [file(*new)], Rules()).findings if each.id == "now-staged")
+    assert finding.seen.endswith(f"through host memory now: {now}, not NET/IB/GDRDMA+P2P/CUMEM")
+    assert finding.cause.startswith("GPUDirect RDMA is off")
+    assert finding.next_command.startswith("gpubench topo --causes")
+    assert finding.consequences[0].startswith("6 rows slower: 37.5 % slower")
+
+
+def test_a_staged_path_that_never_had_gpudirect_has_another_cause() -> None:
+    rows = [collective_row(2**24, transport="P2P/CUMEM")]
+    new = [replace(row, transport="SHM/direct") for row in rows]
+    (finding,) = (each for each in compare([file(*rows)], [file(*new)], Rules()).findings if each.id == "now-staged")
+    assert finding.cause == "a setting, driver, container or GPU that refuses peer access"
