@@ -18,7 +18,7 @@ import pytest
 
 from gpubench.cli import process
 from gpubench.cli.app import run_command_line
-from gpubench.cli.options import PresentationOptions, plan_from
+from gpubench.cli.options import PresentationOptions, grouped_options, plan_from
 from gpubench.formats import presenter
 from gpubench.hardware.launch import DAEMON_FAILED, find_launcher
 from tests.cli import forking
@@ -141,4 +141,6 @@ def planned(
     kind: type[Plan], checked: Callable[[Plan, PresentationOptions], Plan], typed: Mapping[str, object]
 ) -> Plan:
     """The plan of a command as if its fields, and those of its presentation, had been typed."""
+    names = {each.name for each, _, _ in (*grouped_options(kind), *grouped_options(PresentationOptions))}
+    assert typed.keys() <= names, "an option that the command does not have would be passed over"
     return checked(plan_from(kind, typed), plan_from(PresentationOptions, typed))

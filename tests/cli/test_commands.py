@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpubench.cli.commands.collective import CollectiveOptions, help_of
-from gpubench.cli.options import PresentationOptions, parse_outputs, plan_from
+from gpubench.cli.options import PresentationOptions, grouped_options, parse_outputs, plan_from
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
@@ -29,6 +29,8 @@ BY_NAME = {each.name: each for each in COLLECTIVES}
 
 
 def options(name: str = "allreduce", **given: object) -> CollectivePlan:
+    names = {each.name for each, _, _ in (*grouped_options(CollectiveOptions), *grouped_options(PresentationOptions))}
+    assert given.keys() <= names
     return plan_from(CollectiveOptions, given).plan(BY_NAME[name], plan_from(PresentationOptions, given))
 
 
