@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
@@ -22,11 +23,12 @@ from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
 from gpubench.model.results.fallback import shown, slowdown
 from gpubench.model.results.report import CauseRow, Effect, EvidenceRow, FallbackRow, Metadata, Report, Row, UnreadRow
-from gpubench.model.terms.units import compress_names, some_of
+from gpubench.model.terms.units import compress_names, printable_line, some_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
     from rich.tree import Tree
 
     from gpubench.model.results.compare import Chart
@@ -293,31 +295,47 @@ class Page:
         self._breaks_last_line = style.terminal
         self.charts: Sequence[Chart] | None = None
         self._own_file = target.path is not None
-        self._console = _console(target.open(), style)
+        self._style = style
+        self._stream = target.open()
+
+    @cached_property
+    def _console(self) -> "Console":
+        return _console(self._stream, self._style)
 
     def print(self, *lines: str, style: str = "") -> None:
         """Lines as they are."""
+        self._show(lines, lambda line: line_text(line, style))
+
+    def _show(self, lines: Iterable[str], colored: "Callable[[str], Text]") -> None:
+        """Lines on a page with or without colours, for which alone rich is loaded: a tenth of a start."""
         for line in lines:
-            self._console.print(line_text(line, style))
-        self._console.file.flush()
+            if self._style.color:
+                self._console.print(colored(line))
+            else:
+                self._stream.write(f"{printable_line(line)}\n")
+        self._stream.flush()
 
     def table(self, lines: Iterable[str]) -> None:
         """Lines of words in columns: verdicts, refusals and parts that are missing in the colour of how they fare."""
-        for line in lines:
+
+        def colored(line: str) -> "Text":
             text = line_text(line)
             for pattern, style in _WORD_STYLES.items():
                 text.highlight_regex(pattern, style)
             for part in _PART.finditer(text.plain):
                 if part[1] != part[2]:
                     text.stylize(_VERDICT_STYLES[Verdict.FAIL], *part.span())
-            self._console.print(text)
+            return text
+
+        self._show(lines, colored)
 
     def heat(self, lines: Sequence[str], *, expected: float | None = None, less_is_better: bool = False) -> None:
         """A matrix of numbers in the colour of how they fare: by the mark behind them, else as well as is expected.
 
         Where nothing is expected a number without a mark was not judged, and has no colour.
         """
-        for line in lines:
+
+        def colored(line: str) -> "Text":
             text = line_text(line)
             for found in _NUMBER.finditer(text.plain):
                 value, style = float(found[1]), _MARKED.get(found[2], "")
@@ -325,7 +343,9 @@ class Page:
                 if not found[2] and share >= SLOW_SHARE:
                     style = _VERDICT_STYLES[Verdict.PASS]
                 text.stylize(style, *found.span())
-            self._console.print(text)
+            return text
+
+        self._show(lines, colored)
 
     def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
         """A sentence, broken at the page's width, its further lines indented."""
@@ -423,7 +443,7 @@ class Page:
     def close(self) -> None:
         """Close a file of our own."""
         if self._own_file:
-            self._console.file.close()
+            self._stream.close()
 
     def _finding(self, finding: Finding) -> None:
         self._labelled(f"{finding.severity} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
