@@ -9,6 +9,7 @@ Ethernet. Run as `python -m benchmarks.published_collectives`.
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from gpubench.collectives.expected import from_network
@@ -58,11 +59,13 @@ class Published:
         return self.expected.verdict(replace(self.row, time_us=slower * self.row.time_us))
 
 
-def read() -> list[Published]:
+@cache
+def read() -> tuple[Published, ...]:
     """All figures of machines that a profile knows."""
+    known = names()
     with FIGURES.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["profile"] in names()]
-    return [_published(line) for line in lines]
+        lines = [line for line in csv.DictReader(file) if line["profile"] in known]
+    return tuple(map(_published, lines))
 
 
 def _published(line: dict[str, str]) -> Published:

@@ -33,9 +33,10 @@ SMALL = Half(time_us=20.0, algbw=0.05, busbw=0.09)
 def tables() -> dict[str, list[Line]]:
     """The figures of each source on a machine that a profile knows."""
     found: dict[str, list[Line]] = {}
+    known = names()
     with FIGURES.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            if line["profile"] in names():
+            if line["profile"] in known:
                 name = f"{line['source']}, {line['state']}, {line['collective']} {line['algorithm']}"
                 found.setdefault(name, []).append(line)
     return found
