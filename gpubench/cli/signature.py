@@ -101,7 +101,7 @@ class HelpfulCommand(TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
         for each in shown:
             usual = ARGUMENTS if each.param_type_name == "argument" else OUTPUT
-            groups[getattr(each, "rich_help_panel", None) or usual].append((_names_of(each), _told_of(each)))
+            groups[getattr(each, "rich_help_panel", None) or usual].append((_names_of(each), _help_of(each)))
         groups[HELP] = [("-h, --help", "Show this page.")]
         if self.page.common:
             count = sum(each.param_type_name == "option" for each in visible)
@@ -156,7 +156,7 @@ def _names_of(parameter: Any) -> str:
     return names if parameter.is_flag else f"{names} {parameter.metavar or 'TEXT'}"
 
 
-def _told_of(parameter: Any) -> str:
+def _help_of(parameter: Any) -> str:
     help_text = str(parameter.help or "")
     default = parameter.default
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:

@@ -41,7 +41,7 @@ def fault_cases(
         return []
     texts = [(text, ASKED) for text in asked]
     if file is not None:
-        texts += [(text, file.name) for text in _faults_told(file, machine)]
+        texts += [(text, file.name) for text in _faults_found(file, machine)]
     if not texts and with_usual:
         texts = [(text, USUAL) for text in _usual(machine, profile)]
     cases = []
@@ -231,7 +231,7 @@ _NVLINKS = ("nvlink-down", "nvlinks-all-down", "nvlink-disabled")
 _MOST = 16
 
 
-def _faults_told(path: Path, machine: PlannedMachine) -> list[str]:
+def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
     """Faults that a stored check or scan tells of, each once; of very many the first. UsageError: it tells of none."""
     report = read_stored(path).report
     found = [each for finding in report.findings for each in _of_finding(finding)]

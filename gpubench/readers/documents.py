@@ -71,7 +71,7 @@ def _check_kind(mode: int, name: str, expected: str, *, pipes: bool) -> None:
 class _Pipe(io.RawIOBase):
     def __init__(self, descriptor: int, name: str, expected: str) -> None:
         self._descriptor, self._name, self._expected = descriptor, name, expected
-        self._has_given = False
+        self._has_sent = False
         self._given_up: SilentPipeError | None = None
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
@@ -91,14 +91,14 @@ class _Pipe(io.RawIOBase):
             except BlockingIOError:
                 self._had_writer, text = True, None
             if text or (text is not None and self._had_writer):
-                self._had_writer = self._has_given = True
+                self._had_writer = self._has_sent = True
                 memoryview(buffer)[: len(text)] = text
                 return len(text)
             most = limits.SECONDS_SILENT if self._had_writer else limits.SECONDS_WITHOUT_WRITER
             left = begun + most - time.monotonic()
             if left <= 0:
                 error = self._silent(most)
-                if not self._has_given:
+                if not self._has_sent:
                     raise error
                 # The end, so that nothing is lost of what a buffer holds; every later reading is the error.
                 self._given_up = error

@@ -123,21 +123,21 @@ class BriefView(ReportView):
         simulated = "" if metadata.origin == Origin.MEASURED else f"  ({metadata.origin.upper()})"
         page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
         if report.sections:
-            self._told("machine", "; ".join(_machine_lines(report, metadata.options.get(HIDDEN_GPUS))))
+            self._line("machine", "; ".join(_machine_lines(report, metadata.options.get(HIDDEN_GPUS))))
             for place in dict.fromkeys(filter(None, map(_place, report.rows(NodeRow)))):
-                self._told("place", place)
-            self._told("software", "; ".join(self._software(report)))
+                self._line("place", place)
+            self._line("software", "; ".join(self._software(report)))
             settings = bearing_on_performance(metadata.environment)
             if settings:
-                self._told("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
-            self._told("health", "; ".join(_health_words(report)), report.verdict if report.verdict in _BAD else None)
+                self._line("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
+            self._line("health", "; ".join(_health_words(report)), report.verdict if report.verdict in _BAD else None)
             for label, text, verdict in _speed_lines(report, quick=metadata.options.get("depth") == _QUICK):
-                self._told(label, text, verdict)
+                self._line(label, text, verdict)
             self._problems(report.findings)
             steps = list(_next_steps(metadata.options.get("depth"), report))
             wide = max(len(command) for command, _ in steps)
             for number, (command, what) in enumerate(steps):
-                self._told("" if number else "next", f"{command:<{wide}}  {what}")
+                self._line("" if number else "next", f"{command:<{wide}}  {what}")
         page.closing(report)
 
     def _software(self, report: Report) -> Iterator[str]:
@@ -152,14 +152,14 @@ class BriefView(ReportView):
     def _problems(self, findings: Sequence[Finding]) -> None:
         bad = [each for each in findings if each.severity in _BAD]
         if not bad:
-            self._told("problems", "none found")
+            self._line("problems", "none found")
         for each in bad[:_MOST_FINDINGS]:
-            self._told(f"{each.severity}", f"{each.id}: {each.subject}: {each.seen}", each.severity)
-            self._told("  try", each.next_command)
+            self._line(f"{each.severity}", f"{each.id}: {each.subject}: {each.seen}", each.severity)
+            self._line("  try", each.next_command)
         if len(bad) > _MOST_FINDINGS:
-            self._told("", f"and {len(bad) - _MOST_FINDINGS} more: gpubench check")
+            self._line("", f"and {len(bad) - _MOST_FINDINGS} more: gpubench check")
 
-    def _told(self, label: str, text: str, verdict: Verdict | None = None) -> None:
+    def _line(self, label: str, text: str, verdict: Verdict | None = None) -> None:
         self._page.labelled(f"{label:<{_LABEL_WIDTH}} ", text, verdict)
 
 

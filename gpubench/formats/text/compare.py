@@ -41,7 +41,7 @@ class CompareView(ReportView):
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
             self._page.defaults(metadata)
             rows = report.by_column(ComparisonRow)
-            judged = list(enumerate(map(_Told._make, rows.cells(*_Told._fields))))
+            judged = list(enumerate(map(_Judged._make, rows.cells(*_Judged._fields))))
             circumstances = report.rows(CircumstanceRow)
             changes = report.rows(FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
@@ -80,7 +80,7 @@ class CompareView(ReportView):
                 f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
             )
 
-    def _comparison(self, own: "Sequence[tuple[int, _Told]]", rows: RowsByColumn[ComparisonRow]) -> None:
+    def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
         """The rows of a series by their numbers among `rows`, of which only those are made that are shown."""
         compared = [each for each in own if each[1].status == Status.COMPARED]
         self._table(compared, rows)
@@ -151,7 +151,7 @@ class CompareView(ReportView):
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
             self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
-    def _table(self, compared: "Sequence[tuple[int, _Told]]", rows: RowsByColumn[ComparisonRow]) -> None:
+    def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
         """The rows that got worse, then those that got faster; the rest is summed up."""
         worse = [number for number, judged in compared if judged.verdict != Verdict.PASS]
         is_faster = (Change.FASTER, Verdict.PASS)
@@ -227,7 +227,7 @@ def _noise(percent: float | None) -> str:
     return "?" if percent is None else f"{bandwidth_lost(percent):.1f} %"
 
 
-class _Told(NamedTuple):
+class _Judged(NamedTuple):
     """The columns of a row that are summed up."""
 
     series: str | None
@@ -238,7 +238,7 @@ class _Told(NamedTuple):
     slower_percent: float | None
 
 
-def _summary(compared: Sequence[_Told]) -> Iterator[str]:
+def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
     """A line for each collective, and one for pairs: how many rows, and by how much they changed."""
     for kind, rows in grouped(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]

@@ -99,7 +99,7 @@ class CollectiveRankJob:
         listener: Listener[CollectiveRow] | None = None,
     ) -> None:
         self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
-        self._given = listener
+        self._own_listener = listener
         self._presenter: Presenter | None = None
         self._settings = recorded_settings(os.environ)  # before NCCL's log is listened to, which sets variables
         self._own = group
@@ -114,7 +114,7 @@ class CollectiveRankJob:
         if self._plan.expected_gpus is not None:
             self._listed = self._group.gather(read_driver(os.environ).gpus)
             agree(self._group, lambda: self._plan.check_any_gpu(self._listed))
-        listener = agree(self._group, lambda: self._given or self._listener(channel))
+        listener = agree(self._group, lambda: self._own_listener or self._listener(channel))
         if self._plan.split is not None:
             self._join_group(self._plan.split)
         ranks_on_node = self._node_by_rank.count(self.identity.node)

@@ -165,8 +165,8 @@ def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing:
     yield part(f"{slowed:,} {_are(slowed)} slowed by the network" if slowed else "", importance=SOON)
     yield part(f"{unsure:,} could not be judged" if unsure else "")
     yield part(f"{ill:,} {'fails' if ill == 1 else 'fail'} for other reasons" if ill else "", importance=SOON)
-    is_told = healthy or not (slowed or unsure or ill)
-    yield part(f"{healthy:,} {_are(healthy)} healthy" if is_told else "", importance=SOON)
+    counts_healthy = healthy or not (slowed or unsure or ill)
+    yield part(f"{healthy:,} {_are(healthy)} healthy" if counts_healthy else "", importance=SOON)
 
 
 def _are(number: int) -> str:

@@ -148,14 +148,14 @@ def watch_part(report: Report) -> LinePart:
     for row in rows:
         main.setdefault((row.node, row.job), row)
     busy = sorted((row for row in main.values() if row.way != Way.IDLE), key=lambda row: -row.seconds)
-    sentences = [_told(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
+    sentences = [_sentence(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
     if sentences:
         unjudged = "" if report.verdict is Verdict.PASS else "no path between GPUs was seen: "
         return part(*(unjudged + some_of(sentences, most) for most in range(min(len(sentences), _MOST_JOBS), 0, -1)))
     return part("all jobs are idle, no traffic between GPUs was seen" if rows else "no process uses a GPU")
 
 
-def _told(rows: list[JobRow]) -> str:
+def _sentence(rows: list[JobRow]) -> str:
     first = rows[0]
     job = f"{first.job} on {compress_names([row.node for row in rows])}"
     rates = [row.nvlink_gb_s for row in rows if row.nvlink_gb_s is not None]

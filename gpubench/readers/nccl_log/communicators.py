@@ -394,9 +394,9 @@ def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Map
     by_machine = machines(comms, by_node, builder.by_rank, addresses)
     members = [_member(comm, *places) for comm, *places in zip(comms, by_node, by_machine, strict=True)]
     members += [
-        _member_without_init(rank, process, device, host_ids, is_told=is_told)
+        _member_without_init(rank, process, device, host_ids, is_unique=is_unique)
         for rank, (process, device) in builder.without_init.items()
-        for is_told in [process.host not in repeated]
+        for is_unique in [process.host not in repeated]
     ]
     return Communicator(
         id=builder.id,
@@ -424,14 +424,14 @@ def _member(comm: Comm, node: str, machine: str) -> Member:
 
 
 def _member_without_init(
-    rank: int, process: Process, device: str, host_ids: Mapping[str, str], *, is_told: bool
+    rank: int, process: Process, device: str, host_ids: Mapping[str, str], *, is_unique: bool
 ) -> Member:
     """A rank of which connections alone are known, with its GPU as they have it in brackets.
 
-    Where a name of a host has one GPU twice it is that of several machines, and does not tell which (`is_told`).
+    Where a name of a host has one GPU twice it is that of several machines, and does not tell which (`is_unique`).
     """
     is_bus_id = len(device) >= _SHORTEST_BUS_ID
-    machine = process.host if is_told else f"{process.host}~{rank}"
+    machine = process.host if is_unique else f"{process.host}~{rank}"
     return Member(
         rank=rank,
         host=process.host,
