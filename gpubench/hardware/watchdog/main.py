@@ -220,7 +220,7 @@ class Watchdog:
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
-            if os.getppid() == self._watched.pid:  # else the rank is gone, and its number may be another's
+            if _is_parent(self._watched.pid):  # else the rank is gone, and its number may be another's
                 with contextlib.suppress(ProcessLookupError):  # gone with the first signal: no SIGCONT is needed
                     os.kill(self._watched.pid, number)
                     os.kill(self._watched.pid, signal.SIGCONT)
@@ -304,6 +304,10 @@ def _batches(rank: int) -> Iterator[range]:
     while first < rank:
         yield range(first, min(first + size, rank))
         first, size = first + size, size * 8
+
+
+def _is_parent(pid: int) -> bool:
+    return os.getppid() == pid
 
 
 def _parent_of(pid: int) -> str:
