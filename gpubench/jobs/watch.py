@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gpubench.errors import UsageError, no_gpu
+from gpubench.errors import UsageError, advising, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
 from gpubench.hardware import recorded
@@ -269,15 +269,24 @@ class RecordedTraffic:
 def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
     """One a host of a recording. Raises UsageError where it holds no readings, or damaged ones."""
     by_host: dict[str, list[NodeReading]] = {}
-    for line, where in recorded.read_samples(directory, SAMPLES, NAME):
-        reading = read_json_line(NodeReading, line, where)
-        by_host.setdefault(reading.host, []).append(reading)
+    next_step = f"gpubench watch --for 10s --record {directory}-again"
+    lines = recorded.read_samples(directory, SAMPLES, NAME)
+    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=next_step):
+        for line, where in lines:
+            reading = read_json_line(NodeReading, line, where)
+            earlier = by_host.setdefault(reading.host, [])
+            if earlier and reading.seconds <= earlier[-1].seconds:
+                raise UsageError(
+                    f"{where}: {reading.host} at {reading.seconds:g} s, after {earlier[-1].seconds:g} s",
+                    expected="the readings of a node in the order of time",
+                )
+            earlier.append(reading)
     if not by_host:
         raise UsageError(
             f"--replay {directory} holds no readings",
             expected=f"lines in {SAMPLES}, one a node and interval",
             reason="the watch ended before its first interval did",
-            next_step=f"gpubench watch --for 10s --record {directory}-again",
+            next_step=next_step,
         )
     return [RecordedTraffic(each) for each in by_host.values()]
 

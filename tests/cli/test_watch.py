@@ -148,6 +148,26 @@ def test_a_recording_is_judged_again_and_says_the_same(tmp_path: Path) -> None:
     assert (empty.returncode, "holds no readings" in empty.stderr) == (2, True)
 
 
+def test_a_recording_that_no_watch_wrote_is_refused_with_its_line(tmp_path: Path) -> None:
+    """A reading out of order made an interval, and jobs, of less than no time."""
+    gpubench(*MACHINE, "--record", str(tmp_path))
+    file = tmp_path / "watch.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+
+    def refused(*edited: str) -> str:
+        file.write_text("".join(edited))
+        done = gpubench("watch", "--replay", str(tmp_path))
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert "edited by hand" in done.stderr
+        assert f"--record {tmp_path}-again" in " ".join(done.stderr.split())
+        return " ".join(done.stderr.split())
+
+    assert "line 3: node0 at 1 s, after 2 s" in refused(lines[0], lines[2], *lines[1:])
+    changed = json.loads(lines[1])
+    changed["gpus"][1]["nvlink_sent_bytes"] = -1
+    assert "line 2.gpus[1].nvlink_sent_bytes is -1" in refused(lines[0], json.dumps(changed) + "\n", *lines[2:])
+
+
 def test_a_recording_is_shown_for_as_long_as_it_is_asked_for(tmp_path: Path) -> None:
     def shown(*asked: str) -> list[str]:
         done = gpubench("watch", "--replay", str(tmp_path), *asked)

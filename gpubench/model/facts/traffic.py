@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
+from typing import Annotated
 
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
+from gpubench.model.terms.plain import Count, Seconds, Within
 from gpubench.model.terms.units import BYTES_PER_GB
 from gpubench.records import dataclass
 
@@ -106,6 +108,8 @@ def _greatest(values: Iterable[float | None]) -> float | None:
 
 LOOPBACK = "lo"  # Where NCCL finds no other way inside a node, it takes sockets over this interface
 
+_Counter = Annotated[int, Within(0)]  # In bytes: those of NVLinks and InfiniBand ports count beyond 2**64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
@@ -118,20 +122,20 @@ class GpuReading:
     `errors` are counters by name.
     """
 
-    index: int
+    index: Count
     bus_id: str
-    nvlink_sent_bytes: int | None = None
-    nvlink_received_bytes: int | None = None
+    nvlink_sent_bytes: _Counter | None = None
+    nvlink_received_bytes: _Counter | None = None
     nvlink_sent_gb_s: float | None = None
     nvlink_received_gb_s: float | None = None
     pcie_sent_gb_s: float | None = None
     pcie_received_gb_s: float | None = None
-    pcie_sampled_seconds: float | None = None
-    utilization_percent: int | None = None
+    pcie_sampled_seconds: Seconds | None = None
+    utilization_percent: Count | None = None
     kernels_percent: float | None = None
-    clock_mhz: int | None = None
+    clock_mhz: Count | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    errors: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, _Counter] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -143,11 +147,11 @@ class NicReading:
 
     name: str
     rdma: bool
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    counts_to: int = 2**64
+    sent_bytes: _Counter | None = None
+    received_bytes: _Counter | None = None
+    counts_to: Annotated[int, Within(1)] = 2**64
     active: bool | None = None
-    errors: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, _Counter] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -176,7 +180,7 @@ class NodeReading:
     """A node at one moment of a monotonic clock, seconds; `driver_silent` says why GPUs are missing."""
 
     host: str
-    seconds: float
+    seconds: Seconds
     gpus: tuple[GpuReading, ...] = ()
     nics: tuple[NicReading, ...] = ()
     tasks: tuple[TaskFacts, ...] = ()

@@ -1,10 +1,13 @@
 """Rates between readings: what is not surely counted is unknown, with the reason, and never 0."""
 
+import json
 from typing import Any
 
 import pytest
 
+from gpubench.errors import UsageError
 from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading, rates, total
+from gpubench.model.terms.plain import from_plain, to_plain
 
 GB = 10**9
 
@@ -106,3 +109,40 @@ def test_a_sum_with_something_unknown_is_unknown() -> None:
     assert total([1.0, 2.0]) == 3.0
     assert total([1.0, None]) is None
     assert total([]) == 0.0
+
+
+READING = to_plain(node(1, gpu(GB), nics=(NicReading(name="mlx5_0", rdma=True, sent_bytes=GB, errors={"symbol": 1}),)))
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "seen"),
+    [
+        ((), {"seconds": -1.0}, "line 1.seconds is -1"),
+        ((), {"seconds": 1e300}, "line 1.seconds is 1e+300"),
+        (("gpus", 0), {"index": -1}, "line 1.gpus[0].index is -1"),
+        (("gpus", 0), {"nvlink_received_bytes": -1}, "line 1.gpus[0].nvlink_received_bytes is -1"),
+        (("gpus", 0), {"pcie_sampled_seconds": -0.5}, "line 1.gpus[0].pcie_sampled_seconds is -0.5"),
+        (("gpus", 0), {"utilization_percent": -1}, "line 1.gpus[0].utilization_percent is -1"),
+        (("gpus", 0), {"clock_mhz": -1}, "line 1.gpus[0].clock_mhz is -1"),
+        (("nics", 0), {"counts_to": 0}, "line 1.nics[0].counts_to is 0"),
+        (("nics", 0), {"errors": {"symbol": -1}}, "line 1.nics[0].errors.symbol is -1"),
+    ],
+)
+def test_a_reading_that_no_clock_or_counter_shows_is_refused(
+    part: tuple[str | int, ...], changed: dict[str, Any], seen: str
+) -> None:
+    plain = json.loads(json.dumps(READING))
+    place: Any = plain
+    for name in part:
+        place = place[name]
+    place.update(changed)
+    with pytest.raises(UsageError) as raised:
+        from_plain(NodeReading, plain, "line 1")
+    assert raised.value.seen == seen
+
+
+def test_what_a_driver_says_in_error_is_kept_as_it_said_it() -> None:
+    """Its averages may be nonsense: these are unknown in the rates, and a recording of them is read again."""
+    said = node(2, gpu(GB, pcie_sent_gb_s=-3.0, pcie_received_gb_s=1e9), nics=(NicReading(name="x", rdma=True),))
+    assert from_plain(NodeReading, json.loads(json.dumps(to_plain(said)))) == said
+    assert rates(node(1, gpu(0)), said).gpus[0].pcie_sent is None
