@@ -23,7 +23,7 @@ from gpubench.model.results.report import CollectiveRow, PairRow, cells_of, made
 from gpubench.model.results.result_file import LatencyRow, ResultFile
 from gpubench.model.results.speed import copies_times_limit, times_limit
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.statistics import Noise, robust_deviation
+from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_deviation
 from gpubench.records import dataclass
 
 
@@ -261,8 +261,8 @@ FLOOR = 0.01
 _USUAL = "what single runs usually differ by"
 """The source of noise where the files do not show enough."""
 
-_NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
-"""A normal deviation over the median distance from its centre, and how much of the figures that median makes use of."""
+_NORMAL_MEDIAN = 1.4826
+"""A normal deviation over the median distance from its centre."""
 
 OWN_SPREAD, _NEIGHBOURS = "the rows' own spread", "differences between neighbours"
 OF_ONE_RUN = OWN_SPREAD, _NEIGHBOURS
@@ -427,7 +427,7 @@ class ChangeNoise:
     def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
         """The deviation between runs of the same row, over all these rows: by the median, for a run may hiccup."""
         sides = [side for key in keys for side in self._times[key].sides]
-        freedom = _MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
+        freedom = MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
         if freedom < LEAST_FREEDOM:
             return None
         distances = [abs(one - other) for logs in sides for one, other in combinations(logs, 2)]

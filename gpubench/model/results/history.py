@@ -16,7 +16,7 @@ from gpubench.model.results.compare import HOST, RowKey, collective_key, pair_ke
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Row
 from gpubench.model.results.result_file import SHOWN_BY_ROWS
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.statistics import Noise, robust_deviation
+from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_deviation
 from gpubench.model.terms.units import counted, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
@@ -238,7 +238,6 @@ LEAST_RESULTS = 5
 and four steps from run to run say how steady the row is; `gpubench compare` too lets a row count alone from five on."""
 
 _NEAR_SIZES = 64  # Rows up to so many times larger or smaller lend a row their noise
-_MEDIAN_EFFICIENCY = 0.37  # How much of its figures a median makes use of where it tells their spread
 _QUARTILE = NormalDist().inv_cdf(0.75)  # The middle of the fastest half is the fastest quarter
 _MOST_LOG = 20.0  # Five results of a busy host know so little of their noise that no time at all stands out
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
@@ -414,7 +413,10 @@ def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
 
 
 def _between_runs(runs: Sequence[_Measured]) -> Noise:
-    """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm."""
+    """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm.
+
+    `measure.compare.noise` takes the distances of all runs of a side: these have no order in time.
+    """
     steps = [math.log(later.cost / earlier.cost) for earlier, later in pairwise(runs)]
     found = robust_deviation(steps)
     return Noise(found.deviation / math.sqrt(2), found.freedom) if found is not None else Noise(0.0, math.inf)
@@ -431,7 +433,7 @@ def _with_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
         for key in family:
             near = [noise[each] for each in family if _is_near(each, key)]
             deviation = max(noise[key].deviation, median(each.deviation for each in near))
-            freedom = _MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
+            freedom = MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
             found[key] = Noise(deviation, max(noise[key].freedom, freedom))
     return found
 
