@@ -1,4 +1,5 @@
-"""The libnccl of this process by NVIDIA's bindings (`nccl.bindings.nccl` of nccl4py), and its functions by address.
+"""The libnccl of this process by NVIDIA's bindings (`nccl.bindings.nccl` of nccl4py), its functions by address, and the
+variables that it knows; and the one that a process without torch loads.
 
 On one H100 they cost as much as CuPy's own bindings, which its maintainers mean to give up: 5 to 9 ms to import
 (CuPy's 1), 5.2 to 7.8 µs to issue an operation of 1 KiB (5.6 to 7.5), with NCCL 2.21.5, 2.27.7 and 2.32.3, and with
@@ -6,13 +7,21 @@ PyTorch's own 2.28.9 in its process.
 """
 
 import ctypes
-from collections.abc import Callable
+import json
+import mmap
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpubench import errors
+from gpubench.hardware.launch import die_with_parent, module_command, with_package
 from gpubench.hardware.timing import CallFailedError
+from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.terms.operation import nccl_version
+from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.ports.backend import Launch
 
 _RESET_LOG = "ncclResetDebugInit"
@@ -101,3 +110,106 @@ class NcclLibrary:
 
 def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode)
+
+
+_KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")
+"""A file in which these do not stand does not tell what it knows: it is packed, or no libnccl."""
+
+_PREFIX = "NCCL_"
+_NAME = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,60})(?=\0)")
+_PLUGINS = re.compile(r"NCCL_\w+_PLUGIN")
+
+
+def check_variables(names: Sequence[str], path: str, settings: Sequence[str]) -> tuple[str, ...]:
+    """The variables of which nobody can say whether anything reads them.
+
+    `path` is the file of the NCCL that is used, `settings` are all of NCCL's variables that are set. Those of a name
+    that is not NCCL's may be another library's, and where a plugin is loaded an unknown one may be the plugin's.
+
+    Raises UsageError: NCCL does not know one, and no plugin does. To look for a name takes 0.3 s in a file of 300 MB.
+    """
+    try:
+        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            tells = all(_stands_in(content, name) for name in _KNOWN_TO_ALL)
+            unknown = [name for name in names if not (tells and _stands_in(content, name.encode()))]
+            refused = [name for name in unknown if name.startswith(_PREFIX) and tells]
+            if refused and not any(map(_PLUGINS.fullmatch, settings)):
+                raise _unknown(refused[0], path, {found.decode() for found in _NAME.findall(content)})
+    except (OSError, ValueError):
+        return tuple(names)
+    return tuple(unknown)
+
+
+def _stands_in(content: mmap.mmap, name: bytes) -> bool:
+    return content.find(b"\0" + name + b"\0") >= 0
+
+
+def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
+    import difflib
+
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return errors.UsageError(
+        f"--set {name}: this NCCL has no such variable",
+        expected=f"one that {path} reads",
+        reason="it is misspelt, or belongs to another version of NCCL",
+        next_step=f"--set {nearest[0]}=..." if nearest else f"strings {path} | grep -x 'NCCL_[A-Z0-9_]*' lists its own",
+    )
+
+
+def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
+    """The finding on variables that may have had no reader; none without any."""
+    if not names:
+        return ()
+    return (
+        Finding(
+            id="variable-not-verified",
+            severity=Verdict.WARN,
+            subject=f"--set {', '.join(names)}",
+            seen="the loaded NCCL does not name it among its variables, or does not tell them",
+            expected="a variable of which is known that something reads it",
+            cause="it belongs to a plugin or another library, or is misspelt: equal times then mean nothing",
+            next_command="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ENV shows the variables that NCCL reads",
+        ),
+    )
+
+
+_MODULE = "gpubench.hardware.nccl.library"
+_SECONDS_TO_ANSWER = 30.0
+
+
+def start_asking(
+    environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
+) -> Callable[[], str]:
+    """Start a process without torch that loads NCCL: beside torch every backend runs torch's.
+
+    What is returned waits for '2.28.9 from FILE', '' where none answers.
+    """
+    process = subprocess.Popen(
+        command,
+        env=with_package(as_if_alone(environment)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+
+    def answer() -> str:
+        try:
+            printed, _ = process.communicate(timeout=_SECONDS_TO_ANSWER)
+            return str(json.loads(printed)["nccl"])
+        except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+            process.kill()
+            process.communicate()
+            return ""
+
+    return answer
+
+
+def main() -> None:
+    """Print what was loaded, as JSON."""
+    library = NcclLibrary()
+    sys.stdout.write(json.dumps({"nccl": f"{library.version} from {library.path}"}))
+
+
+if __name__ == "__main__":
+    main()

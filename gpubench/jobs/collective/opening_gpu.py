@@ -11,7 +11,7 @@ from gpubench.conditions.definition.circumstances import Circumstances, users_se
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_direct_path, no_path
 from gpubench.hardware.environment import nccl_settings, refusals
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
-from gpubench.hardware.nccl.library import NcclLibrary
+from gpubench.hardware.nccl.library import NcclLibrary, check_variables, start_asking
 from gpubench.hardware.node.nvml import Driver, NvmlCounters
 from gpubench.hardware.probe import Probe
 from gpubench.hardware.process import RunDelay, read_again, run_delay, waited_share
@@ -109,8 +109,6 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
         check_requests(plan.variants.settings, library.version_code)
     if not plan.checked_variables:
         return ()
-    from gpubench.hardware.nccl.parameters import check_variables
-
     return check_variables(plan.checked_variables, library.path, tuple(nccl_settings(os.environ)))
 
 
@@ -135,8 +133,6 @@ def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Grou
     torch_comes_first = plan.nccl_library is None and any(kind.name.startswith(TORCH) for kind in kinds)
     if group.rank or not torch_comes_first:
         return lambda: ""
-    from gpubench.hardware.nccl.alone import start_asking
-
     return start_asking(dict(os.environ))
 
 

@@ -322,7 +322,7 @@ class CollectiveRankJob:
 def _with_unverified(report: Report, names: Sequence[str]) -> Report:
     if not names:
         return report
-    from gpubench.hardware.nccl.parameters import unverified
+    from gpubench.hardware.nccl.library import unverified
 
     found = unverified(names)
     verdict = overall([report.verdict, *(each.severity for each in found)])

@@ -1,11 +1,16 @@
-"""Which variables a libnccl knows, by the strings in its file."""
+"""Which variables a libnccl knows, by the strings in its file; and the NCCL of a process without torch."""
 
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.hardware.nccl.parameters import check_variables, unverified
+from gpubench.hardware.nccl import library as nccl_library
+from gpubench.hardware.nccl.library import check_variables, start_asking, unverified
+from tests.fakes import cupy_on_numpy
 
 KNOWN = ("NCCL_DEBUG", "NCCL_ALGO", "NCCL_MAX_NCHANNELS", "NCCL_PXN_DISABLE")
 
@@ -48,3 +53,24 @@ def test_the_finding_names_them() -> None:
     (found,) = unverified(["UCX_TLS", "NCCL_X"])
     assert (found.id, found.severity, found.subject) == ("variable-not-verified", "WARN", "--set UCX_TLS, NCCL_X")
     assert unverified([]) == ()
+
+
+def test_another_process_tells_what_cupy_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), cupy_on_numpy.Nccl(1))
+    nccl_library.main()
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["nccl"].endswith("from /fake/libnccl.so.2")
+    ask = start_asking(dict(os.environ), [sys.executable, "-c", f"print({printed!r})"])
+    assert ask() == json.loads(printed)["nccl"]
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(1)", "print('[1]')", "print('{}')"])
+def test_where_none_answers_nothing_is_said(code: str) -> None:
+    assert start_asking(dict(os.environ), [sys.executable, "-c", code])() == ""
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_library, "_SECONDS_TO_ANSWER", 0.2)
+    assert start_asking(dict(os.environ), [sys.executable, "-c", "import time; time.sleep(600)"])() == ""
