@@ -95,12 +95,7 @@ class NvmlLoad:
 
     def __init__(self, bus_id: str) -> None:
         self._library = open_library()
-        self._answers: Answers | None = None
-        if self._library is not None:
-            try:
-                self._answers = Answers(self._library, self._library.nvmlDeviceGetHandleByPciBusId(bus_id))
-            except self._library.NVMLError:
-                self._answers = None
+        self._answers = Answers.of_gpu(self._library, bus_id)
 
     def read(self) -> GpuLoad:
         """Its clock, power and what holds clocks down, now."""
@@ -141,7 +136,7 @@ class NvmlUse:
 
     def read(self, name: str, own_pids: Collection[int]) -> GpuUse:
         """The use of the GPU with a PCI bus id by others, while this job is idle."""
-        answers = self._answers(name)
+        answers = Answers.of_gpu(self._library, name)
         if answers is None:
             return GpuUse()
         rates = answers.call("nvmlDeviceGetUtilizationRates").value
@@ -188,14 +183,6 @@ class NvmlUse:
             place = answers.call("nvmlDeviceGetPciInfo").value
             if place is not None:
                 yield bus_id(text(place.busId) or ""), answers
-
-    def _answers(self, name: str) -> Answers | None:
-        if self._library is None:
-            return None
-        try:
-            return Answers(self._library, self._library.nvmlDeviceGetHandleByPciBusId(name))
-        except self._library.NVMLError:
-            return None
 
 
 class OthersOnGpus:

@@ -171,6 +171,16 @@ class Answers:
         self.lost: str | None = None
         self._handle = handle
 
+    @classmethod
+    def of_gpu(cls, library: Any, bus_id: str) -> "Answers | None":
+        """Of the GPU with a PCI bus id; None without a library, and where NVML has no such GPU."""
+        if library is None:
+            return None
+        try:
+            return cls(library, library.nvmlDeviceGetHandleByPciBusId(bus_id))
+        except library.NVMLError:
+            return None
+
     def call(self, function: str, *arguments: object) -> Reply:
         """The reply to one call; never raises for what NVML answers, or for a function that pynvml does not have."""
         if self.lost is not None:

@@ -147,7 +147,7 @@ class NvmlCounters:
 
     def __init__(self, bus_ids: Sequence[str]) -> None:
         self._library = open_library()
-        self._gpus = [self._find(each) for each in bus_ids]
+        self._gpus = [Answers.of_gpu(self._library, each) for each in bus_ids]
 
     def read(self, gpu: int) -> LinkBytes:
         """The counters of the GPU at that position; a reading takes half a millisecond."""
@@ -161,11 +161,3 @@ class NvmlCounters:
         if self._library is not None:
             self._library.nvmlShutdown()
         self._library, self._gpus = None, [None] * len(self._gpus)
-
-    def _find(self, bus_id: str) -> Answers | None:
-        if self._library is None:
-            return None
-        try:
-            return Answers(self._library, self._library.nvmlDeviceGetHandleByPciBusId(bus_id))
-        except self._library.NVMLError:
-            return None
