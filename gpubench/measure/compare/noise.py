@@ -367,7 +367,9 @@ class ChangeNoise:
         beside = [(self.change(each) or 0.0) >= half for each in self._beside(key)]
         if beside and not any(beside):
             return True
-        near = [(self.change(each) or 0.0) >= half for each in self._half_an_octave(key)]
+        size = key.size_bytes or 0
+        half_an_octave = self._sizes(key).between(size / _APART, size * _APART)
+        near = [(self.change(each) or 0.0) >= half for each in half_an_octave]
         return len(near) >= DENSE_ROWS and sum(near) < len(near) / 4
 
     def is_largest(self, key: RowKey) -> bool:
@@ -381,11 +383,6 @@ class ChangeNoise:
             alike = each.size_bytes == key.size_bytes or each.placement == key.placement
             if each != key and alike:
                 yield each
-
-    def _half_an_octave(self, key: RowKey) -> Iterator[RowKey]:
-        """All rows whose size is not far off, whatever the placement."""
-        size = key.size_bytes or 0
-        return self._sizes(key).between(size / _APART, size * _APART)
 
     def _sizes(self, key: RowKey) -> "_RowsBySize":
         """The rows among which a row is, by size."""

@@ -418,7 +418,8 @@ class RasCourse:
 
     def hangs(self) -> tuple[Hang, ...]:
         """Who keeps others waiting, in two answers at least; then jobs that launch nothing."""
-        found = [self._dated(each) for each in hangs_of((), self._last_two()) if each.is_sure]
+        last_two = [each for answers in self._answers.values() if len(answers) > 1 for each in answers]
+        found = [self._dated(each) for each in hangs_of((), last_two) if each.is_sure]
         hanging = {each.group for each in found}
         idle = [each for each in self._jobs if each.since < each.until and hanging.isdisjoint(each.counts)]
         found += [self._idle(each) for each in idle]
@@ -434,9 +435,6 @@ class RasCourse:
                 )
             )
         return tuple(found)
-
-    def _last_two(self) -> list[RasCommunicator]:
-        return [each for answers in self._answers.values() if len(answers) > 1 for each in answers]
 
     def _dated(self, hang: Hang) -> Hang:
         seen = self._seen[hang.group].values()

@@ -1,6 +1,6 @@
 """Run of copies: each matrix is judged when all its pairs are measured, and the paths of all pairs at the end."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -434,14 +434,13 @@ class P2pRun:
         sections: dict[str, Section] = {
             "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": Matrix(self._named(_ratios(self._matrices))),
-            **Table.by_section({PatternRow: self._pattern_rows}),
+            **Table.by_section(
+                {PatternRow: lambda: pattern_rows(machine, self._request, self._patterns, self._matrices)}
+            ),
             **paths.sections,
             **Table.by_section({TreeRow: lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))}),
         }
         return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
-
-    def _pattern_rows(self) -> Iterator[PatternRow]:
-        return pattern_rows(self._machine, self._request, self._patterns, self._matrices)
 
     def _named(self, figures: Mapping[Pair, float]) -> dict[str, dict[str, float]]:
         named: dict[str, dict[str, float]] = {}

@@ -169,7 +169,8 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
         return Pcie.UNKNOWN
     out, into = _senders(job), _receivers(job)
     if not out and not into:
-        return Pcie.LITTLE if max(_most(job.gpus), default=0.0) > QUIET_GB_S else Pcie.QUIET
+        most = max((rate or 0.0 for gpu in job.gpus for rate in (gpu.pcie_sent, gpu.pcie_received)), default=0.0)
+        return Pcie.LITTLE if most > QUIET_GB_S else Pcie.QUIET
     if not out:
         return Pcie.IN
     if not into:
@@ -227,10 +228,6 @@ def _by_copy_engines(job: RunningJob) -> bool:
     senders = [gpu for gpu in job.gpus if (gpu.pcie_sent or 0.0) >= BUSY_GB_S]
     known = [gpu.kernels_percent / 100 * PCIE_MOST_GB_S for gpu in senders if gpu.kernels_percent is not None]
     return len(known) == len(senders) > 0 and sum(gpu.pcie_sent or 0.0 for gpu in senders) > sum(known)
-
-
-def _most(gpus: Sequence[GpuRates]) -> list[float]:
-    return [max(gpu.pcie_sent or 0.0, gpu.pcie_received or 0.0) for gpu in gpus]
 
 
 def _apart(job: RunningJob) -> bool:
