@@ -15,7 +15,7 @@ from gpubench.errors import UsageError, advising, naming_output
 from gpubench.model.facts.process import LIBRARIES_VERSION, LibrariesFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers import limits
-from gpubench.readers.documents import json_line, opened, read_json_line
+from gpubench.readers.documents import check_version, json_line, opened, read_json_line
 from gpubench.readers.machines.snapshot import check_rank, write_snapshot
 from gpubench.readers.machines.snapshot import read as read_snapshot
 
@@ -87,11 +87,7 @@ def read_libraries(directory: Path) -> list[LibrariesFacts]:
 
 def _libraries_of(line: str, where: str) -> LibrariesFacts:
     facts = read_json_line(LibrariesFacts, line, where)
-    if facts.schema_version != LIBRARIES_VERSION:
-        raise UsageError(
-            f"{where}: schema_version {facts.schema_version}",
-            expected=f"{LIBRARIES_VERSION}, which this gpubench reads",
-        )
+    check_version(facts.schema_version, LIBRARIES_VERSION, where)
     return facts
 
 
