@@ -19,7 +19,7 @@ from gpubench.errors import UsageError, advising
 from gpubench.model.facts.snapshot import NvlinkPeer
 from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
-from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.plain import from_plain, is_nested_deeper
 from gpubench.records import dataclass
 
 MOST_BYTES = 2**18
@@ -122,18 +122,8 @@ def _loaded(text: str) -> dict[str, Any]:
         plain = tomllib.loads(text)
     except RecursionError:
         raise ValueError(too_deep) from None
-    level: list[dict[str, Any] | list[Any]] = [plain]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MOST_DEPTH:
-            raise ValueError(too_deep)
-        level = [
-            held
-            for each in level
-            for held in (each.values() if isinstance(each, dict) else each)
-            if isinstance(held, (dict, list))
-        ]
+    if is_nested_deeper(plain, MOST_DEPTH):
+        raise ValueError(too_deep)
     return plain
 
 

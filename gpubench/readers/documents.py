@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.plain import from_plain, is_nested_deeper, to_plain
 from gpubench.readers import limits
 from gpubench.records import dataclass
 
@@ -356,22 +356,9 @@ def load_json(text: str) -> Any:
         value = json.loads(text, parse_constant=_no_number, parse_float=finite, parse_int=whole)
     except RecursionError:
         raise _too_deep() from None
-    _check_depth(value)
+    if is_nested_deeper(value, limits.MOST_DEPTH):
+        raise _too_deep()
     return value
-
-
-def _check_depth(value: Any) -> None:
-    level, depth = [value] if isinstance(value, (dict, list)) else [], 0
-    while level:
-        depth += 1
-        if depth > limits.MOST_DEPTH:
-            raise _too_deep()
-        level = [
-            held
-            for each in level
-            for held in (each.values() if isinstance(each, dict) else each)
-            if isinstance(held, (dict, list))
-        ]
 
 
 def _too_deep() -> ValueError:

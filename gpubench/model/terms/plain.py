@@ -179,6 +179,20 @@ def types_as_is(kind: Any) -> Mapping[str, frozenset[type]]:
     return found
 
 
+def is_nested_deeper(plain: Any, most: int) -> bool:
+    """True for lists and objects nested more than `most` deep: level by level, so that any depth can be told."""
+    level, depth = [plain] if isinstance(plain, (dict, list)) else [], 0
+    while level and depth <= most:
+        depth += 1
+        level = [
+            held
+            for each in level
+            for held in (each.values() if isinstance(each, dict) else each)
+            if isinstance(held, (dict, list))
+        ]
+    return depth > most
+
+
 def _expect(kind: type, plain: Any, where: str) -> None:
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
         raise UsageError(f"{where} is {_shown(plain)}", expected=f"a value of type {kind.__name__}")

@@ -27,7 +27,7 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.terms.plain import Within, from_plain, to_plain
+from gpubench.model.terms.plain import Within, from_plain, is_nested_deeper, to_plain
 from gpubench.model.terms.verdict import Origin
 from tests.examples import examples
 
@@ -246,3 +246,9 @@ def test_a_number_outside_its_bounds_is_refused_with_its_place(plain: Any, seen:
     with pytest.raises(UsageError) as raised:
         from_plain(Bounded, plain, "line 3")
     assert (raised.value.seen, raised.value.expected) == (seen, expected)
+
+
+@pytest.mark.parametrize(("plain", "levels"), [(1, 0), ([], 1), ({"a": 1}, 1), ([1, {"a": [2]}, []], 3)])
+def test_nesting_is_counted_in_levels(plain: Any, levels: int) -> None:
+    assert not is_nested_deeper(plain, levels)
+    assert is_nested_deeper([plain], levels)
