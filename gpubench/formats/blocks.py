@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from gpubench.formats.json import DocumentRun
-from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
+from gpubench.formats.lines import Column
+from gpubench.formats.text.p2p import copy_columns, copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.compare import HOST, Chart, ComparisonRow, bandwidth_lost, charts, compared_charts
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
@@ -483,20 +484,10 @@ def _copy_blocks(rows: Sequence[PairRow]) -> Iterator[Block]:
         listed = list(rows)
     if listed:
         shown, more = gravest(listed, MOST_LINES, "pairs")
-        heads = ("from", "to", "size", "how", "GB/s", "µs", "of expected", "of limit", "path", "verdict", "note")
-        lines = [
-            (
-                *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
-                *(spelled(row.bandwidth_gb_s), spelled(row.latency_us), format_percent(row.expected_percent)),
-                *(
-                    format_percent(row.limit_percent),
-                    row.path_class or "",
-                    row.verdict or Verdict.SKIP.value,
-                    row.note or "",
-                ),
-            )
-            for row in shown
-        ]
+        pair, *columns = copy_columns(shown)
+        columns = [pair, Column("how", [copying_way(row) for row in shown]), *columns]
+        heads = [column.head or "note" for column in columns]
+        lines = list(zip(*(column.cells for column in columns), strict=True))
         verdicts = [verdict_of(row.verdict) for row in shown]
         yield _without_empty(Listing(_title(listed, "Copies"), heads, lines, verdicts, more))
 

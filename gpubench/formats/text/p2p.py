@@ -211,17 +211,7 @@ class P2pView:
     def _lines(self, rows: Sequence[PairRow]) -> None:
         self._page.print("")
         self._page.wrap(copying_way(rows[0]))
-        columns = [
-            Column("pair", [f"{row.source} → {row.destination}" for row in rows]),
-            Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
-            Column("µs", [_number(row.latency_us) for row in rows], right=True),
-            Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
-            _shares(rows),
-            Column("path", [row.path_class or "?" for row in rows]),
-            Column("verdict", [row.verdict or "" for row in rows]),
-            Column("", [row.note or "" for row in rows]),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width, keys=2))
+        self._page.table(fitted_lines(copy_columns(rows), self._page.width, keys=2))
         for line in expected_lines(rows):
             self._page.wrap(line)
 
@@ -288,6 +278,20 @@ def copying_way(row: PairRow) -> str:
     if row.peer is not None:
         words += [_DIRECTIONS[row.direction or "write"], _ACCESS[row.peer]]
     return ", ".join(filter(None, (*words, _SCOPES.get(row.scope or ""))))
+
+
+def copy_columns(rows: Sequence[PairRow]) -> list[Column]:
+    """A list of copies for people, a line each: the same columns in the terminal and on pages."""
+    return [
+        Column("pair", [f"{row.source} → {row.destination}" for row in rows]),
+        Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
+        Column("µs", [_number(row.latency_us) for row in rows], right=True),
+        Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
+        _shares(rows),
+        Column("path", [row.path_class or "?" for row in rows]),
+        Column("verdict", [row.verdict or "" for row in rows]),
+        Column("", [row.note or "" for row in rows]),
+    ]
 
 
 def _shares(rows: Sequence[PairRow]) -> Column:
