@@ -78,7 +78,8 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
     names = {kind.__name__ for kind in _row_types(Record)} - {CaseKey.__name__}
-    assert names == {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
+    listed = {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
+    assert names == listed, f"TABLES in model/results/result_file.py: {sorted(names ^ listed)}"
     for kind in (Metadata, *TABLES.values()):
         described = generate.column_descriptions(kind)
         assert [each.name for each in fields(kind) if each.name not in described] == [], kind

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -412,7 +412,8 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
         yield _collective(collectives)
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
-        yield from _copy_blocks(pairs)
+        gpus = run.metadata.options.get("gpus")
+        yield from _copy_blocks(pairs, gpus if isinstance(gpus, Mapping) else ())
     yield from _overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
     yield from _section_blocks(run.report)
@@ -472,11 +473,13 @@ def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
     return f"{what}; expected: {sources}" if sources else what
 
 
-def _copy_blocks(rows: Sequence[PairRow]) -> Iterator[Block]:
+def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterator[Block]:
+    """Matrices; a list of the copies where only some pairs of these GPUs were measured, or many sizes."""
     between = [row for row in rows if HOST not in (row.source, row.destination)]
     series = grouped(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}
-    if len(series) <= 2 * len(ways):
+    pairs = {(row.source, row.destination) for row in between}
+    if len(series) <= 2 * len(ways) and len(pairs) >= len(gpus) * (len(gpus) - 1):
         yield from (_grid_of(members) for members in series.values() if len(members) > 1)
         listed = [row for row in rows if HOST in (row.source, row.destination)]
         listed += [row for members in series.values() if len(members) == 1 for row in members]

@@ -26,8 +26,8 @@ def test_an_entry_is_whole(condition: Condition) -> None:
     assert all((condition.title, condition.detection, condition.cure, condition.expected))
     assert _LINK.fullmatch(condition.link) or (DOCS / condition.link).exists(), condition.link
     assert all(word and "`" not in word for word in condition.seen_as)
-    assert condition.check or condition.effects or condition.in_job, "nobody tells of it"
-    assert bool(condition.effects) == bool(condition.settles)
+    assert condition.check or condition.effects or condition.in_job, "needs a check, or a row of _ROWS in policy.py"
+    assert bool(condition.effects) == bool(condition.settles), "what _ROWS of policy.py lists has `settles`"
     assert not condition.check or condition.check in {check.name for check in CHECKS}
     assert not condition.by_design or "nothing to repair" in condition.cure.lower()
 

@@ -48,8 +48,13 @@ MACHINES = [each for each in CONDITIONS if each.check or each.in_job is None]
 
 
 def test_every_condition_is_planted() -> None:
-    assert {plant.id for plant in PLANTS} == {cause.id for cause in CAUSES} - LOG_ALONE - BY_OTHERS
-    assert {plant.id for plant in CHECKED} == {each.id for each in MACHINES} - {cause.id for cause in CAUSES}
+    causes = {cause.id for cause in CAUSES}
+    for name, plants, ids in (
+        ("PLANTS", PLANTS, causes - LOG_ALONE - BY_OTHERS),
+        ("CHECKED", CHECKED, {each.id for each in MACHINES} - causes),
+    ):
+        planted_ids = {plant.id for plant in plants}
+        assert planted_ids == ids, f"{name} in tests/fakes/planted.py: {sorted(planted_ids ^ ids)}"
 
 
 BY_ID = {condition.id: condition for condition in CONDITIONS}
