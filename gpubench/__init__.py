@@ -13,14 +13,12 @@ _OF_LIBRARY = ("RunResult", "load", "run")
 
 def __getattr__(name: str) -> Any:
     """What is for programs is imported when it is asked for: the command line needs none of it."""
-    from gpubench.cli.table import COMMANDS
+    from importlib import import_module
 
-    commands = [each.name for each in COMMANDS if each.writes_reports]
+    commands = [each.name for each in import_module("gpubench.cli.table").COMMANDS if each.writes_reports]
     if name == "__all__":
         return ["__version__", *_OF_LIBRARY, *commands]
     if name in commands or name in _OF_LIBRARY:
-        from importlib import import_module
-
         library = import_module("gpubench.jobs.library")
         found = library.function_of(name) if name in commands else getattr(library, name)
         globals()[name] = found
