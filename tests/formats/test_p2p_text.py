@@ -1,10 +1,11 @@
 """Copies for people: what pairs reach of what is expected of them, or else of the limit."""
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.formats.blocks import Grid, blocks
+from gpubench.formats.blocks import Grid, Listing, blocks
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.formats.text.p2p import expected_lines, limit_lines, most_expected
@@ -96,3 +97,16 @@ def test_the_header_has_alike_gpus_in_one_line() -> None:
     assert "  GPU0-3: NVIDIA H200\n" in text
     assert text.splitlines().index("") <= 10
     assert "  GPU2 0000:02:00.0 NVIDIA H200\n" in shown([PAIR], verbose=True)
+
+
+def test_copies_of_some_pairs_have_the_same_cells_in_the_terminal_and_on_pages() -> None:
+    rows = [PAIR, SLOW]
+    metadata = replace(METADATA, subject="p2p", options={"gpus": GPUS})
+    listed = [each for each in blocks(DocumentRun(metadata, rows, REPORT)) if isinstance(each, Listing)]
+    copies = next(each for each in listed if each.title.startswith("Copies"))
+    text = shown(rows, width=200)
+    for line in copies.lines:
+        cells = [cell for head, cell in zip(copies.heads, line, strict=True) if head != "how" and cell]
+        assert any(all(cell in printed for cell in cells) for printed in text.splitlines()), cells
+    heads = next(printed for printed in text.splitlines() if printed.startswith("pair"))
+    assert [head for head in copies.heads if head not in ("how", "note")] == re.split("  +", heads.strip())
