@@ -96,8 +96,11 @@ def findings_of(
 
 _COMPARE_WIRING = "gpubench topo. Compare its output on both machines"
 _GPUDIRECT = "/GDRDMA"  # As NCCL's log ends the name of a network with GPUDirect RDMA
-_GPUDIRECT_LOST = "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs"
-_SHOW_CAUSES = "gpubench topo --causes. `gpubench explain` on NCCL's log shows the reason too"
+_WITHOUT_GPUDIRECT = (
+    "a direct path, as before",
+    "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs",
+    "gpubench topo --causes. `gpubench explain` on NCCL's log shows the reason too",
+)
 _BY_WIRING = (SLOWER, NARROWER)
 """The findings that a changed wiring explains."""
 
@@ -106,10 +109,7 @@ _FOLDS = {SLOWER: (STAGED, NARROWER), WORSE: (WRONG, ABOVE_LIMIT, STAGED, NARROW
 
 
 def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
-    """The finding of slower rows with a changed wiring as its cause, and that of staged ones with a lost GPUDirect."""
-    now, _, before = finding.seen.partition(", not ")
-    if finding.id == STAGED and _GPUDIRECT in before and _GPUDIRECT not in now:
-        return replace(finding, cause=_GPUDIRECT_LOST, next_command=_SHOW_CAUSES)
+    """The finding of slower rows; where the wiring changed, this is the cause that is looked at first."""
     if finding.id not in _BY_WIRING or not wiring:
         return finding
     changed = f"a device or link changed: topology {wiring[0].base} before, {wiring[0].new} now"
@@ -144,6 +144,8 @@ def _of_rows(
         evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
         if own := held.get(finding):
+            if finding == STAGED and _lost_gpudirect(own[0][0]):
+                advice = _WITHOUT_GPUDIRECT
             if finding == SLOWER:
                 own.sort(key=lambda each: -(each[0].slower_percent or 0))
             names = tuple(row.name for row, _ in own)
@@ -154,6 +156,10 @@ def _of_rows(
             severity = overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
             consequences = _consequences(more)
             yield Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
+
+
+def _lost_gpudirect(row: ComparisonRow) -> bool:
+    return _GPUDIRECT in (row.base_transport or "") and _GPUDIRECT not in (row.new_transport or "")
 
 
 _FOLLOWS = {STAGED: "through host memory", SLOWER: "slower", WORSE: "with a worse verdict"}
