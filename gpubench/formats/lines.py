@@ -142,9 +142,7 @@ def matrix_lines(
 ) -> Iterator[str]:
     """A matrix with its title in the corner, in as many blocks of columns as the width asks for."""
     lead = max(map(len, (title, *rows)))
-    cell = max(
-        len(cell_text) for cell_text in (*columns, *(cells[row].get(column, "X") for row in rows for column in columns))
-    )
+    cell = max(map(len, (*columns, *(cells[row].get(column, "X") for row in rows for column in columns))))
     per_block = max(1, (width - lead) // (cell + _GAP_OF_MATRICES))
     for start in range(0, len(columns), per_block):
         block = columns[start : start + per_block]

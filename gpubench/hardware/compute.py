@@ -75,7 +75,7 @@ def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
 
 
 def _step_of(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[Any], Any]) -> Callable[[], list[Any]]:
-    """A forward and a backward pass of so many blocks, which gives back events before, between and behind both."""
+    """Runs `blocks` blocks forward and backward; returns the events before, between and after the two passes."""
     dtype = getattr(torch, str(model.data_type))
     with torch.device("cuda"):
         stack = wrap(torch.nn.Sequential(*(_block_module(torch, model) for _ in range(blocks))).to(dtype))

@@ -81,7 +81,7 @@ class CompareView(ReportView):
             )
 
     def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
-        """The rows of a series by their numbers among `rows`, of which only those are made that are shown."""
+        """A series: `own` has the number of each row in `rows`, by which those that are shown are made."""
         compared = [each for each in own if each[1].status == Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")

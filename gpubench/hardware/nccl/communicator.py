@@ -137,7 +137,7 @@ class BoundedCommunicator:
     def exchange(
         self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int, deadline: float
     ) -> None:
-        """Put an exchange on a stream: so many bytes of the first address to the first peer, and from the second."""
+        """Enqueue an exchange: send from the first address to the first peer, receive at the second from the second."""
         self._called(self._in_a_group, addresses, peers, size_bytes, stream)
         self._settle(deadline)
 
@@ -152,7 +152,7 @@ class BoundedCommunicator:
             asked(nccl.group_end)
 
     def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:
-        """Put the sum of so many 64-bit integers of all ranks on a stream, from the first address to the second."""
+        """Enqueue the sum over all ranks of `count` 64-bit integers at the first address, into the second."""
         kind, op = self._nccl.DataType.Int64, self._nccl.RedOp.Sum
         self._called(self._library.asked, self._nccl.all_reduce, *addresses, count, kind, op, self._made, stream)
         self._settle(deadline)
@@ -201,7 +201,7 @@ def takes_caps(library: NcclLibrary) -> bool:
 
 
 def config_of(requests: Mapping[str, str]) -> dict[str, int]:
-    """The fields of the configuration of a communicator of which that is asked."""
+    """The fields of `ncclConfig_t` that these requests set."""
     caps = {"max_ctas": int(requests[MAX_CTAS])} if MAX_CTAS in requests else {}
     return caps | ({"cta_policy": _POLICIES[CtaPolicy(requests[CTA_POLICY])]} if CTA_POLICY in requests else {})
 

@@ -121,7 +121,7 @@ _PLUGINS = re.compile(r"NCCL_\w+_PLUGIN")
 
 
 def check_variables(names: Sequence[str], path: str, settings: Sequence[str]) -> tuple[str, ...]:
-    """The variables of which nobody can say whether anything reads them.
+    """The variables that nothing is known to read.
 
     `path` is the file of the NCCL that is used, `settings` are all of NCCL's variables that are set. Those of a name
     that is not NCCL's may be another library's, and where a plugin is loaded an unknown one may be the plugin's.
@@ -166,7 +166,7 @@ def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
             severity=Verdict.WARN,
             subject=f"--set {', '.join(names)}",
             seen="the loaded NCCL does not name it among its variables, or does not tell them",
-            expected="a variable of which is known that something reads it",
+            expected="a variable that something is known to read",
             cause="it belongs to a plugin or another library, or is misspelt: equal times then mean nothing",
             next_command="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ENV shows the variables that NCCL reads",
         ),

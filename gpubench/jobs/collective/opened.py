@@ -47,7 +47,7 @@ class Opened:
     """A backend, the rank with its GPU, and what observes both.
 
     `machines` returns nodes and processes on the first rank; `memory_holders` names other users of the GPU's memory;
-    `unverified_variables` are those of a sweep of which nobody can say whether anything reads them.
+    `unverified_variables` are those of a sweep that nothing is known to read.
     """
 
     kind: BackendKind
