@@ -1,10 +1,14 @@
 """Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
 
+import atexit
+import ctypes
 import gc
 import importlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +37,38 @@ settings.register_profile("gpubench", _NOT_TIMED, derandomize=True, max_examples
 # New inputs in every run, and more of them: pytest -m hypothesis --hypothesis-profile search
 settings.register_profile("search", _NOT_TIMED, derandomize=False, max_examples=20 * USUAL)
 settings.load_profile("gpubench")
+
+
+_OF_A_CLUSTER = ("NCCL_", "CUDA_", "NVIDIA_", "NVSHMEM_", "TORCH_", "UCX_", "FI_", "OFI_", "SLURM_")
+"""How the names of variables begin that a cluster sets, and that would change what commands say."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All tests but those of GPUs take place on a machine without any, whatever this one has."""
+    expression = config.getoption("markexpr").replace("not gpu", "")
+    if "gpu" in expression:
+        return
+    for name in [each for each in os.environ if each.startswith(_OF_A_CLUSTER)]:
+        del os.environ[name]
+    with suppress(OSError):
+        ctypes.CDLL("libnvidia-ml.so.1")
+        _hide_driver(is_worker=hasattr(config, "workerinput"))
+
+
+def _hide_driver(*, is_worker: bool) -> None:
+    """Processes that are started find broken libraries before those of the driver, and NVML refuses this one."""
+    import pynvml
+
+    def refuse(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    pynvml.nvmlInit = pynvml.nvmlInitWithFlags = refuse
+    if not is_worker:  # which has its variables from the process that hands out the tests
+        folder = Path(tempfile.mkdtemp(prefix="no-driver-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
+            (folder / name).write_text("not a library")
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH"))))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

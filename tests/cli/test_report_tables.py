@@ -8,7 +8,6 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -442,20 +441,16 @@ def with_lines_of_nccl(via: str, slower: float, host: str = "host") -> str:
     return head + said + mark + rows
 
 
-def test_a_path_that_changed_is_named_by_compare_and_report() -> None:
-    with TemporaryDirectory() as folder:  # a short name, beside which the last line has room for the reason
-        before = written(Path(folder), with_lines_of_nccl("NET/IB/{}/GDRDMA", 1.0), "b.txt")
-        after = written(Path(folder), with_lines_of_nccl("NET/IB/{}", 4.0), "a.txt")
-        _check_that_the_path_is_named(before, after)
-
-
-def _check_that_the_path_is_named(before: Path, after: Path) -> None:
-    result = gpubench("compare", str(before), str(after), "--summary")
-    assert result.returncode == 1
-    assert "direct before, through host memory now: NET/IB, not NET/IB/GDRDMA" in result.stdout
-    assert "PASS: 16 × H100" in report(before, "--summary")[1]
-    code, text = report(after, "--strict", "--summary")
-    assert (code, "data go through host memory (NET/IB)" in text) == (1, True), text
+def test_a_path_that_changed_is_named_by_compare_and_report(tmp_path: Path) -> None:
+    """By short names, beside which the last line has room for the reason."""
+    written(tmp_path, with_lines_of_nccl("NET/IB/{}/GDRDMA", 1.0), "b.txt")
+    written(tmp_path, with_lines_of_nccl("NET/IB/{}", 4.0), "a.txt")
+    compared = gpubench("compare", "b.txt", "a.txt", "--summary", cwd=tmp_path)
+    assert compared.returncode == 1
+    assert "direct before, through host memory now: NET/IB, not NET/IB/GDRDMA" in compared.stdout
+    assert "PASS: 16 × H100" in gpubench("report", "b.txt", "--summary", cwd=tmp_path).stdout
+    slow = gpubench("report", "a.txt", "--strict", "--summary", cwd=tmp_path)
+    assert (slow.returncode, "data go through host memory (NET/IB)" in slow.stdout) == (1, True), slow.stdout
 
 
 def test_a_comparison_of_jobs_on_other_nodes_says_what_it_cannot_tell(tmp_path: Path) -> None:
