@@ -126,3 +126,13 @@ def test_what_a_healthy_ring_explains_is_no_failure_where_the_algorithm_is_not_k
 def test_small_cpu_buffers_tell_nothing_of_the_links_between_hosts(size: int, *, is_expected: bool) -> None:
     row = replace(FIGURES[0].row, backend="host", nodes=8, ranks=8, size_bytes=size)
     assert (from_links(ALL_REDUCE, row, NodeNetwork(8, 8, 0.025, 0.025, rdma=False)) is not None) == is_expected
+
+
+def test_a_faulty_gpu_makes_trees_of_nvls_slower_inside_its_node() -> None:
+    network = NodeNetwork(2, 16, 400.0, 50.0)
+    times = [
+        expected_between(ALL_REDUCE, 2**33, network, Inside.of(load("hgx-h100-8"), ALL_REDUCE, 8, share), "NVLSTREE")
+        for share in (1.0, 0.25)
+    ]
+    assert [each.algorithm for each in times] == ["NVLSTREE"] * 2
+    assert times[1].seconds > 1.5 * times[0].seconds

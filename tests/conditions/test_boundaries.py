@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.definition.circumstances import Facts, ProcessLog, Staged
-from gpubench.conditions.definition.condition import Unread, joined_seen
+from gpubench.conditions.definition.condition import Sighting, Unread, joined_seen
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation
-from gpubench.conditions.ranking import explain
+from gpubench.conditions.ranking import _covered, explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
@@ -229,3 +229,13 @@ def test_ports_of_which_none_is_left_say_so_where_there_are_several() -> None:
     assert seen(with_nodes(two(), all_down)) == {"port is down, like all ports of the node"}
     assert seen(with_nodes(two(), lambda node: in_state(node, "down"))) == {"port is down"}
     assert seen(with_nodes(job_of(below_a_switch()), all_down)) == {"port is down"}
+
+
+def test_a_cause_of_all_gpus_covers_what_it_implies_anywhere_and_one_of_some_gpus_only_theirs() -> None:
+    places = (None, frozenset({0, 1}), frozenset({2}))
+    everywhere, here, there = (Sighting(subject="x", seen="y", gpus=gpus) for gpus in places)
+    assert _covered(here, [everywhere])
+    assert _covered(everywhere, [there, everywhere])
+    assert _covered(replace(here, gpus=frozenset({1})), [here])
+    assert not _covered(there, [here])
+    assert not _covered(everywhere, [here])

@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
+from gpubench.conditions.definition.subjects import is_mesh
+from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, Snapshot
@@ -64,3 +65,12 @@ def test_a_healthy_part_of_a_board_has_no_finding(profile: Profile, links: str, 
         findings = (*report.findings, *examine(nodes, (), [known]).findings)
         found = {each.id for each in findings if each.severity not in (Verdict.PASS, Verdict.SKIP)}
         assert found <= {"profile-unknown"}, (gpus, findings)
+
+
+def test_only_links_that_are_up_and_lead_to_gpus_of_the_node_make_a_mesh() -> None:
+    (node,) = snapshots(parse_machine("hgx-a100-4"), [])
+    assert is_mesh(Topology(node))
+    for change in ({"active": False}, {"peer_bus_id": "0000:ff:00.0"}):
+        first, *others = node.gpus
+        cut = replace(first, nvlinks=tuple(replace(link, **change) for link in first.nvlinks or ()))
+        assert not is_mesh(Topology(replace(node, gpus=(cut, *others))))

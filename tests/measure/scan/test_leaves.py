@@ -1,12 +1,13 @@
 """Leaves that are slow as a whole are told before any node behind them is named."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
 from gpubench.hardware.simulated.scan import NOISE, SimulatedFabric
 from gpubench.measure.scan.judging import screening_yardstick
-from gpubench.measure.scan.leaves import deviation_between_leaves
+from gpubench.measure.scan.leaves import _LEAST_CHANCE, _HealthyNodes, deviation_between_leaves
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import PartKind, decode
 from gpubench.model.results.rounds import NodeRail, ScanFabric
@@ -123,3 +124,12 @@ def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_lo
         verdict = report_of(ScanResult(found, parts), 1).verdict
         assert len(parts) == named
         assert verdict is (Verdict.FAIL if named else Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize("nodes", [3, 6])
+@pytest.mark.parametrize("probability", [0.02, 0.1, 0.4])
+def test_chance_explains_as_many_healthy_nodes_as_counting_all_cases_says(nodes: int, probability: float) -> None:
+    for seen in range(nodes + 1):
+        cases = (sum(case) for case in product((0, 1), repeat=nodes))
+        chance = sum(probability**many * (1 - probability) ** (nodes - many) for many in cases if many >= seen)
+        assert _HealthyNodes(seen, nodes, probability).may_be_whole == (chance > _LEAST_CHANCE)

@@ -481,3 +481,7 @@ def test_a_cut_connection_line_is_never_taken_for_a_better_transport(data: st.Da
         for found in paths(communicator).values():
             for name, _, _ in found:
                 assert set(name.split(", received ")) <= {"NET/IB/0/GDRDMA", "NET/IB/0"}, lines[place]
+
+
+def test_the_version_is_read_from_a_line_without_host_and_process() -> None:
+    assert read("NCCL version 2.27.3+cuda12.9\n").versions == ("2.27.3+cuda12.9",)

@@ -4,7 +4,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.results.result_file import ResultFile, UserFacts
-from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
+from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES, CutColumns
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
 from tests.fakes.old_nccl_tests import COLUMNS, FIRST, RCCL, RCCL_OLD, old_output
@@ -116,3 +116,10 @@ def test_a_row_without_any_header_has_the_columns_that_fit(row: str, collective:
     found = read(row, "out.txt", UserFacts(collective=collective, ranks=8))
     assert [each.wrong for each in found.rows] == [wrong, 0]
     assert (found.rows[0].time_us, found.rows[0].algbw_gb_s) == (8142.6, 131.87)
+
+
+def test_small_figures_of_a_table_that_was_cut_are_figures() -> None:
+    columns = CutColumns.of("size(B) time(us) algbw(GB/s) busbw(GB/s)")
+    assert columns is not None
+    assert columns.line("8 0.52 0.01 0.02") is not None
+    assert columns.line("8 52.1 0 0.02") is None
